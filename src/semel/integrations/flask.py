@@ -7,6 +7,7 @@ command's own transaction, and one commit makes the rows and the record final.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
@@ -124,6 +125,7 @@ class Semel:
         self.surface: HttpSettings | None = None
         self.declared: dict[str, DeclaredView] = {}
         self.bulks: list[str] = []
+        self.has_atomic_bulk = False
         self._options = {"caller": read_caller(caller, tenant), **settings}
         self._session = session
         self._serves = serve_operations
@@ -208,9 +210,11 @@ class Semel:
 
         if operation in self.declared or operation in self.bulks:
             raise ConfigurationError(f"two operations are named {operation!r}: their keys would meet")
+        if asyncio.iscoroutinefunction(handler):
+            raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
         made = BulkView(
             operation,
-            handler,
+            self._joining(operation, handler),
             options,
             place=self._place,
             around=_in_app_context,
@@ -219,6 +223,7 @@ class Semel:
             counts=counts,
         )
         self.bulks.append(operation)
+        self.has_atomic_bulk |= made.policy.effects == "atomic"
 
         def answer(**_: Any) -> Response:
             params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
@@ -227,6 +232,28 @@ class Semel:
         answer.__name__ = operation.replace(".", "_")  # Flask's name for it
         made.answer = answer
         return made
+
+    def _joining(self, name: str, handler: Callable[[BulkItem], object]) -> Callable[[BulkItem], object]:
+        """A handler whose atomic items are written by the application's session, each on its chunk's connection."""
+
+        @functools.wraps(handler)
+        def handle(item: BulkItem) -> object:
+            sessions = _state_of(current_app).sessions if item.connection is not None else None
+            if sessions is None:
+                return handler(item)
+            from semel.stores.sql import sqlalchemy as databases
+
+            session = sessions()
+            databases.check_unwritten(session, name)
+            joined = databases.JoinedSession(session, item.connection, name)
+            try:
+                returned = handler(item)
+                session.commit()
+                return returned
+            finally:
+                joined.leave()
+
+        return handle if callable(handler) else handler
 
     def _place(self) -> tuple[Engine, HttpSettings]:
         """The engine and the surface of the running application, else of the last that was initialised."""
@@ -431,7 +458,8 @@ class _State:
             app = self._app()
             assert app is not None
             check_routes(app, self.semel._plain, self.declared)
-            if any(each.policy.terms.effects is Effects.ATOMIC for each in self.declared.values()):
+            atomic = any(each.policy.terms.effects is Effects.ATOMIC for each in self.declared.values())
+            if atomic or self.semel.has_atomic_bulk:
                 self._find_sessions(app)
             self._is_checked = True
 
