@@ -267,7 +267,7 @@ def test_items_are_written_by_flask_sqlalchemys_session_and_committed_with_their
     sent = [{"n": n} for n in range(5)]
     for again in (False, True):
         answer = app.test_client().post("/rows", json=sent, headers={"Idempotency-Key": "key-1"})
-        states = [item["state"] for item in answer.json["items"]]
+        states = [item["state"] for item in answer.get_json()["items"]]
         assert states == ["SUCCEEDED", "SUCCEEDED", "FAILED", "SUCCEEDED", "SUCCEEDED"]
         assert (answer.headers.get("Idempotency-Replayed") == "true") is again
         with app.app_context():

@@ -44,7 +44,7 @@ def serve_kept(environ: dict[str, Any], start_response: Callable[..., Any]) -> I
     async def find_user() -> Any:  # as login_required asks in front of a coroutine
         return user
 
-    request.auser = find_user  # type: ignore[attr-defined]
+    request.auser = find_user
     request.csrf_processing_done = True  # it was checked when its client sent it
     call = DjangoCall(request, middleware)
     call.given = outer.given
