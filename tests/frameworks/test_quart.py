@@ -10,7 +10,7 @@ import json
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -174,7 +174,8 @@ async def until(is_so: Callable[[], Any]) -> None:
             found = is_so()
             if await found if asyncio.iscoroutine(found) else found:
                 return
-            await asyncio.sleep(0.01)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), 0.01)
 
 
 def state_is(client: QuartClient, path: str, state: str) -> Callable[[], Any]:
