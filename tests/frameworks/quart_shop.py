@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,22 @@ async def slow() -> Any:
     with closing(sqlite3.connect(FOLDER / "shop.db")) as db, db:
         db.execute("INSERT INTO effect VALUES (?)", (data["what"],))
     return data, 201
+
+
+@app.post("/endless")
+@semel.command("shop.endless", answer_bytes_max=1000)
+async def endless() -> Any:
+    """Send until nobody listens."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 1000
+                await asyncio.to_thread(threading.Event().wait, 0.01)
+        finally:
+            (FOLDER / "stopped").touch()
+
+    return pieces(), 200, {"content-type": "text/event-stream"}
 
 
 @app.get("/effects")

@@ -486,6 +486,12 @@ def test_kills_around_the_commit_and_clients_that_go_away(tmp_path: Path, file: 
         answer = server.until_final("/slow", {"what": left[0]}, left[1])
         assert (answer.status, answer.replayed, server.effects().count(left[0])) == (201, True, 1)
 
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client.request("POST", "/endless", "{}", {**headers, "Idempotency-Key": uuid.uuid4().hex})
+        assert len(client.getresponse().read(3000)) == 3000
+        client.close()
+        await_true(lambda: (tmp_path / "stopped").exists(), "an endless stream to end behind its client")
+
     served(tmp_path, rest)
 
 

@@ -208,7 +208,7 @@ class RouteCall(AsgiCall):
     async def outlive_client(self) -> None:
         """The client has gone: return once the application may know, which of a command is when it runs too long."""
         if self.has_claimed:
-            await self._after_body()
+            await self._until_it_may_know()
             if self._capture.ended:
                 await asyncio.Event().wait()  # nothing is left to cut short
 
