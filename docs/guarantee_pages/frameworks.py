@@ -179,8 +179,9 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
 _TEXT: Final = """# Frameworks
 
 What each adapter can do. Every *yes* leads to the test that shows it; where there is none, the reason stands there.
-[Quart](starlette.md#any-asgi-application) goes through the ASGI middleware, other WSGI frameworks through
-[theirs](wsgi.md). For [GraphQL](graphql.md) Strawberry has an extension; others need `success=` on any of them.
+[Quart](quart.md) has an adapter of Litestar's kind; other ASGI and WSGI frameworks go through the middlewares for
+[ASGI](starlette.md#any-asgi-application) and [WSGI](wsgi.md). For [GraphQL](graphql.md) Strawberry has an extension;
+others need `success=` on any of them.
 
 """
 

@@ -16,6 +16,7 @@ from semel.bulk.declaration import BulkItem, BulkResult
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
 from semel.engine.backend import Backend
 from semel.engine.urls import connect_backend
+from semel.inbox.run import Message
 from tests.engine.telling import Member, at_once
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Fellow(Member):
         return found
 
 
-async def write(item: BulkItem, n: int) -> None:
+async def write(item: BulkItem | Message, n: int) -> None:
     """One row of the application's own, on whatever library's connection."""
     made = item.connection
     if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):

@@ -22,9 +22,9 @@ def _place(store: str, folder: Path) -> tuple[str, Home]:
     return f"{postgres()}?schema={schema()}", home
 
 
-def _begin(url: str, dies_at: str) -> subprocess.Popen[str]:
+def _begin(url: str, dies_at: str, *by: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.bulk.worker", url, dies_at], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.bulk.worker", url, dies_at, *by], stdout=subprocess.PIPE, text=True
     )
 
 
@@ -48,6 +48,18 @@ def test_killed_again_and_again(store: str, tmp_path: Path) -> None:
     assert home.effects() == list(range(ITEMS))
     assert home.fetch("SELECT count(*) FROM semel_item WHERE state = 3")[0][0] == ITEMS
     assert CHUNK * 10 == ITEMS
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_rows_of_an_orm_and_their_outcomes_are_committed_together(store: str, tmp_path: Path) -> None:
+    url, home = _place(store, tmp_path)
+    for dies_at, committed in {"item:57": 50}.items():
+        code, _ = _end(_begin(url, dies_at, "orm"))
+        assert code == -signal.SIGKILL, dies_at
+        assert home.effects() == list(range(committed)), dies_at
+        assert home.fetch("SELECT count(*) FROM semel_item WHERE state = 3")[0][0] == committed
+    assert _end(_begin(url, "never", "orm")) == (0, f"{ITEMS} False")
+    assert home.effects() == list(range(ITEMS))
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])

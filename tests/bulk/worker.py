@@ -1,4 +1,4 @@
-"""A bulk in a process of its own: `python -m tests.bulk.worker URL KIND DIES_AT [PAUSE]`.
+"""A bulk in a process of its own: `python -m tests.bulk.worker URL DIES_AT [orm]`; ``orm``: by SQLAlchemy's session.
 
 It kills itself in the handler of the item at DIES_AT (-1: never), or before its n-th commit of a chunk (`commit:n`).
 """
@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
 from semel.engine.urls import connect_backend
+from semel.stores.sql.sqlalchemy import session_on
 from tests.bulk.fellows import numbered
 
 ITEMS = 100
@@ -24,14 +27,30 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(url: str, dies_at: str) -> None:
+class Base(DeclarativeBase):
+    """The application's tables."""
+
+
+class Effect(Base):
+    """A row of the application's own."""
+
+    __tablename__ = "effect"
+    n: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+def main(url: str, dies_at: str, by: str = "") -> None:
     engine = Engine(connect_backend(url))
     bulk = Bulk(engine, operation="count", effects="atomic", chunk_items=CHUNK, lease_seconds=1)
     kind, _, number = dies_at.partition(":")
     text = "INSERT INTO effect VALUES (?)" if url.startswith("sqlite") else "INSERT INTO effect VALUES (%s)"
 
     def handler(item: BulkItem) -> None:
-        item.connection.execute(text, (item.value["n"],))
+        if by == "orm":
+            with session_on(item.connection) as session:
+                session.add(Effect(n=item.value["n"]))
+                session.commit()
+        else:
+            item.connection.execute(text, (item.value["n"],))
         if kind == "item" and item.place == int(number):
             die()
 

@@ -20,6 +20,8 @@ TOLD: dict[str, dict[str, str]] = {
     "litestar": {},
     "orders": {},
     "proxy": {},
+    "quart": {},
+    "strawberry": {},
     "payments": {"PROVIDER_URL": "http://127.0.0.1:8001"},
 }
 

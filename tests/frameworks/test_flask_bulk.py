@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from flask import Flask, current_app, request
+from flask_sqlalchemy import SQLAlchemy
 
 from semel import Engine, ItemFailed
 from semel.bulk.declaration import BulkItem
@@ -232,3 +233,45 @@ def test_semel_check_finds_the_list(shop: Shop) -> None:
     described: dict[str, Any] = {}
     shop.bulk.describe(described)
     assert "207" in described["responses"]
+
+
+def test_items_are_written_by_flask_sqlalchemys_session_and_committed_with_their_outcomes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    with closing(Engine.connect(url)) as plain:
+        plain.migrate()
+    app = Flask("orm")
+    app.config["SQLALCHEMY_DATABASE_URI"] = url
+    db = SQLAlchemy(app)
+
+    class Row(db.Model):  # type: ignore[name-defined,misc]
+        n = db.Column(db.Integer, primary_key=True)
+
+    def approve(item: BulkItem) -> None:
+        n = item.value["n"]
+        db.session.add(Row(n=n))
+        db.session.flush()
+        with closing(sqlite3.connect(tmp_path / "app.db")) as other:  # what another process sees
+            assert other.execute("SELECT n FROM row WHERE n = ?", (n,)).fetchall() == []
+        if n == 2:
+            raise ItemFailed("NO", written=True)
+        if n == 3:
+            db.session.rollback()
+            db.session.add(Row(n=30))
+        if n != 4:
+            db.session.commit()  # what is pending when the handler returns is kept as well
+
+    semel = Semel(app, Engine.connect(url), caller=lambda: "alice")
+    app.post("/rows")(semel.bulk("rows", approve, effects="atomic").answer)
+    with app.app_context():
+        db.create_all()
+    sent = [{"n": n} for n in range(5)]
+    for again in (False, True):
+        answer = app.test_client().post("/rows", json=sent, headers={"Idempotency-Key": "key-1"})
+        states = [item["state"] for item in answer.get_json()["items"]]
+        assert states == ["SUCCEEDED", "SUCCEEDED", "FAILED", "SUCCEEDED", "SUCCEEDED"]
+        assert (answer.headers.get("Idempotency-Replayed") == "true") is again
+        with app.app_context():
+            assert [row.n for row in db.session.query(Row).order_by(Row.n)] == [0, 1, 4, 30]
+    with app.app_context():
+        db.engine.dispose()
+    semel.engine.close()  # type: ignore[union-attr]

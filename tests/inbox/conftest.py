@@ -59,11 +59,16 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def make_home(kind: str, folder: Path) -> Home:
+    """An empty database for this client library."""
+    if kind.startswith("sqlite"):
+        return sqlite_home(str(folder / "inbox.db"))
+    return postgres_home() if "pg" in kind else mariadb_home()
+
+
 @pytest.fixture
 def home(kind: str, tmp_path: Path) -> Home:
-    if kind.startswith("sqlite"):
-        return sqlite_home(str(tmp_path / "inbox.db"))
-    return postgres_home() if "pg" in kind else mariadb_home()
+    return make_home(kind, tmp_path)
 
 
 @pytest.fixture

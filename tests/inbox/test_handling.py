@@ -22,7 +22,7 @@ class Killed(BaseException):
 
 def writes(n: int) -> Callable[[Message], Any]:
     async def handler(message: Message) -> None:
-        await write(message, n)  # type: ignore[arg-type]  # it has a connection, too
+        await write(message, n)  # it has a connection, too
 
     return handler
 
@@ -42,7 +42,7 @@ def test_a_second_delivery_does_nothing_again(make_consumer: Make, home: Home) -
 
 def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Make, home: Home) -> None:
     async def dies(message: Message) -> None:
-        await write(message, 1)  # type: ignore[arg-type]
+        await write(message, 1)
         raise Killed
 
     with pytest.raises(Killed):
@@ -54,7 +54,7 @@ def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Ma
 
 def test_what_fails_too_often_is_parked_with_its_reason(make_consumer: Make, home: Home) -> None:
     async def fails(message: Message) -> None:
-        await write(message, 1)  # type: ignore[arg-type]
+        await write(message, 1)
         raise ValueError("no such currency\x00")
 
     worker = make_consumer(tries_max=3)
@@ -135,7 +135,7 @@ def test_a_redelivery_while_the_first_is_at_it_is_not_run(make_consumer: Make, h
     met: list[Any] = []
 
     async def is_asked_again(message: Message) -> None:
-        await write(message, 1)  # type: ignore[arg-type]
+        await write(message, 1)
         try:
             met.append(second.handle("m-1", never))
         except StoreUnavailable as error:  # SQLite's one writer, MariaDB's row lock

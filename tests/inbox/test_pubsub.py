@@ -23,7 +23,8 @@ from semel import AsyncEngine, AsyncInbox
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 from semel.inbox.brokers.pubsub import PubsubConsumer, attribute
 from semel.inbox.run import Message
-from tests.bulk.fellows import Home, sqlite_home
+from tests.bulk.fellows import Home, sqlite_home, write
+from tests.inbox.conftest import make_home
 from tests.inbox.test_sqs import Client
 from tests.servers.pubsub import MARK, pubsub
 
@@ -36,7 +37,7 @@ raised_by_auth: Any = google.auth.exceptions
 class Story:
     """A topic, its subscription, an inbox and a consumer of it."""
 
-    def __init__(self, home: Home, channel: grpc.Channel) -> None:
+    def __init__(self, home: Home, channel: grpc.Channel, kind: str) -> None:
         self.publisher = PublisherClient(transport=PublisherGrpcTransport(channel=channel))
         self.client = Client(SubscriberClient(transport=SubscriberGrpcTransport(channel=channel)))
         name = f"orders-{os.getpid()}-{next(_numbers)}"
@@ -44,7 +45,7 @@ class Story:
         self.publisher.create_topic(name=self.topic)
         made = {"name": self.subscription, "topic": self.topic, "enable_message_ordering": True}
         self.client._client.create_subscription(request=made)
-        self.engine = AsyncEngine(home.backend("sqlite-async"))
+        self.engine = AsyncEngine(home.backend(kind))
         self.inbox = AsyncInbox(self.engine, consumer="billing", tries_max=3)
         self.ran: list[str] = []
         self.fails: dict[str, list[Exception]] = {}
@@ -57,7 +58,7 @@ class Story:
         self.ran.append(message.id)
         if self.fails.get(message.id):
             raise self.fails[message.id].pop(0)
-        message.connection.execute("INSERT INTO effect VALUES (?)", (int(message.id),))
+        await write(message, int(message.id))
 
     def consumer(
         self, handler: Callable[[Message, Any], Awaitable[object]] | None = None, **options: Any
@@ -75,9 +76,9 @@ def home(tmp_path: Path) -> Home:
     return sqlite_home(str(tmp_path / "inbox.db"))
 
 
-def run(home: Home, story: Callable[[Story], Awaitable[None]]) -> None:
+def run(home: Home, story: Callable[[Story], Awaitable[None]], kind: str = "sqlite-async") -> None:
     async def body(channel: grpc.Channel) -> None:
-        one = Story(home, channel)
+        one = Story(home, channel, kind)
         async with asyncio.timeout(120), one.engine:
             await story(one)
 
@@ -85,7 +86,10 @@ def run(home: Home, story: Callable[[Story], Awaitable[None]]) -> None:
         asyncio.run(body(channel))
 
 
-def test_messages_are_handled_once_and_failures_come_again_or_are_parked(home: Home) -> None:
+@pytest.mark.parametrize("kind", ["sqlite-async", "asyncpg"])
+def test_messages_are_handled_once_and_failures_come_again_or_are_parked(kind: str, tmp_path: Path) -> None:
+    home = make_home(kind, tmp_path)
+
     async def story(one: Story) -> None:
         one.fails = {"1": [ValueError("no")] * 9, "2": [ValueError("once")], "3": [StoreUnavailable("away")] * 9}
         one.send("1", "2", "3", "4")
@@ -95,7 +99,7 @@ def test_messages_are_handled_once_and_failures_come_again_or_are_parked(home: H
         await one.until(consumer, lambda: Counter(one.ran) == {"1": 3, "2": 2, "3": 10, "4": 1})
         assert [(each.message_id, each.tries) for each in await one.inbox.parked()] == [("1", 3)]
 
-    run(home, story)
+    run(home, story, kind)
     assert sorted(home.effects()) == [2, 3, 4]
 
 

@@ -21,12 +21,12 @@ Make = Callable[..., Consumer]
 
 
 async def refused(message: Message) -> None:
-    await write(message, 1)  # type: ignore[arg-type]  # it has a connection, too
+    await write(message, 1)  # it has a connection, too
     await breaks_the_commit(message.connection, 1)
 
 
 async def sound(message: Message) -> None:
-    await write(message, 2)  # type: ignore[arg-type]
+    await write(message, 2)
 
 
 def test_a_refused_commit_is_counted_as_a_failure_and_parks_in_the_end(make_consumer: Make, home: Home) -> None:

@@ -22,7 +22,8 @@ from semel.inbox.run import Message
 from semel.outbox.sinks.base import Refused, Unreached
 from semel.outbox.sinks.sqs import SqsSink
 from semel.outbox.sinks.urls import connect_sink
-from tests.bulk.fellows import Home, sqlite_home
+from tests.bulk.fellows import Home, sqlite_home, write
+from tests.inbox.conftest import make_home
 from tests.outbox.sink_stories import event
 from tests.servers.sqs import make_queue, sqs_client
 
@@ -61,11 +62,11 @@ def error(code: str) -> ClientError:
 class Story:
     """A queue, an inbox and a consumer of it; what ran, and what failed."""
 
-    def __init__(self, home: Home, *, fifo: bool = False) -> None:
+    def __init__(self, home: Home, *, fifo: bool = False, kind: str = "sqlite-async") -> None:
         self.client = Client(sqs_client())
         self.queue = make_queue(self.client._client, fifo=fifo)
         self.fifo = fifo
-        self.engine = AsyncEngine(home.backend("sqlite-async"))
+        self.engine = AsyncEngine(home.backend(kind))
         self.ran: list[str] = []
         self.fails: dict[str, list[Exception]] = {}
 
@@ -87,7 +88,7 @@ class Story:
         self.ran.append(message.id)
         if self.fails.get(message.id):
             raise self.fails[message.id].pop(0)
-        message.connection.execute("INSERT INTO effect VALUES (?)", (int(message.id),))
+        await write(message, int(message.id))
 
     def left(self) -> tuple[int, int]:
         """How many messages are in the queue, and how many are with consumers."""
@@ -101,16 +102,21 @@ def home(tmp_path: Path) -> Home:
     return sqlite_home(str(tmp_path / "inbox.db"))
 
 
-def run(home: Home, story: Callable[[Story], Awaitable[None]], *, fifo: bool = False) -> None:
+def run(
+    home: Home, story: Callable[[Story], Awaitable[None]], *, fifo: bool = False, kind: str = "sqlite-async"
+) -> None:
     async def body() -> None:
-        one = Story(home, fifo=fifo)
+        one = Story(home, fifo=fifo, kind=kind)
         async with asyncio.timeout(60), one.engine:
             await story(one)
 
     asyncio.run(body())
 
 
-def test_a_message_is_handled_once_and_deleted_after_its_commit(home: Home) -> None:
+@pytest.mark.parametrize("kind", ["sqlite-async", "asyncpg"])
+def test_a_message_is_handled_once_and_deleted_after_its_commit(kind: str, tmp_path: Path) -> None:
+    home = make_home(kind, tmp_path)
+
     async def story(one: Story) -> None:
         for n in range(12):
             one.send(str(n))
@@ -122,7 +128,7 @@ def test_a_message_is_handled_once_and_deleted_after_its_commit(home: Home) -> N
         assert sorted(one.ran, key=int) == [str(n) for n in range(12)]
         assert one.client.count("delete_message_batch") == 2
 
-    run(home, story)
+    run(home, story, kind=kind)
     assert home.effects() == list(range(12))
 
 

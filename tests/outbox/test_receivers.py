@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncEngine
+from semel import AsyncEngine, Engine
 from semel.cli.main import main
 from semel.errors import ConfigurationError
 from semel.outbox.event import Event
-from semel.outbox.receivers import AT_ONCE, Receiver, Receivers, copy_for, read_receivers, webhook_of
+from semel.outbox.flow import Away
+from semel.outbox.receivers import AT_ONCE, Receiver, Receivers, copy_for, read_receivers, replay_to, webhook_of
 from semel.outbox.sinks.base import Refused, Reply, Unreached
 from semel.outbox.sinks.webhook import signature
 from semel.outbox.store import Events
@@ -195,6 +197,106 @@ def test_a_relay_with_another_sink_parks_copies_and_publishes_none(tmp_path: Pat
     shore.away.clear()
     asyncio.run(relayed(place, shore, SHOP, wait_seconds=30))
     assert shore.brokers["shop"].arrived == made
+
+
+def test_a_receiver_that_joins_later_gets_what_is_kept_in_its_order_and_once(place: Place) -> None:
+    made = [*place.fill(5, aggregates=2), *place.fill(1, topic="stock.low")]
+    shore = Shore()
+    asyncio.run(relayed(place, shore, BANK, wait_seconds=30))
+    with Engine.connect(place.url) as engine:
+        found = replay_to(engine, SHOP)
+        assert found[:3] == (5, 0, 0)
+        assert replay_to(engine, SHOP)[:3] == (0, 5, 0)
+    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    assert sorted(shore.brokers["shop"].arrived) == sorted(made[:5])
+    assert in_order(shore.brokers["shop"].arrived)
+    assert shore.brokers["bank"].arrived == []
+    with Engine.connect(place.url) as engine:
+        assert replay_to(engine, SHOP)[:3] == (0, 5, 0)
+
+
+def test_what_would_come_out_of_order_is_left_out_of_a_replay(quick_place: Place) -> None:
+    early = quick_place.fill(4, aggregates=2)
+    shore = Shore()
+    asyncio.run(relayed(quick_place, shore, BANK, wait_seconds=30))
+    quick_place.fill(1, aggregates=2)  # of the aggregate of two of the others
+    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    with Engine.connect(quick_place.url) as engine:
+        assert replay_to(engine, SHOP)[:3] == (2, 1, 2)
+        assert replay_to(engine, SHOP, late=True)[:3] == (2, 3, 0)
+    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    assert sorted(shore.brokers["shop"].arrived) == sorted(early)
+
+
+def test_the_command_replays_from_a_moment_on_and_says_what_is_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make_place(SQLITE, tmp_path)
+    place.fill(3)
+    asyncio.run(relayed(place, Shore(), BANK, wait_seconds=30))
+    file = tmp_path / "receivers.toml"
+    file.write_text('[[receiver]]\nname = "shop"\nurl = "https://shop.example"\nsecret_env = "NOT_SET_HERE"\n')
+
+    def semel(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main(["--url", place.url, "events", "replay", "--receivers", str(file), *arguments])
+        streams = capsys.readouterr()
+        return code, streams.out + streams.err
+
+    for arguments, told in (
+        ((), "needs --to RECEIVER"),
+        (("--to", "other"), "declares no receiver 'other'; it has shop"),
+        (("--to", "shop", "--since", "yesterday"), "'yesterday' is no time"),
+    ):
+        code, said = semel(*arguments)
+        assert (code, told in said) == (2, True), said
+    code, said = semel("--to", "shop", "--since", "2999-01-01")
+    assert (code, "shop: 0 events will be delivered" in said, "keeps events from" in said) == (0, True, False)
+    code, said = semel("--to", "shop", "--since", "2020-01-01T00:00:00+02:00")
+    assert (code, "shop: 3 events will be delivered" in said, "keeps events from" in said) == (0, True, True)
+    code, said = semel("--to", "shop", "--json")
+    assert (json.loads(said)["copied"], json.loads(said)["there"]) == (0, 3)
+
+
+def test_a_refused_webhook_is_tried_for_three_days_and_not_before_it_asks_to_be(tmp_path: Path) -> None:
+    place = make_place(SQLITE, tmp_path)
+    [refused] = place.fill(1)
+    shore = Shore()
+
+    def try_as(tries: int, reply: Refused) -> tuple[float, bool]:
+        """The hours until the next try, and whether the event is parked, of one that was refused so often before."""
+        place.change(f"UPDATE semel_event SET tries = {tries}, next_at = 0 WHERE published_at IS NULL")
+
+        async def story() -> None:
+            async with AsyncEngine.connect(place.url) as engine:
+                sink = Receivers(engine, [SHOP], connect=shore.connect, wait_seconds=30)
+                shore.brokers["shop"].says[refused.id] = reply
+                await Relay(engine, sink).run_once()
+
+        asyncio.run(story())
+        [(next_at, parked_at)] = place.rows("SELECT next_at, parked_at FROM semel_event WHERE published_at IS NULL")
+        return (next_at / 1e6 - time.time()) / 3600, parked_at is not None
+
+    for tries, reply, least, most in (
+        (0, Refused("500"), -1.0, 0.01),
+        (0, Refused("500", wait_seconds=7200), 1.9, 2.1),
+        (3, Refused("500"), 1.5, 2.5),
+        (8, Refused("500"), 20, 27),
+    ):
+        hours, is_parked = try_as(tries, reply)
+        assert (least < hours < most, is_parked) == (True, False), (tries, hours)
+    assert try_as(9, Refused("500"))[1]
+
+
+def test_a_receiver_that_asks_for_time_is_left_alone_for_it() -> None:
+    away = Away()
+    assert away.met(["receiver.shop", "receiver.bank"], [], 0.0, 1.0, asked={"receiver.shop": 3600.0}, most=300.0)
+    assert away.passed_over(60.0) == ["receiver.shop"]
+    away.met([], ["receiver.bank"], 60.0, 1.0)  # another one that comes back does not shorten it
+    assert (away.passed_over(3599.0), away.passed_over(3600.0)) == (["receiver.shop"], [])
+    for _ in range(20):
+        away.met(["receiver.bank"], [], 0.0, 1.0, most=300.0)
+    assert away.passed_over(299.0) == ["receiver.bank", "receiver.shop"]
 
 
 def test_a_receiver_shows_neither_its_secret_nor_its_address() -> None:

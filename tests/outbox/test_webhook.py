@@ -94,11 +94,11 @@ def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_receiver_that_has_no_time_is_away(status: int) -> None:
     async def story() -> None:
-        async with Receiver(status) as receiver:
+        async with Receiver(status, "retry-after: 120\r\n") as receiver:
             sink = WebhookSink(receiver.url, SECRET, private=True)
             [reply] = await sink.publish([event("a")])
             await sink.close()
-        assert reply == Unreached(f"the receiver answered {status}")
+        assert reply == Unreached(f"the receiver answered {status}", wait_seconds=120)
 
     told(story)
 

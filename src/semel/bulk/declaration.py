@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from semel.bulk.flow import BulkRun, Handled, KnownItems
 from semel.bulk.rules import (
@@ -380,11 +380,36 @@ def _told(result: Result) -> BulkResult:
         ) from None
 
 
+class ItemRollback:
+    """Stands for ``connection.rollback`` while items are handled: it may undo the running item's writes alone.
+
+    A session that is opened on the connection commits what was written before it, so that a rollback ends there, and
+    then marks the item. Any other rollback is refused, and the bulk stops.
+    """
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real = real
+        self._is_marked = False
+
+    def begin_item(self) -> None:
+        """The next item: what was written so far is another one's."""
+        self._is_marked = False
+
+    def mark(self) -> None:
+        """What was written so far is kept: from here on a rollback undoes this item's writes."""
+        self._is_marked = True
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._is_marked:
+            raise HandlerError(_NO_ROLLBACK)
+        return self._real(*args)
+
+
 @contextmanager
 def no_rollback(connection: Any) -> Iterator[None]:
-    """Let a handler's habit of rolling back undo nobody else's item: it is refused, and the bulk stops."""
+    """Let a handler's habit of rolling back undo nobody else's item."""
     try:
-        connection.rollback = _refuse_rollback
+        connection.rollback = ItemRollback(connection.rollback)
     except AttributeError:  # asyncpg's connections have none
         yield
         return
@@ -393,10 +418,6 @@ def no_rollback(connection: Any) -> Iterator[None]:
     finally:
         with suppress(AttributeError):
             del connection.rollback
-
-
-def _refuse_rollback(*_: object) -> NoReturn:
-    raise HandlerError(_NO_ROLLBACK)
 
 
 Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from semel.bulk.declaration import BulkItem, BulkPolicy, failed_outside, given, left_by, may_repeat, succeeded
+from semel.bulk.declaration import (
+    BulkItem,
+    BulkPolicy,
+    ItemRollback,
+    failed_outside,
+    given,
+    left_by,
+    may_repeat,
+    succeeded,
+)
 from semel.bulk.flow import Handled, HandleInside
 from semel.bulk.rules import ItemOutcome, ListedItem
 from semel.core.blame import is_wrong_for_all
@@ -75,6 +84,8 @@ class Handling:
             if listed.place in needed.known:
                 outcomes.append(listed.as_known())
                 continue
+            if (rollback := getattr(connection, "rollback", None)).__class__ is ItemRollback:
+                rollback.begin_item()
             try:
                 returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
                 outcomes.append(self._covered(succeeded(listed, returned)))

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from semel.bulk.declaration import BulkPolicy
 from semel.check.reconcilers import Reconciled
 from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
+from semel.http.asgi.route import CaptureMiddleware as AsgiCapture
 from semel.http.routing import DEFAULT_METHODS, UNSAFE_METHODS
 from semel.http.settings import AnyEngine, HttpSettings
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
@@ -214,7 +215,7 @@ def _layers(part: Any, prefix: str) -> Iterator[_Layer]:
         yield _Layer(part.surface, part.engine, part._manage_engine, prefix)
     elif isinstance(part, WsgiMiddleware):
         yield _Layer(part.surface, part.engine, None, prefix)
-    elif isinstance(part, WsgiCapture):
+    elif isinstance(part, (WsgiCapture, AsgiCapture)):
         yield _Layer(None, part.engine, None, prefix)
     for entry in middleware if isinstance(middleware := getattr(part, "middleware", None), list) else ():  # Litestar's
         if "semel" in (options := getattr(entry, "kwargs", {})):

@@ -535,18 +535,20 @@ class Exchange:
         capture: Capture,
         error: BaseException | None,
         failure: BaseException | None = None,
+        own_status: int | None = None,
     ) -> Outcome:
         """What the end of the application's call means for the store.
 
         Parameters: ``error`` that left the application; ``failure`` that left the endpoint, of which the framework may
         have made an answer: where it proves that nothing happened, that is stronger than any status; and a success or
-        a redirect that was made of it proves nothing, unless the exception itself has that status.
+        a redirect that was made of it proves nothing, unless the exception itself has that status, which is its
+        ``status_code`` or ``own_status``.
         """
         policy = self.route.policy
         if failure is not None:
             if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
                 return classify_exception(failure, policy, begun=permit.begun)
-            if error is None and capture.status < 400 and getattr(failure, "status_code", None) != capture.status:
+            if error is None and capture.status < 400 and getattr(failure, "status_code", own_status) != capture.status:
                 error = failure
         if not permit.kept and self.route.atomic:
             return Released("answer-too-large", proven=True)

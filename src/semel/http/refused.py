@@ -8,6 +8,7 @@ from typing import Final
 from semel.core.model import OVER_STATES
 from semel.errors import (
     HandlerRefused,
+    IdentityMismatch,
     InProgressError,
     InvalidKey,
     KeyExpiredError,
@@ -21,14 +22,17 @@ from semel.errors import (
     ReferenceTakenError,
     RequestError,
     RequestTooLarge,
+    SchemaError,
     SemelError,
     StoreError,
     SupersededError,
 )
 from semel.http import problems
+from semel.http.outage import NO_STORE, Outage
 from semel.http.problems import KeyAction, Kind
 
 RETRY_SECONDS: Final = 1.0
+_OUTAGE: Final = Outage()
 
 
 class CallerNotKnown(RequestError):
@@ -65,8 +69,10 @@ class RefusedCall:
         else:
             return None
         detail = str(error)
-        if isinstance(error, StoreError):  # its own text may name hosts and files: it is for the log
+        if isinstance(error, NO_STORE):  # its own text may name hosts and files: it is for the log
             detail = _MAYBE_DONE if maybe_done and not isinstance(error, HandlerRefused) else _NOT_DONE
+            if not isinstance(error, HandlerRefused):
+                _OUTAGE.tell(error)
         retry = getattr(error, "retry_after_seconds", None)
         if retry is None and kind.retryable:
             retry = RETRY_SECONDS
@@ -100,4 +106,6 @@ _KINDS: Final[dict[type, Kind]] = {
     QuotaExceededError: problems.QUOTA_EXCEEDED,
     RecordUnreadableError: problems.RECORD_UNREADABLE,
     StoreError: problems.STORE_UNAVAILABLE,
+    SchemaError: problems.STORE_UNAVAILABLE,
+    IdentityMismatch: problems.STORE_UNAVAILABLE,
 }

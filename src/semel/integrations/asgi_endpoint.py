@@ -20,7 +20,7 @@ from semel.errors import ConfigurationError
 from semel.http.asgi.route import CALL_KEY, RouteCall
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
-from semel.http.routing import PATH, UNSAFE_METHODS
+from semel.http.routing import PATH, UNSAFE_METHODS, Params
 from semel.http.settings import EndpointSettings, HttpSettings
 from semel.integrations.endpoint import (
     DECLARED,
@@ -158,13 +158,7 @@ class EndpointCommands:
             )
         if not isinstance(call, RouteCall):
             raise ConfigurationError(f"the operation {declared.name!r} is called without its capture; {self.way}")
-        values = request.path_params
-        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
-            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
-            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
-        params = tuple(sorted((name, str(value)) for name, value in values.items()))
-        if declared.route.counts_path:
-            params = (*params, (PATH, path_of(request.scope)))
+        params = self._params(request, declared, kwargs)
         claimed = await call.claim(self.surface, declared.route, params, self._asked(request))
         if isinstance(claimed, Answer):
             return self._response(claimed)
@@ -175,8 +169,21 @@ class EndpointCommands:
                 return await self._call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
             return await self._run(endpoint, claimed, args, kwargs, filled.sessions)
         except BaseException as error:
-            call.failed(error)
+            call.failed(error, self._own_status(error, declared))
             raise
+
+    def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:
+        """The path's parameters, with the path itself where it counts."""
+        values = request.path_params
+        if declared.policy.key_from is not None or declared.policy.reference_from is not None:
+            # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
+            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
+        params = tuple(sorted((name, str(value)) for name, value in values.items()))
+        return (*params, (PATH, path_of(request.scope))) if declared.route.counts_path else params
+
+    def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
+        """The status of an exception that is an answer, where it has no ``status_code`` that says so."""
+        return None
 
     async def _run(
         self,

@@ -7,27 +7,22 @@ command's own transaction, and one commit makes the rows and the record final.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
-from decimal import Decimal
 from itertools import chain
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
-import click
 from flask import Flask, Response, current_app, got_request_exception, has_app_context, has_request_context, request
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from flask.cli import ScriptInfo
+from werkzeug.exceptions import MethodNotAllowed
 from werkzeug.wrappers import Response as BaseResponse
 
-from semel.check.discovery import functions_of
 from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
@@ -36,7 +31,7 @@ from semel.http.caller import Caller
 from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
-from semel.http.routing import PATH, UNSAFE_METHODS, Params, Route
+from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings, HttpSettings
 from semel.http.wsgi.route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.integrations.endpoint import (
@@ -45,7 +40,16 @@ from semel.integrations.endpoint import (
     check_declaration,
     check_endpoint,
     declare_endpoint,
-    without_slashes,
+)
+from semel.integrations.werkzeug import (
+    WHO,
+    check_routes,
+    check_unrouted,
+    find_status,
+    params_of,
+    read_caller,
+    read_headers,
+    semel_commands,
 )
 from semel.operations.http import SyncOperations
 from semel.policy import Command, Policy, PolicyOptions
@@ -60,13 +64,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _EXTENSION: Final = "semel"  # in app.extensions
 _PERMIT: Final = "semel.permit"  # in the environ
-_PLAIN: Final = (str, int, float, Decimal, UUID, date, time, NoneType)  # what URL converters make; each has its text
 _FIND: Final = "flask-sqlalchemy"
-_WHO: Final = (
-    "who is calling? A key means something only for its caller. Give a function that says who, such as "
-    "caller=lambda: current_user.get_id() with Flask-Login, or for a tool with one tenant and one user "
-    "caller=single_caller (from semel.http.caller)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ class Semel:
         if app is not None and not isinstance(app, Flask):
             raise ConfigurationError(f"Semel(app, engine, caller=...): app must be a Flask, not {type(app).__name__}")
         if caller is None:
-            raise ConfigurationError(_WHO)
+            raise ConfigurationError(WHO.format(example="current_user.get_id() with Flask-Login"))
         if "may" in settings:
             raise ConfigurationError(
                 "may= is for the middlewares, which claim before the application decides; here a view claims after "
@@ -129,7 +127,8 @@ class Semel:
         self.surface: HttpSettings | None = None
         self.declared: dict[str, DeclaredView] = {}
         self.bulks: list[str] = []
-        self._options: dict[str, Any] = {"caller": _caller_of(caller, tenant), **settings}
+        self.has_atomic_bulk = False
+        self._options: dict[str, Any] = {"caller": read_caller(caller, tenant), **settings}
         self._session = session
         self._serves = serve_operations
         self._waiters_max = waiters_max
@@ -218,9 +217,11 @@ class Semel:
 
         if operation in self.declared or operation in self.bulks:
             raise ConfigurationError(f"duplicate operation name {operation!r}: their keys would collide")
+        if asyncio.iscoroutinefunction(handler):
+            raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
         made = BulkView(
             operation,
-            handler,
+            self._joining(operation, handler),
             options,
             place=self._place,
             around=_in_app_context,
@@ -229,6 +230,7 @@ class Semel:
             counts=counts,
         )
         self.bulks.append(operation)
+        self.has_atomic_bulk |= made.policy.effects == "atomic"
 
         def answer(**_: Any) -> Response:
             params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
@@ -237,6 +239,28 @@ class Semel:
         answer.__name__ = operation.replace(".", "_")  # Flask's name for it
         made.answer = answer
         return made
+
+    def _joining(self, name: str, handler: Callable[[BulkItem], object]) -> Callable[[BulkItem], object]:
+        """A handler whose atomic items are written by the application's session, each on its chunk's connection."""
+
+        @functools.wraps(handler)
+        def handle(item: BulkItem) -> object:
+            sessions = _state_of(current_app).sessions if item.connection is not None else None
+            if sessions is None:
+                return handler(item)
+            from semel.stores.sql import sqlalchemy as databases
+
+            session = sessions()
+            databases.check_unwritten(session, name)
+            joined = databases.JoinedSession(session, item.connection, name)
+            try:
+                returned = handler(item)
+                session.commit()
+                return returned
+            finally:
+                joined.leave()
+
+        return handle if callable(handler) else handler
 
     def _place(self) -> tuple[Engine, HttpSettings]:
         """The engine and the surface of the running application, else of the last that was initialised."""
@@ -308,9 +332,7 @@ class Semel:
                 f"{view.__qualname__}: effects='atomic' needs its transaction in the request's own thread, and Flask "
                 "runs async views in another one; write def"
             )
-        for app in self._apps:
-            if any(each is view for each in app.view_functions.values()):
-                raise ConfigurationError(_ABOVE.format(name=declared.name))
+        check_unrouted(iter(self._apps), view, declared.name)
 
     # --- installing -------------------------------------------------------------------------------
 
@@ -373,7 +395,9 @@ class Semel:
         if sessions is not None:
             state.check_session(sessions, declared.name)
         route = state.declared[declared.name].route
-        claimed = call.command_of(state.engine, state.surface, route, _params_of(route), environ)
+        claimed = call.command_of(
+            state.engine, state.surface, route, params_of(request, route, _path_of(environ)), environ
+        )
         permit = call.claim(claimed) if isinstance(claimed, Command) else claimed
         if isinstance(permit, Answer):
             return _response_of(permit)
@@ -392,13 +416,8 @@ class Semel:
             return answered
         except BaseException as error:
             # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
-            call.failed(error, None if declared.policy.terms.effects is Effects.ATOMIC else _own_status(error))
+            call.failed(error, None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error))
             raise
-
-
-_ABOVE: Final = (
-    "the operation {name!r} is not protected: write @semel.command below the route's decorator, next to the function"
-)
 
 
 class _State:
@@ -445,31 +464,11 @@ class _State:
         with self._lock:
             app = self._app()
             assert app is not None
-            self._check_routes(app)
-            if any(each.policy.terms.effects is Effects.ATOMIC for each in self.declared.values()):
+            check_routes(app, self.semel._plain, self.declared)
+            atomic = any(each.policy.terms.effects is Effects.ATOMIC for each in self.declared.values())
+            if atomic or self.semel.has_atomic_bulk:
                 self._find_sessions(app)
             self._is_checked = True
-
-    def _check_routes(self, app: Flask) -> None:
-        found: dict[str, set[str]] = {}
-        for declared, function, methods, rule in _routes_of(app):
-            plain = self.semel._plain.get(id(function))
-            if plain is not None and plain[0] is function:
-                raise ConfigurationError(_ABOVE.format(name=plain[1]))
-            if declared is None:
-                continue
-            reads = sorted(methods.difference(UNSAFE_METHODS))
-            if reads:
-                raise ConfigurationError(
-                    f"the operation {declared.name!r} is routed to by {', '.join(reads)} {rule.rule}, which is no "
-                    f"command; route to it by one of {', '.join(UNSAFE_METHODS)}, and serve what only reads from "
-                    "another view"
-                )
-            where = rule.host or rule.subdomain or ""
-            found.setdefault(declared.name, set()).add(f"{where}//{without_slashes(rule.rule)}")
-        for name, each in self.declared.items():
-            if each.paths is None and len(found.get(name, ())) != 1:  # none: a decorator hides the view
-                each.route.count_path()
 
     def _find_sessions(self, app: Flask) -> None:
         sessions = self._session
@@ -515,60 +514,13 @@ def _state_of(app: Flask) -> _State:
     return state
 
 
-def _routes_of(app: Flask) -> Iterator[tuple[DeclaredView | None, Any, frozenset[str], Any]]:
-    """Each function that a rule leads to: what it is declared as, the function, the methods, the rule."""
-    for rule in app.url_map.iter_rules():
-        view = app.view_functions.get(rule.endpoint)
-        for methods, function in functions_of(view, frozenset(rule.methods or ()) - {"HEAD", "OPTIONS"}):
-            declared = getattr(function, DECLARED, None) or getattr(view, DECLARED, None)
-            yield declared if isinstance(declared, DeclaredView) else None, function, methods, rule
-
-
-def _params_of(route: Route) -> Params:
-    """The path's parameters, with the path itself where it counts."""
-    named: Mapping[str, Any] = request.view_args or {}
-    plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
-    params: Params = tuple(sorted(plain.items()))
-    rule = request.url_rule
-    # A converter's object may have no text of its own, and url_value_preprocessor may have taken a value away.
-    is_whole = rule is not None and set(plain) == set(rule.arguments)
-    if is_whole and not route.counts_path:
-        return params
-    path = without_slashes(request.environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "surrogateescape"))
-    if rule is None or rule.host or rule.subdomain:
-        path = f"//{request.host}/{path}"
-    return (*params, (PATH, path))
-
-
-def _caller_of(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """The function of the environ that the surface asks."""
-    if not callable(caller):
-        raise ConfigurationError(f"caller must be a function that says who is calling; it is {caller!r}")
-    Caller(tenant, "anyone")  # the tenant is one
-    try:
-        takes_environ = bool(inspect.signature(caller).parameters)
-    except (TypeError, ValueError):
-        takes_environ = True
-
-    @functools.wraps(caller)
-    def read(environ: Any) -> Caller | None:
-        found = caller(environ) if takes_environ else caller()
-        if found is None or found == "" or isinstance(found, Caller):
-            return found or None
-        if isinstance(found, (str, int, UUID)) and not isinstance(found, bool):
-            return Caller(tenant, str(found))
-        raise ConfigurationError(
-            f"caller= returned a {type(found).__name__}; it must return a text, a number, a UUID, a "
-            "semel.http.caller.Caller, or None where the caller is not known"
-        )
-
-    return read
+def _path_of(environ: Mapping[str, Any]) -> str:
+    return str(environ.get("PATH_INFO", "")).encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _response_of(answer: Answer) -> Response:
     """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
-    return Response(answer.body, 200 if answer.status is None else answer.status, headers)
+    return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer))
 
 
 def _told_of(told: Answer | Told) -> Response:
@@ -621,13 +573,6 @@ def _status_of(answered: Any) -> int:
     return int(found) if found.isdecimal() else 200
 
 
-def _own_status(error: BaseException) -> int | None:
-    """The status of an exception that is an answer, such as ``abort(redirect(...))``; None for any other."""
-    if not isinstance(error, HTTPException):
-        return None
-    return error.code if error.response is None else getattr(error.response, "status_code", None)
-
-
 def _note_exceptions(app: Flask) -> None:
     """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
     handle = app.handle_user_exception
@@ -665,19 +610,4 @@ def _serve_operations(app: Flask, state: _State) -> None:
     app.add_url_rule(f"{root}/<operation_id>", "semel_operation_by_id", by_id)
 
 
-@click.command(
-    "semel",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    add_help_option=False,
-    short_help="Semel's own commands, such as list, explain, doctor and settle, on the application's store.",
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def _commands(context: click.Context, arguments: tuple[str, ...]) -> None:
-    from flask.cli import ScriptInfo
-
-    from semel.cli.main import main
-
-    app = context.ensure_object(ScriptInfo).load_app()
-    os.environ["SEMEL_URL"] = _state_of(app).engine.backend.url  # --url still says otherwise
-    sys.exit(main(list(arguments)))
+_commands = semel_commands(ScriptInfo, lambda app: _state_of(app).engine.backend.url)

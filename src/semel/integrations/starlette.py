@@ -194,6 +194,8 @@ class Semel(EndpointCommands):
         ``complete`` runs a :class:`~semel.resuming.worker.Completer` of its resumable operations likewise; False where
         ``semel worker --complete`` does.
         """
+        if any(each.kwargs.get("kept_alive") is self._kept_alive for each in app.user_middleware):
+            raise ConfigurationError("semel.install(app) was called for this application already; call it once")
         self.completes = complete
         self.check_routes(app)
         app.add_middleware(
@@ -205,7 +207,7 @@ class Semel(EndpointCommands):
             bytes_max=self._bytes_max,
             may_reach=Reach(app),
         )
-        _link_errors(app)
+        _link_errors(app, self)
         _manage(app, self, self._kept_alive, reap=reap, complete=complete)
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
@@ -335,8 +337,11 @@ def _places(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, frozenset
             yield path.rstrip("/") + _REST, frozenset()
 
 
-def _link_errors(app: Starlette) -> None:
-    """Give the framework's own 500 of a command the headers of its other answers: it is made outside the capture."""
+def _link_errors(app: Starlette, semel: Semel) -> None:
+    """Give the framework's own 500 of a command the headers of its other answers: it is made outside the capture.
+
+    The first request of an application, also of one without a lifespan, finds its routes checked.
+    """
     build = app.build_middleware_stack
 
     def build_linked() -> Any:
@@ -346,9 +351,26 @@ def _link_errors(app: Starlette) -> None:
                 outermost.handler = _linked_handler(outermost.handler)
             outermost.error_response = _linked(outermost.error_response)  # type: ignore[method-assign,assignment]
             outermost.debug_response = _linked(outermost.debug_response)  # type: ignore[method-assign,assignment]
+        try:
+            semel.check_routes(app)
+        except ConfigurationError as error:
+            return _Refusing(outermost, error)
         return outermost
 
     app.build_middleware_stack = build_linked  # type: ignore[method-assign]
+
+
+class _Refusing:
+    """An application that would not be protected as it is declared: its lifespan says so, else each request."""
+
+    def __init__(self, app: Any, error: ConfigurationError) -> None:
+        self.app = app
+        self._error = error
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            raise ConfigurationError(str(self._error))
+        await self.app(scope, receive, send)
 
 
 def _linked(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:

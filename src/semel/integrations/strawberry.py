@@ -157,6 +157,12 @@ class Idempotent(FieldExtension):
         self._path: Path | None = None
         self._once: Any = None
 
+    def __call__(self, *_: Any) -> Any:
+        """Refuse the use as a decorator. Raises ConfigurationError."""
+        raise ConfigurationError(
+            f"{self.name}: Idempotent(...) is no decorator; write @strawberry.mutation(extensions=[Idempotent(...)])"
+        )
+
     # --- when the schema is built -----------------------------------------------------------------
 
     def apply(self, field: StrawberryField) -> None:

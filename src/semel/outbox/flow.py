@@ -7,8 +7,9 @@ arrival of each at the broker is in order, whoever else publishes the same event
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import Final
 
 from semel.outbox.event import Waiting
@@ -17,6 +18,11 @@ TRIES_MAX: Final = 10
 WAIT_SECONDS_MAX: Final = 600.0
 OUTAGE_SECONDS_MAX: Final = 15.0
 AWAY_MAX: Final = 200  # topics that are passed over; the events of one more hold others back
+
+
+# After Standard Webhooks: ten tries within three days. A receiver is mended by people, in hours.
+WEBHOOK_WAITS: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+WEBHOOK_OUTAGE_SECONDS_MAX: Final = 300.0
 
 
 class Batch:
@@ -51,7 +57,8 @@ class Away:
     """
 
     def __init__(self) -> None:
-        self._topics: dict[str, tuple[int, float]] = {}  # how often it was met so in a row, until when it is left alone
+        # how often it was met so in a row, until when it is left alone, and whether it has asked for that
+        self._topics: dict[str, tuple[int, float, bool]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._topics)
@@ -73,19 +80,27 @@ class Away:
         jitter: float,
         *,
         slow: Collection[str] = (),
+        asked: Mapping[str, float] = MappingProxyType({}),
+        most: float = OUTAGE_SECONDS_MAX,
     ) -> bool:
         """What a batch has shown of its topics; whether those that are away are passed over from here on.
 
         Not so where one of their events did arrive: then something smaller is away, such as a partition. What comes
         back brings the others' next try forward, since the whole broker may be back. ``slow`` topics are passed over in
-        any case, and never for longer than the first time where something of them arrives.
+        any case, and never for longer than the first time where something of them arrives. ``asked`` how many seconds
+        a topic wants to be left alone for, ``most`` what it is else.
         """
         if not self._topics.keys().isdisjoint(arrived):
-            self._topics = {topic: (times, now) for topic, (times, _) in self._topics.items() if topic not in arrived}
+            self._topics = {
+                topic: (times, until if has_asked else now, has_asked)
+                for topic, (times, until, has_asked) in self._topics.items()
+                if topic not in arrived
+            }
         for topic in set(unreached) - (set(arrived) - set(slow)):
             if topic in self._topics or len(self._topics) < AWAY_MAX:
-                times = 0 if topic in arrived else self._topics.get(topic, (0, now))[0]
-                self._topics[topic] = times + 1, now + outage_wait_seconds(times, jitter)
+                times = 0 if topic in arrived else self._topics.get(topic, (0, now, False))[0]
+                wait = outage_wait_seconds(times, jitter, OUTAGE_SECONDS_MAX if topic in slow else most)
+                self._topics[topic] = times + 1, now + max(wait, asked.get(topic, 0.0)), topic in asked
         return all(topic in self._topics for topic in unreached)
 
     def passed_over(self, now: float) -> list[str]:
@@ -94,26 +109,30 @@ class Away:
 
     def wait_seconds(self, now: float) -> float:
         """How long until the next of them is tried; infinite where there is none."""
-        return max(0.0, min((until for _, until in self._topics.values()), default=inf) - now)
+        return max(0.0, min((until for _, until, _ in self._topics.values()), default=inf) - now)
 
 
 def _about(each: Waiting) -> tuple[str, str]:
     return each.event.aggregate_type, each.event.aggregate_id
 
 
-def event_wait_seconds(tries: int, jitter: float) -> float:
-    """How long an event waits that was refused so many times before; ``jitter`` from 0 to 1.
+def event_wait_seconds(tries: int, jitter: float, waits: Sequence[float] = ()) -> float:
+    """How long an event waits that was refused so many times before; ``jitter`` from 0 to 1; ``waits`` a sink's own.
 
     >>> event_wait_seconds(0, 1.0), event_wait_seconds(3, 1.0), event_wait_seconds(30, 1.0)
     (1.0, 8.0, 600.0)
+    >>> event_wait_seconds(0, 0.5, WEBHOOK_WAITS), event_wait_seconds(30, 0.5, WEBHOOK_WAITS)
+    (5.0, 86400.0)
     """
+    if waits:
+        return waits[min(tries, len(waits) - 1)] * (0.9 + jitter / 5)
     return min(WAIT_SECONDS_MAX, 2.0 ** min(tries, 20)) * (0.5 + jitter / 2)
 
 
-def outage_wait_seconds(times: int, jitter: float) -> float:
+def outage_wait_seconds(times: int, jitter: float, most: float = OUTAGE_SECONDS_MAX) -> float:
     """How long a relay leaves a broker alone that could not be reached so many times in a row.
 
     >>> outage_wait_seconds(0, 1.0), outage_wait_seconds(9, 1.0)
     (0.1, 15.0)
     """
-    return min(OUTAGE_SECONDS_MAX, 0.1 * 2.0 ** min(times, 20)) * (0.5 + jitter / 2)
+    return min(most, 0.1 * 2.0 ** min(times, 20)) * (0.5 + jitter / 2)

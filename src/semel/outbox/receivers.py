@@ -14,21 +14,22 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from semel.core.identity import frame
 from semel.core.spans import check_seconds
 from semel.engine.async_engine import AsyncEngine
+from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.outbox.event import Event
-from semel.outbox.flow import AWAY_MAX
+from semel.outbox.flow import AWAY_MAX, WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
 from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
-from semel.outbox.store import Events
+from semel.outbox.store import Events, Place
 from semel.stores.sql.dialect import dialect_of
 
 RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over
@@ -36,6 +37,8 @@ AT_ONCE: Final = 20  # deliveries of one receiver
 SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
 PREFIX: Final = "receiver"
+PAGE: Final = 1000
+PAGE_OF_PAYLOADS: Final = 20
 _WAS: Final = ("semel-of-id", "semel-of-topic", "semel-of-aggregate-type", "semel-of-aggregate-id")
 _SLOW: Final = Unreached("the receiver takes its time", others_go_on=True)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -108,6 +111,8 @@ class Receivers:
     """
 
     delivers_copies: Final = True
+    refused_waits: Final = WEBHOOK_WAITS
+    outage_seconds_max: Final = WEBHOOK_OUTAGE_SECONDS_MAX
 
     def __init__(
         self,
@@ -240,17 +245,22 @@ def copy_for(name: str, event: Event) -> Event:
     ('receiver.shop', 'order/7', True)
     """
     was = (event.id, event.topic, event.aggregate_type, event.aggregate_id)
-    h = hashlib.sha256(frame(b"semel.receiver.1", event.id, name)).hexdigest()[:32]
     about = f"{event.aggregate_type}/{event.aggregate_id}"
     if len(about) > NAME_LETTERS_MAX:
         about = hashlib.sha256(frame(event.aggregate_type, event.aggregate_id)).hexdigest()
     return event._replace(
-        id=f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}",
+        id=copy_id(event.id, name),
         topic=f"{PREFIX}.{name}",
         aggregate_type=f"{PREFIX}.{name}",
         aggregate_id=about,
         headers=tuple(sorted((*event.headers, (RECEIVER, name), *zip(_WAS, was, strict=True)))),
     )
+
+
+def copy_id(id: str, name: str) -> str:
+    """The id of the copy that a receiver has of an event."""
+    h = hashlib.sha256(frame(b"semel.receiver.1", id, name)).hexdigest()[:32]
+    return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}"
 
 
 def as_it_was(copy: Event) -> Event:
@@ -277,17 +287,86 @@ def webhook_of(receiver: Receiver) -> Sink:
     return WebhookSink(receiver.url, secrets, private=receiver.private, seconds=receiver.seconds)
 
 
+# --- what a receiver has missed ---------------------------------------------------------------
+
+
+class Replayed(NamedTuple):
+    """What :func:`replay_to` has found: events that were copied now, had their copy, or came too late for their order.
+
+    ``oldest_us``: when the oldest event was written that the outbox still has, in µs since 1970; None: it has none.
+    """
+
+    copied: int
+    there: int
+    late: int
+    oldest_us: int | None
+
+
+def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bool = False) -> Replayed:
+    """Give a receiver the published events that it has never had a copy of, in their order, as if it had been there.
+
+    Parameters: ``engine`` of the outbox; ``receiver`` whose topics count; ``since_us`` only what was written from then
+    on, in µs since 1970; ``late`` also events whose aggregate has a later event among those that the receiver has had:
+    by default they are left out, since they would come out of order.
+
+    Told twice it copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
+
+    Raises ConfigurationError where the store is no SQL database, and StoreError.
+    """
+    events = Events(dialect_of(engine.store, "events"))
+    topic = f"{PREFIX}.{receiver.name}"
+
+    def pages() -> Iterator[Place]:
+        after = 0
+        while page := engine.perform("events", lambda after=after: events.places(after, PAGE)):  # type: ignore[misc]
+            yield from page
+            after = page[-1].seq
+
+    had = {each.id for each in pages() if each.topic == topic}
+    last: dict[tuple[str, str], int] = {}
+    oldest: int | None = None
+    for each in pages():
+        if isinstance(each.created_at, int):  # it may be damaged
+            oldest = each.created_at if oldest is None else min(oldest, each.created_at)
+        if receiver.takes(each.topic) and copy_id(each.id, receiver.name) in had:
+            last[each.aggregate_type, each.aggregate_id] = each.seq
+    copied = there = too_late = after = 0
+    while page := engine.perform("events", lambda after=after: events.past(after, PAGE_OF_PAYLOADS)):  # type: ignore[misc]
+        after = page[-1].seq
+        wanted: list[Event] = []
+        for waiting in page:
+            event = waiting.event
+            is_copy = waiting.damage is None and RECEIVER in dict(event.headers)
+            if waiting.damage is not None or is_copy:
+                continue
+            if waiting.created_at < since_us or not receiver.takes(event.topic):
+                continue
+            if copy_id(event.id, receiver.name) in had:
+                there += 1
+            elif not late and waiting.seq < last.get((event.aggregate_type, event.aggregate_id), 0):
+                too_late += 1
+            else:
+                wanted.append(copy_for(receiver.name, event))
+        if wanted:
+            copied += engine.perform("events_copy", lambda wanted=wanted: events.write(wanted))  # type: ignore[misc]
+    return Replayed(copied, there, too_late, oldest)
+
+
 # --- as a file --------------------------------------------------------------------------------
 
 _MEMBERS: Final = ("name", "url", "secret_env", "secret_file", "topics", "private", "seconds")
 
 
-def read_receivers(path: str | Path, environ: Mapping[str, str] = os.environ) -> list[Receiver]:
-    """The receivers that a TOML file declares, one ``[[receiver]]`` table each.
+def read_receivers(
+    path: str | Path, environ: Mapping[str, str] = os.environ, *, secrets: bool = True
+) -> list[Receiver]:
+    """The receivers that a TOML file declares, one ``[[receiver]]`` table each; ``secrets`` False leaves theirs empty.
 
     Raises ConfigurationError, which names the file, the receiver, the member and the remedy.
     """
-    from semel.outbox.sinks.webhook import secrets_of  # needs an extra
+    secrets_of = _no_secret
+    if secrets:
+        from semel.outbox.sinks.webhook import secrets_of  # needs an extra
 
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -315,13 +394,19 @@ def read_receivers(path: str | Path, environ: Mapping[str, str] = os.environ) ->
     return found
 
 
+def _no_secret(text: str, where: str) -> tuple[bytes, ...]:
+    return ()
+
+
 def _receiver(
     table: dict[str, Any], environ: Mapping[str, str], secrets_of: Callable[[str, str], tuple[bytes, ...]]
 ) -> Receiver:
     variable, file = table.pop("secret_env", None), table.pop("secret_file", None)
     if (variable is None) == (file is None):
         raise ConfigurationError("give secret_env (a variable's name) or secret_file; a secret is never in this file")
-    if variable is not None:
+    if secrets_of is _no_secret:
+        text, where = "", ""
+    elif variable is not None:
         text, where = environ.get(str(variable), ""), f"secret_env: ${variable}"
         if not text:
             raise ConfigurationError(f"secret_env: ${variable} is not set; give it 'whsec_' and base64")

@@ -32,6 +32,17 @@ class Depth(NamedTuple):
     oldest_us: int  # for how long the oldest has been waiting; 0 where none is
 
 
+class Place(NamedTuple):
+    """Where an event is, without its payload."""
+
+    seq: int
+    id: str
+    topic: str
+    aggregate_type: str
+    aggregate_id: str
+    created_at: int
+
+
 class Events:
     """The outbox of one database."""
 
@@ -93,6 +104,16 @@ class Events:
         """A page of what is not published, oldest first; ``after`` a seq; ``parked`` and ``topic`` those alone."""
         params: Values = {"after": after, "limit": limit, "parked": int(parked), "topic": topic}
         rows = yield from self.dialect.rows(self._sql["find"], params)
+        return [_waiting(row) for row in rows]
+
+    def places(self, after: int, limit: int) -> Flow[list[Place]]:
+        """A page of all events, published or not, oldest first; ``after`` a seq."""
+        rows = yield from self.dialect.rows(self._sql["places"], {"after": after, "limit": limit})
+        return [Place(*cast("tuple[int, str, str, str, str, int]", row)) for row in rows]
+
+    def past(self, after: int, limit: int) -> Flow[list[Waiting]]:
+        """A page of what is published and not forgotten yet, oldest first; ``after`` a seq."""
+        rows = yield from self.dialect.rows(self._sql["past"], {"after": after, "limit": limit})
         return [_waiting(row) for row in rows]
 
     def depth(self) -> Flow[Depth]:

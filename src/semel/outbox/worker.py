@@ -29,7 +29,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
-from semel.outbox.flow import TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
+from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
 from semel.outbox.partitions import Lanes
 from semel.outbox.rules import LANES, RECEIVER
 from semel.outbox.run import listening
@@ -104,6 +104,8 @@ class Relay:
         dialect = dialect_of(engine.store, "events")
         self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
         self.sink = sink
+        self._refused_waits: Sequence[float] = getattr(sink, "refused_waits", ())
+        self._outage_seconds_max: float = getattr(sink, "outage_seconds_max", OUTAGE_SECONDS_MAX)
         self._delivers_copies = bool(getattr(sink, "delivers_copies", False))
         self.published = 0
         self.parked = 0
@@ -208,6 +210,7 @@ class Relay:
         outage: str | None = None
         unreached_topics: set[str] = set()
         slow: set[str] = set()
+        asked: dict[str, float] = {}
         while wave := batch.wave():
             replies = await self._deliver_readable(wave)
             for each, reply in zip(wave, replies, strict=True):
@@ -221,12 +224,22 @@ class Relay:
                     unreached_topics.add(each.event.topic)
                     if reply.others_go_on:
                         slow.add(each.event.topic)
+                    if reply.wait_seconds > 0:
+                        asked[each.event.topic] = max(reply.wait_seconds, asked.get(each.event.topic, 0.0))
             await self._note_refused(wave, replies)
             if None not in replies and any(isinstance(reply, Unreached) for reply in replies):
                 break  # the rest of the batch is spared
             await self._attend_in_time()
         topics = {each.event.topic for each in arrived}
-        passed = self._away.met(unreached_topics, topics, time.monotonic(), self._random.random(), slow=slow)
+        passed = self._away.met(
+            unreached_topics,
+            topics,
+            time.monotonic(),
+            self._random.random(),
+            slow=slow,
+            asked=asked,
+            most=self._outage_seconds_max,
+        )
         self._put_away, self._struck = bool(unreached_topics) and passed, not passed
         # Where some have arrived, one partition or queue is away: the others of its topic do not wait for it.
         self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1
@@ -283,7 +296,8 @@ class Relay:
                     self.parked += 1
                     self._tell("events_parked", each.event.topic, detail=detail)
             else:
-                wait = int(event_wait_seconds(each.tries, self._random.random()) * 1_000_000)
+                seconds = event_wait_seconds(each.tries, self._random.random(), self._refused_waits)
+                wait = int(max(seconds, reply.wait_seconds) * 1_000_000)
                 make = lambda seq=seq, wait=wait, reason=reason: events.postpone(seq, wait, reason)  # noqa: E731
                 await perform("events_postpone", make)
 

@@ -7,6 +7,7 @@ says.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ class ResumedCall(RouteCall):
 
     def __init__(self, permit: Permit | None, take: Callable[[Message], None]) -> None:
         self._permit = permit
-        self._failure = None
+        self._failure = self._own_status = None
         self.take = take
         self.reached = False
         self.inside = False  # whether the request came to a capture
@@ -61,6 +62,15 @@ class ResumedCall(RouteCall):
         """The permit that the completer was granted; before it has claimed, an answer in the endpoint's place."""
         self.reached = True
         return _REACHED if self._permit is None else self._permit
+
+    async def outlive_client(self) -> None:
+        """There is no client: the application never learns that one has gone."""
+        await asyncio.Event().wait()
+
+    @property
+    def own_status(self) -> int | None:
+        """The status of the exception, where it is an answer itself."""
+        return self._own_status
 
     @property
     def failure(self) -> BaseException | None:
@@ -118,7 +128,11 @@ class ResumedApp:
             raise failure  # what it proves is stronger than what the framework made of it
         if self._claims and not call.reached:
             raise self._not_reached(f"was answered with {capture.status}")
-        if failure is not None and capture.status < 400 and getattr(failure, "status_code", None) != capture.status:
+        if (
+            failure is not None
+            and capture.status < 400
+            and getattr(failure, "status_code", call.own_status) != capture.status
+        ):
             raise failure  # a page that was made of an exception is no proof of success
         if not capture.complete:
             raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)

@@ -36,6 +36,11 @@ def Token(get_response: Callable[[Any], Any]) -> Any:
         user = user_of(request)
         if user is not None:
             request.user = user
+
+            async def find_user() -> User:  # as login_required asks in front of a coroutine
+                return user
+
+            request.auser = find_user
             request._dont_enforce_csrf_checks = True
 
     def end(request: Any, response: Any) -> Any:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from django.test import AsyncClient, TransactionTestCase, override_settings
+from django.test import AsyncClient, RequestFactory, TransactionTestCase, override_settings
 from rest_framework.test import APIRequestFactory
 
 from semel.errors import ConfigurationError
+from semel.integrations import django as semel
+from semel.integrations.django.site import BULKS
 from tests.frameworks.django_site import rest, views
+from tests.frameworks.django_site.models import Effect
 from tests.frameworks.django_site.outer import User
 from tests.frameworks.django_site.tests import Asking, effects
 
@@ -60,6 +63,34 @@ class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert effects() == []
         with override_settings(ROOT_URLCONF="tests.frameworks.django_site.urls"):
             assert self.ask(PATH, ["y"]).status_code == 200  # also under ATOMIC_REQUESTS
+
+    def test_an_atomic_item_that_writes_by_djangos_orm_is_refused(self) -> None:
+        def count(item: Any) -> str:
+            Effect.objects.count()  # it may read
+            item.connection.execute("INSERT INTO django_site_effect (what) VALUES ('by the connection')")
+            return "ok"
+
+        def write(item: Any) -> None:
+            Effect.objects.create(what="by the ORM")
+
+        for handler, refusal in ((count, None), (write, "commits for itself")):
+            made = semel.bulk(f"atomic.{handler.__name__}", handler, effects="atomic")
+            try:
+                asked = self.items()
+                if refusal is None:
+                    assert made.answer(asked).status_code == 200
+                else:
+                    with pytest.raises(ConfigurationError, match=refusal):
+                        made.answer(asked)
+            finally:
+                BULKS.remove(f"atomic.{handler.__name__}")
+        assert effects() == ["by the connection"]
+
+    def items(self) -> Any:
+        headers = {"Idempotency-Key": self.key}
+        made = RequestFactory().post("/", '["x"]', content_type="application/json", headers=headers)
+        made.user = User("alice")
+        return made
 
     def test_202_ends_without_its_client(self) -> None:
         os.mkfifo(views.GATE)

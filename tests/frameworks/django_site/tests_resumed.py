@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -14,13 +15,11 @@ from django.contrib.auth.models import User
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.wsgi import get_wsgi_application
 from django.db import transaction
-from django.http import HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, TransactionTestCase, override_settings
 
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.http.wsgi.accepted import Accepted
-from semel.integrations import django as semel
 from semel.integrations.django.middleware import INSTALLED
 from semel.integrations.django.site import site
 from semel.resuming.process import completing
@@ -124,12 +123,40 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         with override_settings(SEMEL={"RESUMED_USER": 7}), pytest.raises(ConfigurationError, match="of a Caller"):
             site()
 
-    def test_an_async_view_cannot_be_resumable(self) -> None:
-        async def late(request: Any) -> Any:
-            return HttpResponse()
+    def test_an_async_view_is_told_202_and_gone_on_with_too(self) -> None:
+        async def ask(headers: Any = ASYNC) -> Any:
+            given = {"Authorization": "Bearer alice", "Idempotency-Key": self.key, **headers}
+            body = json.dumps({"what": "parcel"})
+            return await AsyncClient().post("/ship-async/7", body, content_type="application/json", headers=given)
 
-        with pytest.raises(ConfigurationError, match="write def"):
-            semel.command("late", effects="external", steps=True, resumable=True)(late)
-        site()._declared.pop("late")
+        def ask_wsgi() -> Any:
+            return self.ask("/ship-async/7", {"what": "parcel"}, headers=ASYNC)
+
+        for served in (ask_wsgi, async_to_sync(ask)):
+            self.key, before = self.key[::-1] + "x", len(effects())
+            views.SHIPPING["gate"].clear()
+            assert served().status_code == 202
+            got = served()
+            assert got.status_code == 202, (got.status_code, got.content[:600])
+            views.SHIPPING["gate"].set()
+            ends = time.monotonic() + 20
+            while self.state() != "SUCCEEDED" and time.monotonic() < ends:
+                pass
+            ended = served()
+            assert (ended.status_code, ended.headers["Idempotency-Replayed"]) == (201, "true")
+            assert effects()[before:] == DONE
+
+    def test_an_async_view_that_fails_behind_its_202_goes_on_with_a_completer(self) -> None:
+        views.SHIPPING["gate"].set()
+        views.SHIPPING["ends"] = ConnectionError("away")
+        assert self.ask("/ship-async/7", {"what": "parcel"}, headers=ASYNC).status_code == 202
+        INSTALLED[-1].accepted.close()
+        views.SHIPPING["ends"] = None
+        assert effects() == DONE[:1]
+        assert self.complete() == 1
+        ended = self.ask("/ship-async/7", {"what": "parcel"})
+        assert (ended.status_code, ended.headers["Idempotency-Replayed"], effects()) == (201, "true", DONE)
+
+    def test_the_project_serves_on(self) -> None:
         assert isinstance(get_wsgi_application(), WSGIHandler)
         assert Client().get("/effects").status_code == 200

@@ -50,6 +50,7 @@ urlpatterns = [
     path("plain", rest.plain),
     path("approvals/<int:store>", views.approvals.answer),
     path("ship/<int:number>", views.ship),
+    path("ship-async/<int:number>", views.ship_async),
     path("rest-approvals", rest.approve),
     path("", include(router.urls)),
 ]

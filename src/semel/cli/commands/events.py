@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -37,17 +38,32 @@ def add(commands: Commands[Parser]) -> None:
         "semel events drop 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
         "semel events drop 17\n"
         "semel events --by-topic\n"
-        "semel events retry --topic receiver.shop",
+        "semel events retry --topic receiver.shop\n"
+        "semel events replay --to shop --receivers receivers.toml --since 2026-11-20",
         "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
         "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
         "its PLACE.",
     )
-    parser.add_argument("action", nargs="?", choices=("list", "park", "retry", "drop"), default="list")
+    parser.add_argument("action", nargs="?", choices=("list", "park", "retry", "drop", "replay"), default="list")
     parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
     parser.add_argument(
         "--topic", help="list this topic alone; of retry and drop, without an EVENT_ID: all parked events of this topic"
+    )
+    parser.add_argument(
+        "--to",
+        metavar="RECEIVER",
+        help="of replay: the receiver that gets the published events which it has never had, as far as they are kept",
+    )
+    parser.add_argument("--receivers", metavar="FILE", help="of replay: the file that declares it")
+    parser.add_argument(
+        "--since", type=_moment, metavar="WHEN", help="of replay: events from then on, such as 2026-11-20T08:00Z (UTC)"
+    )
+    parser.add_argument(
+        "--late",
+        action="store_true",
+        help="of replay: also events that come too late for the order of their aggregate",
     )
     parser.add_argument("--by-topic", action="store_true", help="how much waits of each topic, the slowest first")
     parser.add_argument(
@@ -65,6 +81,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         if options.id is not None:
             raise UsageFailed("semel events list takes no EVENT_ID")
         return _by_topic(options, out) if options.by_topic else _list(options, out)
+    if options.action == "replay":
+        return _replay(options, out)
     if options.topic is not None and options.id is None and options.action in ("retry", "drop"):
         return _all_of(options, out)
     if options.action == "park" and not options.reason:
@@ -123,6 +141,46 @@ def _all_of(options: argparse.Namespace, out: Output) -> int:
         raise NotFound(f"no event of the topic {options.topic!r} is parked; see semel events --by-topic")
     out.document({"topic": options.topic, "action": options.action, "events": count})
     out.say(f"{options.topic}: {count} {_DONE[options.action]}")
+    return Exit.OK
+
+
+def _moment(text: str) -> int:
+    """A time in ISO 8601, UTC where it names no zone, as µs since 1970."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write it as 2026-11-20 or 2026-11-20T08:00Z") from None
+    return int((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def _replay(options: argparse.Namespace, out: Output) -> int:
+    """Give a receiver what it has missed."""
+    from semel.outbox.receivers import read_receivers, replay_to
+
+    if options.to is None or options.receivers is None or options.id is not None:
+        raise UsageFailed("semel events replay needs --to RECEIVER and --receivers FILE, and takes no EVENT_ID")
+    declared = {each.name: each for each in read_receivers(options.receivers, secrets=False)}
+    if options.to not in declared:
+        raise UsageFailed(f"{options.receivers} declares no receiver {options.to!r}; it has {', '.join(declared)}")
+    with opened(options) as engine:
+        found = replay_to(engine, declared[options.to], since_us=options.since or 0, late=options.late)
+    oldest = None if found.oldest_us is None else datetime.fromtimestamp(found.oldest_us / 1_000_000, UTC)
+    out.document(
+        {
+            "receiver": options.to,
+            "copied": found.copied,
+            "there": found.there,
+            "late": found.late,
+            "oldest": None if oldest is None else oldest.isoformat(),
+        }
+    )
+    out.say(f"{options.to}: {found.copied} events will be delivered; {found.there} it has, or waits for, already")
+    if found.late:
+        out.say(
+            f"{found.late} would come after later events of their aggregates, and are left out; --late sends them, too"
+        )
+    if oldest is not None and (options.since is None or options.since < (found.oldest_us or 0)):
+        out.say(f"the outbox keeps events from {oldest:%Y-%m-%d %H:%M:%S} UTC on; older ones are forgotten")
     return Exit.OK
 
 

@@ -160,6 +160,10 @@ class AsgiCall:
 
     async def _after_body(self) -> Message:
         """Nothing until the answer is complete: a handler is not told that its client has gone."""
+        await self._until_it_may_know()
+        return {"type": "http.disconnect"} if self._capture.ended else await self._receive()
+
+    async def _until_it_may_know(self) -> None:
         capture = self._capture
         if not capture.ended and not capture.endless:
             if self._ended is None:
@@ -169,7 +173,6 @@ class AsgiCall:
                     await self._ended.wait()
             except TimeoutError:
                 pass  # past its deadline nobody waits for the handler: it may know
-        return {"type": "http.disconnect"} if capture.ended else await self._receive()
 
     async def send(self, message: Message) -> None:
         """Take a part of the answer."""

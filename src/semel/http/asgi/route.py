@@ -59,6 +59,7 @@ class RouteCall(AsgiCall):
     _cut = False
     _told = False
     _failure: BaseException | None = None
+    _own_status: int | None = None
     _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
@@ -194,9 +195,22 @@ class RouteCall(AsgiCall):
         """Whether an endpoint has claimed, whatever it was given."""
         return self._permit is not None or self._instead is not None
 
-    def failed(self, error: BaseException) -> None:
-        """The endpoint raised this, whatever the framework makes of it further outside."""
+    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+        """The endpoint raised this, whatever the framework makes of it; ``own_status`` where it is an answer itself."""
         self._failure = error
+        self._own_status = own_status
+
+    def note(self, error: BaseException) -> None:
+        """The framework met this exception after the claim; what the endpoint itself raised counts for more."""
+        if self.has_claimed and self._failure is None:
+            self.failed(error)
+
+    async def outlive_client(self) -> None:
+        """The client has gone: return once the application may know, which of a command is when it runs too long."""
+        if self.has_claimed:
+            await self._until_it_may_know()
+            if self._capture.ended:
+                await asyncio.Event().wait()  # nothing is left to cut short
 
     # --- what the application gets --------------------------------------------------------------
 
@@ -315,7 +329,7 @@ class RouteCall(AsgiCall):
         self.outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        return self._exchange.outcome(permit, self._capture, error, self._failure)
+        return self._exchange.outcome(permit, self._capture, error, self._failure, self._own_status)
 
 
 class _Limit:
@@ -405,7 +419,7 @@ class CaptureMiddleware:
     ) -> None:
         self.app = app
         self._bodies = Bodies(surface, bytes_max)
-        self._engine = engine
+        self.engine = engine
         self._may_claim = may_claim
         self._may_reach = may_reach
         self._kept_alive = kept_alive
@@ -417,7 +431,7 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            await self._call(RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies))
+            await self._call(RouteCall(self.app, self.engine, scope, receive, send, self._may_claim, self._bodies))
 
     async def _call(self, call: RouteCall) -> None:
         if self._kept_alive.is_needless(call.runner):

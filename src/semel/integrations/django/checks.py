@@ -31,7 +31,10 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     except SemelError as error:
         return [Error(str(error), id="semel.E001")]
     get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
-    here.look_at_routes()
+    try:
+        here.look_at_routes()
+    except SemelError as error:
+        return [Error(str(error), id="semel.E006")]
     return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
 
 

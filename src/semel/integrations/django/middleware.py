@@ -11,6 +11,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefuncti
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.wsgi.accepted import Accepted
 from semel.integrations.django.call import CALL, DjangoCall
+from semel.integrations.django.site import site
 
 INSTALLED: Final[list[SemelMiddleware]] = []  # the last one that Django has made
 
@@ -28,6 +29,7 @@ class SemelMiddleware:
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._has_looked = False
         self._is_async = iscoroutinefunction(get_response)
         self.accepted = Accepted()
         INSTALLED.append(self)
@@ -45,6 +47,7 @@ class SemelMiddleware:
             return self._serve_async(request)
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
             return self.get_response(request)
+        self._look()
         call = DjangoCall(request, self)
         setattr(request, CALL, call)
         try:
@@ -56,9 +59,16 @@ class SemelMiddleware:
             raise
         return response
 
+    def _look(self) -> None:
+        """Refuse, from its first request on, a project that would not be protected as it is declared."""
+        if not self._has_looked:
+            site().look_at_routes()
+            self._has_looked = True
+
     async def _serve_async(self, request: Any) -> Any:
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
             return await self.get_response(request)
+        self._look()
         # Django cancels a request whose client has gone: a view that has claimed runs to its end all the same.
         task = asyncio.create_task(self._capture(request))
         self._tasks.add(task)

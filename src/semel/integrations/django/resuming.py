@@ -39,7 +39,12 @@ def serve_kept(environ: dict[str, Any], start_response: Callable[..., Any]) -> I
     request = WSGIRequest(environ)
     scope = environ["semel.permit"].command.scope
     request.semel_permit = environ["semel.permit"]
-    request.user = site().resumed_user(Caller(scope.tenant, scope.caller))
+    request.user = user = site().resumed_user(Caller(scope.tenant, scope.caller))
+
+    async def find_user() -> Any:  # as login_required asks in front of a coroutine
+        return user
+
+    request.auser = find_user
     request.csrf_processing_done = True  # it was checked when its client sent it
     call = DjangoCall(request, middleware)
     call.given = outer.given

@@ -39,6 +39,7 @@ class Declared:
 
 
 _DECLARED: Final[dict[str, Declared]] = {}  # by the views' modules, which are imported once
+_PLAIN: Final[dict[int, tuple[Any, str]]] = {}  # views as they were before they were declared
 BULKS: Final[list[str]] = []  # the names of lists, likewise
 
 
@@ -62,6 +63,7 @@ class Site:
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._lock = threading.RLock()
         self._declared = _DECLARED
+        self.plain = _PLAIN
         self._places: dict[str, Place] = {}
         self._templates: dict[str, set[str]] | None = None
         if not isinstance(given, Mapping):
@@ -209,11 +211,15 @@ class Site:
     # --- routes -----------------------------------------------------------------------------------
 
     def look_at_routes(self) -> Mapping[str, set[str]]:
-        """The templates under which each operation is reached; where several lead to one, its path counts."""
+        """The templates under which each operation is reached; where several lead to one, its path counts.
+
+        Raises ConfigurationError where a path leads to a view as it was before it was declared.
+        """
         templates = self._templates
         if templates is None:
             with self._lock:
                 found: dict[str, set[str]] = {}
+                _check_views(get_resolver().url_patterns, self.plain)
                 for name, template in _routes(get_resolver().url_patterns, ""):
                     found.setdefault(name, set()).add(without_slashes(template))
                 for place in self._places.values():
@@ -222,6 +228,17 @@ class Site:
                             each.route.count_path()
                 templates = self._templates = found
         return templates
+
+
+def _check_views(patterns: Any, plain: Mapping[int, tuple[Any, str]]) -> None:
+    for pattern in patterns:
+        if hasattr(pattern, "url_patterns"):
+            _check_views(pattern.url_patterns, plain)
+        elif (found := plain.get(id(pattern.callback))) is not None and found[0] is pattern.callback:
+            raise ConfigurationError(
+                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the view as it was "
+                "before @semel.command; name what the decorator has returned"
+            )
 
 
 def _routes(patterns: Any, prefix: str) -> Iterator[tuple[str, str]]:

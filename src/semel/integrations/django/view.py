@@ -79,11 +79,6 @@ def command(
                 "def, and Django runs the view in a thread"
             )
 
-        if declared.policy.resumable and is_async:
-            raise ConfigurationError(
-                f"{view.__qualname__}: resumable=True runs a view in a thread, without its client; write def"
-            )
-
         @functools.wraps(view)
         def claimed(*args: Any, **kwargs: Any) -> Any:
             return _serve(view, declared, args, kwargs)
@@ -96,6 +91,7 @@ def command(
         if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
             wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
+        site().plain[id(view)] = (view, name)
         return cast(F, wrapped)
 
     return declare
@@ -159,8 +155,13 @@ async def _serve_async(
         return HttpResponseNotAllowed(UNSAFE_METHODS)
 
     def claim() -> Permit | Answer | None:
+        if declared.policy.steps:
+            _check_outside(f"the steps of {declared.name!r} are made")
         _, command = _command(call, declared, request, args, kwargs)
-        return call.claim(command) if isinstance(command, Command) else command
+        permit = call.claim(command) if isinstance(command, Command) else command
+        if isinstance(permit, Permit) and call.wants_async:
+            return call.accept() or permit
+        return permit
 
     # Django's user may be read from the database, which is for threads: this thread has its own connection.
     permit = await sync_to_async(claim, thread_sensitive=True)()
@@ -268,9 +269,19 @@ def bulk(
         found = site().place(using or site().database)
         return found.engine, found.surface
 
+    if not callable(handler) or iscoroutinefunction(handler):
+        raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
+
+    @functools.wraps(handler)
+    def guarded(item: BulkItem) -> object:
+        if item.connection is None:
+            return handler(item)
+        with databases.refusing_writes(using or site().database, operation):
+            return handler(item)
+
     made = BulkView(
         operation,
-        handler,
+        guarded,
         options,
         place=place,
         around=_with_connections,

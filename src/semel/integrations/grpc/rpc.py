@@ -211,6 +211,11 @@ def declare(
         )
     if not callable(caller) or inspect.iscoroutinefunction(caller):
         raise ConfigurationError(f"caller must be a plain function of the Call; it is {caller!r}")
+    if not operations:
+        raise ConfigurationError(
+            "operations= names no method, so that nothing would be protected; write "
+            "operations={'/shop.Payments/Create': Policy(effects='external')}"
+        )
     made: dict[str, DeclaredRpc] = {}
     names: dict[str, str] = {}
     known = {f"/{service.full_name}/{method.name}": method for service in services for method in service.methods}

@@ -20,10 +20,14 @@ _PLAIN: Final = "".join(chr(code) for code in range(32, 127) if chr(code) != "%"
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker will not have this event. ``for_good``: trying again cannot help."""
+    """The broker will not have this event. ``for_good``: trying again cannot help.
+
+    ``wait_seconds``: it asks not to be tried again before.
+    """
 
     reason: str
     for_good: bool = False
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +35,23 @@ class Unreached:
     """The broker did not say that it has this event.
 
     ``others_go_on``: only its topic is slow. It is left alone for a moment, also where some of its events have arrived.
+    ``wait_seconds``: it asks not to be called before.
     """
 
     reason: str
     others_go_on: bool = False
+    wait_seconds: float = 0.0
 
 
 Reply = Refused | Unreached | None
 
 
 class Sink(Protocol):
-    """A broker, or whatever else takes events."""
+    """A broker, or whatever else takes events.
+
+    It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
+    ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone.
+    """
 
     name: str  # as it is told to people; without a password
 

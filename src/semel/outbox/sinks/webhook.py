@@ -17,6 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,6 +26,7 @@ import httpx
 
 from semel.errors import UrlError
 from semel.outbox.event import Event
+from semel.outbox.flow import WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
 
 VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
@@ -33,6 +35,7 @@ SECRETS_MAX: Final = 2
 SECONDS: Final = 10.0
 AT_ONCE: Final = 20
 REPLY_BYTES_MAX: Final = 64 * 1024
+RETRY_AFTER_SECONDS_MAX: Final = 86_400
 # an event's headers of these names say nothing about the request that carries it
 _OF_HTTP: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
@@ -79,12 +82,15 @@ def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
 
 
 class WebhookSink:
-    """Posts events to one receiver.
+    """Posts events to one receiver. What it refuses is tried again for three days.
 
     Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them, or
     several while it is rotated: the receiver takes a message whose signatures hold one of its own; ``private`` lets the
     receiver be in a private network or on this machine.
     """
+
+    refused_waits: Final = WEBHOOK_WAITS
+    outage_seconds_max: Final = WEBHOOK_OUTAGE_SECONDS_MAX
 
     def __init__(
         self, url: str, secret: bytes | Sequence[bytes], *, private: bool = False, seconds: float = SECONDS
@@ -135,7 +141,7 @@ class WebhookSink:
             return Refused(told(error))
         except (httpx.HTTPError, httpcore.NetworkError, OSError, TimeoutError) as error:
             return Unreached(told(error))
-        return _meaning(reply.status_code)
+        return _meaning(reply.status_code, _retry_after(reply.headers.get("retry-after"), time.time()))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -153,14 +159,30 @@ async def _read_some(reply: httpx.Response) -> None:
             return
 
 
-def _meaning(status: int) -> Reply:
+def _retry_after(text: str | None, now: float) -> float:
+    """The seconds that a receiver asks for, at most a day; 0 where it asks for none.
+
+    >>> _retry_after("120", 0), _retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 0), _retry_after("soon", 0)
+    (120.0, 60.0, 0.0)
+    """
+    given = (text or "").strip()
+    if given.isascii() and given.isdecimal():
+        return float(min(int(given[:9]), RETRY_AFTER_SECONDS_MAX))
+    try:
+        at = parsedate_to_datetime(given).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+    return min(max(0.0, at - now), float(RETRY_AFTER_SECONDS_MAX))
+
+
+def _meaning(status: int, wait_seconds: float = 0.0) -> Reply:
     if 200 <= status < 300:
         return None
     if 300 <= status < 400:
         return Refused(f"the receiver answered {status}, a redirect; give the address that it leads to")
     if status in _AWAY:
-        return Unreached(f"the receiver answered {status}")
-    return Refused(f"the receiver answered {status}", status == 410)
+        return Unreached(f"the receiver answered {status}", wait_seconds=wait_seconds)
+    return Refused(f"the receiver answered {status}", status == 410, wait_seconds)
 
 
 class _Guarded(httpx.AsyncHTTPTransport):

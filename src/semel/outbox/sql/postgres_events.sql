@@ -161,6 +161,18 @@ WHERE e.published_at IS NULL AND e.seq > :after::bigint
     AND (:topic::text IS NULL OR e.topic = :topic::text)
 ORDER BY e.seq LIMIT :limit::bigint;
 
+-- name: places
+-- A page of all events, oldest first, without their payloads.
+SELECT e.seq, e.id::text, e.topic, e.aggregatetype, e.aggregateid, e.created_at
+FROM semel_event AS e WHERE e.seq > :after::bigint ORDER BY e.seq LIMIT :limit::bigint;
+
+-- name: past
+-- A page of events that are published and not forgotten yet, oldest first.
+SELECT
+    e.seq, e.id::text, e.topic, e.type, e.aggregatetype, e.aggregateid,
+    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
+FROM semel_event AS e WHERE e.published_at IS NOT NULL AND e.seq > :after::bigint ORDER BY e.seq LIMIT :limit::bigint;
+
 -- name: topics
 -- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
 WITH clock AS MATERIALIZED (

@@ -74,13 +74,22 @@ def session_on(connection: Any, **options: Any) -> Session:
     return Session(_engine_on(connection), **options)
 
 
+def mark_of(connection: Any) -> Callable[[], object] | None:
+    """Of an item of a bulk: what lets a session roll back to here, once that is committed; None elsewhere."""
+    mark: Callable[[], object] | None = getattr(getattr(connection, "rollback", None), "mark", None)
+    return mark
+
+
 def _engine_on(connection: Any) -> Engine:
     """An engine whose only connection is an ATOMIC unit's. Raises ConfigurationError."""
     dialect, server = _dialect_of(connection)
 
     def borrow(_: Dialect) -> Any:
-        if (dialect, server) not in _known:
+        mark = mark_of(connection)
+        if mark is not None or (dialect, server) not in _known:
             connection.commit()  # SQLAlchemy rolls back what it asked a server that it meets for the first time
+        if mark is not None:
+            mark()
         return connection
 
     return bound_engine(dialect, server, borrow)

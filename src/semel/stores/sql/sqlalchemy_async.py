@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from semel.core.flow import MakeFlow
 from semel.errors import ConfigurationError
-from semel.stores.sql.sqlalchemy import bound_engine, join_sqlalchemy, postgres_server
+from semel.stores.sql.sqlalchemy import bound_engine, join_sqlalchemy, mark_of, postgres_server
 from semel.stores.sqlite.join import JoinedUnit, StoreFile
 
 __all__ = ["AsyncConnection", "AsyncSession", "async_session_on", "join_sqlalchemy_async"]
@@ -53,6 +53,9 @@ def async_session_on(connection: Any, **options: Any) -> AsyncSession:
     async def lend() -> Any:
         if hasattr(connection, "commit"):  # as in ``session_on``; with asyncpg a session has a savepoint of its own
             await connection.commit()
+        mark = mark_of(connection)
+        if mark is not None:
+            mark()
         return connection
 
     def borrow(made: Dialect) -> Any:

@@ -1,0 +1,1 @@
+"""Tickets: Quart, SQLAlchemy and SQLite."""

@@ -1,0 +1,1 @@
+"""Donations: Strawberry, Starlette and SQLite."""

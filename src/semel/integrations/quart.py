@@ -1,0 +1,287 @@
+"""Quart: the operation is declared on the view, claimed inside it, and captured around the application.
+
+    semel = Semel(app, AsyncEngine.connect("sqlite:///shop.db"), caller=lambda: g.user)
+
+    @app.post("/orders")
+    @semel.command("orders.create", effects="external")
+    async def create_order(permit: Permit = semel.permit): ...
+
+Quart reads a request's body in a task of its own and ends the view when the client goes away: a view that has claimed
+is left to finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Final, cast
+
+from quart import Quart, Response, got_request_exception, has_request_context, request
+from quart.asgi import ASGIHTTPConnection
+from quart.cli import ScriptInfo
+from quart.utils import cancel_tasks, raise_task_exceptions, run_sync
+from werkzeug.datastructures import Headers
+
+from semel.core.model import Answer, Effects
+from semel.engine.async_engine import AsyncEngine
+from semel.errors import ConfigurationError
+from semel.http.asgi.route import CALL_KEY, CaptureMiddleware, RouteCall
+from semel.http.problem_page import problem_page
+from semel.http.problems import PAGE_NAME
+from semel.http.routing import Params
+from semel.integrations.asgi_endpoint import EndpointCommands, may_claim, path_of
+from semel.integrations.endpoint import DECLARED, DeclaredEndpoint
+from semel.integrations.werkzeug import (
+    WHO,
+    check_routes,
+    check_unrouted,
+    find_status,
+    params_of,
+    read_caller,
+    read_headers,
+    semel_commands,
+)
+from semel.operations.http import Operations
+from semel.policy import Policy
+from semel.resuming.asgi import completer_for
+from semel.resuming.worker import running
+from semel.workers.reaper import Reaper
+
+_EXTENSION: Final = "semel"  # in app.extensions
+
+
+class Semel(EndpointCommands):
+    """Protects the commands of Quart applications, view by view.
+
+    Parameters: ``app`` and ``engine``, or ``Semel(None, engine, ...)`` and :meth:`init_app` later; ``caller``, a
+    function without parameters or of the ASGI scope, asked inside the view: it returns a text, a number, a UUID or a
+    :class:`~semel.http.caller.Caller`, or None where the caller is not known; ``tenant`` of texts, numbers and UUIDs;
+    ``operations_path`` where the status of operations is served (None: nowhere); ``reap`` runs a
+    :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+    :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
+    :class:`~semel.http.settings.HttpSettings`.
+
+    Raises ConfigurationError: a missing caller, an engine of the other colour, a setting that cannot be used.
+
+    >>> from quart import Quart
+    >>> from semel import AsyncEngine, Permit
+    >>> from semel.http.caller import single_caller
+    >>> app = Quart("notes")
+    >>> semel = Semel(app, AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
+    >>> @app.post("/notes")
+    ... @semel.command("notes.create", effects="idempotent")
+    ... async def create_note(permit: Permit = semel.permit):
+    ...     return {"attempt": permit.attempt}, 201
+    >>> async def main():
+    ...     answer = await app.test_client().post("/notes", headers={"Idempotency-Key": "note-1"})
+    ...     print(answer.status_code, await answer.get_json())
+    >>> asyncio.run(main())
+    201 {'attempt': 1}
+    """
+
+    way = "give the application to Semel(app, engine, caller=...), or call semel.init_app(app)"
+
+    def __init__(
+        self,
+        app: Quart | None,
+        engine: AsyncEngine,
+        *,
+        caller: Callable[..., Any] | None = None,
+        tenant: str = "single",
+        operations_path: str | None = "/operations",
+        reap: bool = True,
+        complete: bool = True,
+        **settings: Any,
+    ) -> None:
+        _check_app(app, or_none=True)
+        if caller is None:
+            raise ConfigurationError(WHO.format(example="current_user.auth_id with Quart-Auth"))
+        super().__init__(engine, caller=read_caller(caller, tenant), **settings)
+        self._apps: weakref.WeakSet[Quart] = weakref.WeakSet()
+        self._operations_path = operations_path
+        self._reap = reap
+        self.completes = complete
+        self.operations = Operations(self.surface, engine, lambda: tuple(self.declared))
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Quart) -> None:
+        """Capture the application's answers, open and close the engine with it, serve the operations' status, and add
+        the commands ``quart semel``.
+
+        Raises ConfigurationError.
+        """
+        _check_app(app)
+        if _EXTENSION in app.extensions:
+            raise ConfigurationError(f"the application {app.name!r} has a Semel already; one protects it")
+        app.extensions[_EXTENSION] = self
+        self._apps.add(app)
+        capture = CaptureMiddleware(
+            cast("Any", app.asgi_app), self.engine, may_claim, self._kept_alive, self.surface, self._bytes_max, _Reach()
+        )
+        app.asgi_app = _Checked(capture, lambda: check_routes(app, self._plain, self.declared))  # type: ignore[method-assign]
+        app.asgi_http_class = type("SemelConnection", (_Connection, app.asgi_http_class), {})
+        _note_exceptions(app)
+        if self._operations_path is not None:
+            self._serve_operations(app, self._operations_path)
+        app.cli.add_command(_commands)
+
+        @app.while_serving
+        async def live() -> AsyncGenerator[None, None]:
+            async for _ in self._live(app):
+                yield
+
+    async def _live(self, app: Quart) -> AsyncIterator[None]:
+        check_routes(app, self._plain, self.declared)
+        try:
+            await self.engine.open()
+            routes = [each.route for each in self.declared.values()] if self.completes else []
+            completer = completer_for(self.engine, app, routes, lambda: {})  # type: ignore[arg-type]
+            async with Reaper(self.engine) if self._reap else nullcontext(), running(completer):
+                yield
+        finally:
+            await self._kept_alive.close()
+            await self.engine.close()
+
+    def _serve_operations(self, app: Quart, path: str) -> None:
+        async def by_key() -> Response:
+            return _response_of(await self.operations.by_key(request.query_string, request.scope))
+
+        async def by_id(operation_id: str) -> Response:
+            return _response_of(await self.operations.by_id(operation_id, request.scope))
+
+        async def tell_problems() -> Response:
+            return _response_of(problem_page())
+
+        root = path.rstrip("/")
+        app.add_url_rule(f"{root}/{PAGE_NAME}", "semel_problems", tell_problems)
+        app.add_url_rule(root or "/", "semel_operation_by_key", by_key)
+        app.add_url_rule(f"{root}/<operation_id>", "semel_operation_by_id", by_id)
+
+    # --- views ------------------------------------------------------------------------------------
+
+    def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
+        if isinstance(getattr(endpoint, DECLARED, None), DeclaredEndpoint):
+            raise ConfigurationError(f"{endpoint.__qualname__} is declared twice; one view is one operation")
+        kind = getattr(endpoint, "view_class", None)
+        if kind is not None:
+            raise ConfigurationError(
+                f"@semel.command was given {kind.__name__}.as_view(...): write it on the method, such as post"
+            )
+        check_unrouted(iter(self._apps), endpoint, declared.name)
+        filled = self.filled(endpoint, declared)
+
+        @functools.wraps(endpoint)
+        async def claimed(*args: Any, **kwargs: Any) -> Any:
+            if not has_request_context():
+                raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
+            here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
+            await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
+            return await self.serve(endpoint, declared, here, args, kwargs, filled)
+
+        setattr(claimed, DECLARED, declared)
+        return claimed
+
+    async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await run_sync(endpoint)(*args, **kwargs)
+
+    def _response(self, answer: Answer) -> Response:
+        return _response_of(answer)
+
+    def _asked(self, request: Any) -> Mapping[str, Any]:
+        scope: Mapping[str, Any] = request.scope
+        return scope
+
+    def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:
+        return params_of(request, declared.route, path_of(request.scope))
+
+    def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
+        # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
+        return None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error)
+
+
+class _Connection(ASGIHTTPConnection):
+    """Quart's connection, whose view is left alone when its client goes away, and ended when its call is."""
+
+    async def __call__(self, receive: Any, send: Any) -> None:
+        made = self._create_request_from_scope(send)
+        listening = asyncio.ensure_future(self.handle_messages(made, receive))
+        handling = asyncio.ensure_future(self.handle_request(made, send))
+        done: set[asyncio.Task[None]] = set()
+        try:
+            done, _ = await asyncio.wait({listening, handling}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_tasks({listening, handling} - done)
+        if handling in done and handling.cancelled():
+            raise asyncio.CancelledError  # a command that another one has taken over
+        raise_task_exceptions(done)
+
+    async def handle_messages(self, request: Any, receive: Any) -> None:
+        await super().handle_messages(request, receive)
+        call = self.scope.get(CALL_KEY)
+        if isinstance(call, RouteCall):
+            await call.outlive_client()
+
+
+class _Checked:
+    """The application, refused from its first request on where it would not be protected as it is declared."""
+
+    def __init__(self, app: CaptureMiddleware, check: Callable[[], None]) -> None:
+        self.app = app
+        self._check = check
+        self._is_checked = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._is_checked and scope["type"] != "lifespan":
+            self._check()
+            self._is_checked = True
+        await self.app(scope, receive, send)
+
+
+class _Reach:
+    """Whether a request may reach a command: Quart routes inside, so that it may."""
+
+    def __call__(self, scope: Any) -> bool:
+        return True
+
+    def learn(self) -> None:
+        """Nothing was missed."""
+
+
+def _check_app(app: Any, *, or_none: bool = False) -> None:
+    if not (isinstance(app, Quart) or (or_none and app is None)):
+        raise ConfigurationError(f"Semel(app, engine, caller=...): app must be a Quart, not {type(app).__name__}")
+
+
+def _response_of(answer: Answer) -> Response:
+    """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
+    return Response(answer.body, 200 if answer.status is None else answer.status, Headers(read_headers(answer)))
+
+
+def _note_exceptions(app: Quart) -> None:
+    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    handle = app.handle_user_exception
+
+    async def handle_noted(error: Exception) -> Any:
+        _note(error)
+        return await handle(error)
+
+    async def note(sender: Any, exception: BaseException, **_: Any) -> None:
+        _note(exception)
+
+    app.handle_user_exception = handle_noted  # type: ignore[method-assign]
+    got_request_exception.connect(note, app, weak=False)
+
+
+def _note(error: BaseException) -> None:
+    call = request.scope.get(CALL_KEY) if has_request_context() else None
+    if isinstance(call, RouteCall):
+        call.note(error)
+
+
+_commands = semel_commands(ScriptInfo, lambda app: app.extensions[_EXTENSION].engine.backend.url)
+
+__all__ = ["Policy", "Semel"]

@@ -1,0 +1,512 @@
+"""Quart's adapter: claimed in the view, captured around the application, on its test client and behind hypercorn."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.client
+import io
+import json
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import pytest
+from quart import Blueprint, Quart, Response, abort, g, redirect, request
+from quart.testing import QuartClient
+from quart.views import MethodView
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+from werkzeug.datastructures import FileStorage
+
+from semel import AsyncEngine, Engine, NothingHappened, Permit
+from semel.core.model import State
+from semel.errors import ConfigurationError
+from semel.http.caller import Caller
+from semel.integrations.quart import Semel
+from tests.frameworks.served import Served, serving
+from tests.service.served import await_true
+
+F = TypeVar("F")
+
+
+class Shop:
+    """Views of each kind, and what they have done."""
+
+    def __init__(self, url: str = "memory://?persistence=none", **options: Any) -> None:
+        self.done: list[Any] = []
+        self.app = Quart("shop")
+        options.setdefault("caller", lambda: g.user)
+        self.semel = Semel(self.app, AsyncEngine.connect(url), reap=False, **options)
+        self._around()
+        self._pay()
+        self._other_views()
+
+    def _around(self) -> None:
+        app = self.app
+
+        @app.before_request
+        async def authenticate() -> None:
+            g.user = request.headers.get("x-user", "alice")
+            if g.user == "nobody":
+                abort(401)
+
+        @app.errorhandler(LookupError)
+        async def page(error: LookupError) -> str:
+            return "a page"
+
+        @app.after_request
+        async def after(response: Response) -> Response:
+            if "break-after" in request.headers:
+                raise LookupError("behind the view")
+            return response
+
+    def _pay(self) -> None:
+        app, semel, done = self.app, self.semel, self.done
+
+        def checked(view: Callable[..., Awaitable[Any]]) -> Any:
+            @functools.wraps(view)
+            async def check(**kwargs: Any) -> Any:
+                if not isinstance((await request.get_json()).get("amount"), int):
+                    abort(400)
+                return await view(**kwargs)
+
+            return check
+
+        @app.post("/pay")
+        @checked
+        @semel.command("pay")
+        async def pay(permit: Permit = semel.permit) -> Any:
+            done.append(permit.key_for("charge"))
+            match (await request.get_json()).get("do"):
+                case "refuse":
+                    abort(409)
+                case "elsewhere":
+                    abort(cast("Any", redirect("/there")))
+                case "nothing":
+                    raise NothingHappened("before the effect")
+                case "fail":
+                    raise RuntimeError("secret")
+                case "swallowed":
+                    raise LookupError("made a page of")
+                case _:
+                    return {"number": len(done)}, 201
+
+    def _other_views(self) -> None:
+        app, semel, done = self.app, self.semel, self.done
+
+        @app.post("/plain-function")
+        @semel.command("plain", effects="idempotent")
+        def plain(permit: Permit = semel.permit) -> Any:
+            done.append("plain")
+            return {"attempt": permit.attempt}
+
+        @app.post("/stream")
+        @semel.command("stream")
+        async def stream() -> Any:
+            done.append("stream")
+
+            async def pieces() -> AsyncIterator[bytes]:
+                yield b"a"
+                yield b"b"
+
+            return pieces(), 200
+
+        @app.post("/upload")
+        @semel.command("upload")
+        async def upload() -> Any:
+            file = (await request.files)["file"]
+            done.append(file.filename)
+            return {"bytes": len(file.read()), "told": (await request.form)["told"]}
+
+        orders = Blueprint("orders", "orders", url_prefix="/orders")
+
+        class Order(MethodView):
+            @semel.command("orders.ship")
+            async def post(self, number: int) -> Any:
+                done.append(number)
+                return {"number": number}
+
+            async def get(self, number: int) -> Any:
+                return {"number": number}
+
+        orders.add_url_rule("/<int:number>", view_func=Order.as_view("order"))
+        app.register_blueprint(orders)
+
+        @app.post("/unprotected")
+        async def unprotected() -> Any:
+            return await request.get_json()
+
+    def states(self) -> list[State]:
+        table: Any = self.semel.engine.backend.driver
+        return [State(row.state) for row in table._table.records.values()]
+
+    def run(self, story: Callable[[QuartClient], Awaitable[None]]) -> None:
+        """As a server does: begin, serve, end."""
+
+        async def whole() -> None:
+            async with self.app.test_app() as app:
+                await story(cast("QuartClient", app.test_client()))
+
+        asyncio.run(whole())
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+async def ask(client: QuartClient, path: str, body: Any = None, key: str | None = "k", **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    if key is not None:
+        named["Idempotency-Key"] = key
+    answer: Any = await client.post(path, json=body, headers=named)
+    answer.replayed = answer.headers.get("idempotency-replayed") == "true"
+    return answer
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            found = is_so()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+
+def state_is(client: QuartClient, path: str, state: str) -> Callable[[], Any]:
+    async def ask_state() -> bool:
+        return bool((await (await client.get(path)).get_json())["state"] == state)
+
+    return ask_state
+
+
+def test_a_retry_gets_the_first_answer_and_another_payload_is_refused(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        first, again = await ask(client, "/pay", {"amount": 1}), await ask(client, "/pay", {"amount": 1})
+        assert (first.status_code, await first.get_json(), first.replayed) == (201, {"number": 1}, False)
+        assert (again.status_code, await again.get_json(), again.replayed) == (201, {"number": 1}, True)
+        reused = await ask(client, "/pay", {"amount": 2})
+        assert (await reused.get_json())["code"] == "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
+        assert (await (await ask(client, "/pay", {"amount": 1}, x_user="bob")).get_json()) == {"number": 2}
+        missing = await ask(client, "/pay", {"amount": 1}, key=None)
+        assert (await missing.get_json())["code"] == "MISSING_IDEMPOTENCY_KEY"
+        assert (await (await ask(client, "/unprotected", {"amount": 1})).get_json()) == {"amount": 1}
+
+    shop.run(story)
+    assert len(set(shop.done)) == 2
+
+
+def test_what_refuses_before_the_view_leaves_no_record(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        assert (await ask(client, "/pay", {"amount": 1}, x_user="nobody")).status_code == 401
+        assert (await ask(client, "/pay", {"amount": "x"})).status_code == 400
+        broken = await client.post(
+            "/pay", data=b"{", headers={"Idempotency-Key": "k", "content-type": "application/json"}
+        )
+        assert broken.status_code == 400
+        shop.app.config["MAX_CONTENT_LENGTH"] = 10
+        assert (await ask(client, "/pay", {"amount": 10**12})).status_code == 413
+        shop.app.config["MAX_CONTENT_LENGTH"] = 10**6
+        assert shop.states() == []
+        assert (await ask(client, "/pay", {"amount": 1})).status_code == 201
+
+    shop.run(story)
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "state", "again"),
+    [
+        ("refuse", 409, State.FAILED_REPLAYABLE, (409, True)),
+        ("elsewhere", 302, State.SUCCEEDED, (302, True)),
+        ("nothing", 500, State.FAILED_NOT_REPLAYABLE, (500, False)),
+        ("fail", 500, State.UNKNOWN, (409, False)),
+        ("swallowed", 200, State.UNKNOWN, (409, False)),
+    ],
+)
+def test_how_a_view_ends(shop: Shop, do: str, status: int, state: State, again: tuple[int, bool]) -> None:
+    async def story(client: QuartClient) -> None:
+        assert (await ask(client, "/pay", {"amount": 1, "do": do})).status_code == status
+        assert shop.states() == [state]
+        second = await ask(client, "/pay", {"amount": 1, "do": do})
+        assert (second.status_code, second.replayed) == again
+        assert b"secret" not in await second.get_data()
+
+    shop.run(story)
+
+
+def test_an_exception_behind_the_view_is_no_success(shop: Shop) -> None:
+    @shop.app.errorhandler(500)
+    async def fine(error: Exception) -> Any:
+        return "a page", 200
+
+    async def story(client: QuartClient) -> None:
+        assert (await ask(client, "/pay", {"amount": 1}, break_after="yes")).status_code == 200
+        assert shop.states() == [State.UNKNOWN]
+
+    shop.run(story)
+
+
+def test_views_of_each_kind_are_protected(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        for path, expected in (("/plain-function", {"attempt": 1}), ("/orders/7", {"number": 7})):
+            first, again = await ask(client, path), await ask(client, path)
+            assert (await first.get_json(), await again.get_json(), again.replayed) == (expected, expected, True)
+        assert (await ask(client, "/orders/8")).status_code == 422  # another path under the key
+        assert (await (await ask(client, "/orders/007")).get_json())["number"] == 7
+        for _ in range(2):
+            assert await (await ask(client, "/stream")).get_data() == b"ab"
+
+    shop.run(story)
+    assert shop.done == ["plain", 7, "stream"]
+
+
+def test_files_count_with_their_bytes(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        async def send(content: bytes) -> Any:
+            file = FileStorage(io.BytesIO(content), filename="a.txt")
+            return await client.post(
+                "/upload", form={"told": "x"}, files={"file": file}, headers={"Idempotency-Key": "k"}
+            )
+
+        first, again, other = await send(b"abc"), await send(b"abc"), await send(b"abd")
+        assert await first.get_json() == await again.get_json() == {"bytes": 3, "told": "x"}
+        assert (again.headers["idempotency-replayed"], other.status_code) == ("true", 422)
+
+    shop.run(story)
+    assert shop.done == ["a.txt"]
+
+
+def test_twenty_at_once_have_one_effect(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        answers = await asyncio.gather(*[ask(client, "/pay", {"amount": 1}) for _ in range(20)])
+        assert {each.status_code for each in answers} == {201}
+        assert sum(not each.replayed for each in answers) == 1
+
+    shop.run(story)
+    assert len(shop.done) == 1
+
+
+def test_the_status_is_for_its_caller_alone(shop: Shop) -> None:
+    async def story(client: QuartClient) -> None:
+        link = (await ask(client, "/pay", {"amount": 1})).headers["link"].partition(">")[0].lstrip("<")
+        assert (await (await client.get(link)).get_json())["state"] == "SUCCEEDED"
+        assert (await client.get(link, headers={"x-user": "bob"})).status_code == 404
+        assert (await (await client.get("/operations?key=k")).get_json())["operation"] == "pay"
+        assert (await client.get("/operations/problems")).status_code == 200
+
+    shop.run(story)
+
+
+def test_one_view_under_two_rules_is_two_commands() -> None:
+    shop = Shop()
+
+    @shop.app.post("/a")
+    @shop.app.post("/b")
+    @shop.semel.command("twice")
+    async def twice() -> Any:
+        shop.done.append(request.path)
+        return request.path
+
+    async def story(client: QuartClient) -> None:
+        assert (await ask(client, "/a")).status_code == 200
+        assert (await ask(client, "/b")).status_code == 422
+        assert (await ask(client, "/a")).replayed
+
+    shop.run(story)
+    assert shop.done == ["/a"]
+
+
+def test_the_callers_that_a_function_may_return() -> None:
+    for found, status in ((Caller("t", "x"), 200), ("x", 200), (7, 200), (None, 401), (b"x", 500)):
+        shop = Shop(caller=lambda scope, found=found: found)
+
+        async def story(client: QuartClient, status: int = status) -> None:
+            assert (await ask(client, "/plain-function")).status_code == status
+
+        shop.run(story)
+
+
+def test_a_superseded_view_is_cancelled_if_it_is_idempotent(shop: Shop) -> None:
+    permits, cancelled = [], []
+
+    @shop.app.post("/handed-over")
+    @shop.semel.command("handed-over", effects="idempotent")
+    async def handed_over(permit: Permit = shop.semel.permit) -> Any:
+        if permit.attempt > 1:
+            return "second"
+        permits.append(permit)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(permit.attempt)
+            raise
+
+    async def story(client: QuartClient) -> None:
+        first = asyncio.create_task(ask(client, "/handed-over"))
+        await until(lambda: permits)
+        driver: Any = shop.semel.engine.backend.driver
+        [row] = driver._table.records.values()
+        driver._table.records[row.id] = row._replace(lease_until=0)
+        second = await ask(client, "/handed-over")
+        permits[0].lose()  # what the next renewal would learn
+        assert [await answer.get_data() for answer in (await first, second)] == [b"second", b"second"]
+        assert cancelled == [1]
+
+    shop.run(story)
+
+
+# --- SQLite: kept requests, ATOMIC ---
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with closing(Engine.connect(url)) as engine:
+        engine.migrate()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("CREATE TABLE effect (what TEXT)")
+    return url
+
+
+def test_a_client_that_does_not_wait_is_told_where_to_look(file: str) -> None:
+    shop = Shop(file)
+
+    @shop.app.post("/jobs")
+    @shop.semel.command("jobs", steps=True, resumable=True)
+    async def job(permit: Permit = shop.semel.permit) -> Any:
+        return {"amount": (await request.get_json())["amount"]}
+
+    async def story(client: QuartClient) -> None:
+        answer = await ask(client, "/jobs", {"amount": 5}, prefer="respond-async")
+        assert answer.status_code == 202
+
+        await until(state_is(client, answer.headers["location"], "SUCCEEDED"))
+        again = await ask(client, "/jobs", {"amount": 5})
+        assert (await again.get_json(), again.replayed) == ({"amount": 5}, True)
+
+    shop.run(story)
+
+
+def test_the_applications_completer_runs_what_another_worker_has_left(file: str) -> None:
+    shop, left = Shop(file), asyncio.Event()
+
+    @shop.app.post("/jobs")
+    @shop.semel.command("jobs", steps=True, resumable=True)
+    async def job(permit: Permit = shop.semel.permit) -> Any:
+        shop.done.append(permit.attempt)
+        if permit.attempt == 1:
+            await left.wait()
+        return {"amount": (await request.get_json())["amount"], "attempt": permit.attempt}
+
+    async def story(client: QuartClient) -> None:
+        first = asyncio.create_task(ask(client, "/jobs", {"amount": 5}))
+        await until(lambda: shop.done == [1])
+        with closing(sqlite3.connect(file.removeprefix("sqlite:///"))) as db, db:
+            db.execute("UPDATE semel_record SET lease_until = 0")
+        await until(lambda: shop.done == [1, 2])
+        await until(state_is(client, "/operations?key=k", "SUCCEEDED"))
+        left.set()
+        for answer in (await first, await ask(client, "/jobs", {"amount": 5})):
+            assert await answer.get_json() == {"amount": 5, "attempt": 2}
+
+    shop.run(story)
+
+
+def test_rows_and_record_are_one_commit(file: str) -> None:
+    shop = Shop(file)
+
+    @shop.app.post("/rows")
+    @shop.semel.command("rows", effects="atomic")
+    async def rows(session: Session = shop.semel.atomic_session) -> Any:
+        session.execute(text("INSERT INTO effect VALUES ('x')"))
+        match (await request.get_json())["do"]:
+            case "fail":
+                raise RuntimeError
+            case "refuse":
+                abort(409)
+            case "elsewhere":
+                abort(cast("Any", redirect("/there")))
+            case _:
+                return {"written": 1}
+
+    def count() -> int:
+        with closing(sqlite3.connect(file.removeprefix("sqlite:///"))) as db:
+            return int(db.execute("SELECT count(*) FROM effect").fetchone()[0])
+
+    async def story(client: QuartClient) -> None:
+        for do, status, replays in (("fail", 500, False), ("refuse", 409, True), ("elsewhere", 302, False)):
+            for again in (False, True):
+                answer = await ask(client, "/rows", {"do": do}, key=do)
+                assert (answer.status_code, answer.replayed, count()) == (status, again and replays, 0)
+        for again in (False, True):
+            answer = await ask(client, "/rows", {"do": ""}, key="k")
+            assert (await answer.get_json(), answer.replayed, count()) == ({"written": 1}, again, 1)
+
+    shop.run(story)
+
+
+HYPERCORN = ("hypercorn", "tests.frameworks.quart_shop:app", "--bind", "127.0.0.1:{port}")
+
+
+def served(folder: Path, story: Callable[[Served], F]) -> F:
+    with serving(folder, *HYPERCORN) as server:
+        return story(server)
+
+
+def test_kills_around_the_commit_and_clients_that_go_away(tmp_path: Path, file: str) -> None:
+    """A kill around the commit leaves all or nothing; a client that goes away changes nothing."""
+    before, after, left = [(uuid.uuid4().hex[:12], uuid.uuid4().hex) for _ in range(3)]
+
+    def die(path: str, what: str, do: str, key: str) -> None:
+        (tmp_path / "to-die").touch()
+        answer = served(tmp_path, lambda server: server.ask(path, {"what": what, "do": do}, key=key))
+        assert (answer.status, (tmp_path / "to-die").exists()) == (0, False)
+
+    die("/atomic", before[0], "kill", before[1])
+    die("/atomic?die=after", after[0], "", after[1])
+
+    def rest(server: Served) -> None:
+        answer = server.until_final("/atomic", {"what": before[0], "do": "kill"}, before[1])
+        assert (answer.status, answer.replayed, server.effects().count(before[0])) == (201, False, 1)
+        answer = server.until_final("/atomic?die=after", {"what": after[0], "do": ""}, after[1])
+        assert (answer.status, answer.replayed, server.effects().count(after[0])) == (201, True, 1)
+
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        headers = {"Authorization": "Bearer alice", "Content-Type": "application/json", "Idempotency-Key": left[1]}
+        client.request("POST", "/slow", json.dumps({"what": left[0]}), headers)
+        await_true(lambda: (tmp_path / "begun").exists(), "the view to begin")
+        client.close()
+        await_true(lambda: (tmp_path / "gone").exists(), "the server to see its client gone")
+        (tmp_path / "go").touch()
+        answer = server.until_final("/slow", {"what": left[0]}, left[1])
+        assert (answer.status, answer.replayed, server.effects().count(left[0])) == (201, True, 1)
+
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client.request("POST", "/endless", "{}", {**headers, "Idempotency-Key": uuid.uuid4().hex})
+        assert len(client.getresponse().read(3000)) == 3000
+        client.close()
+        await_true(lambda: (tmp_path / "stopped").exists(), "an endless stream to end behind its client")
+
+    served(tmp_path, rest)
+
+
+# --- misuse ---
+
+
+def test_a_second_semel_and_another_framework_are_refused() -> None:
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="has a Semel already"):
+        shop.semel.init_app(shop.app)
+    with pytest.raises(ConfigurationError, match="must be a Quart, not object"):
+        Semel(object(), shop.semel.engine, caller=lambda: "x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="plain function"):
+        Shop(caller=_coroutine)
+
+
+async def _coroutine() -> str:
+    return "x"
