@@ -28,6 +28,7 @@ from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
 from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
+from semel.admin.receivers import receivers_behind
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import begun_steps
 from semel.bulk.rules import ItemState, is_bulk
@@ -51,7 +52,7 @@ from semel.console.settling import (
 )
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
-from semel.core.model import Find, Record, State
+from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.imports.rules import ImportJob, ImportState, shown_time
@@ -230,7 +231,9 @@ class Console:
         if given["state"] and given["state"] not in _STATES:
             raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_STATES)}.")
         before = given["before"]
-        if before and not (before.isascii() and before.isdecimal() and 0 < int(before) < 10**15):
+        if before and not (
+            before.isascii() and before.isdecimal() and len(before) < 20 and 0 < int(before) <= CURSOR_MAX
+        ):
             raise _Answer(400, "Unknown page", "before must be what the link to older records says.")
         query = Find(
             states=(_STATES[given["state"]],) if given["state"] else (),
@@ -284,7 +287,14 @@ class Console:
         parked = bool(request.query_params.get("parked"))
         depth = self._engine.perform("events", events.depth)
         found = self._engine.perform("events", lambda: events.find(0, PAGE_ROWS, parked=parked))
-        return {"title": "Events", "depth": depth, "found": found, "parked": parked}
+        behind = receivers_behind(self._engine)[0] if depth.waiting or depth.parked else []
+        return {
+            "title": "Events",
+            "depth": depth,
+            "found": found,
+            "parked": parked,
+            "receivers": [(each, span_text(each.depth.oldest_us) if each.depth.waiting else "") for each in behind],
+        }
 
     def _bulks(self, request: Request) -> dict[str, Any]:
         before = _id_or(request.query_params.get("before"), ANY_BULK)

@@ -26,7 +26,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.outbox.event import Event
 from semel.outbox.flow import AWAY_MAX
-from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER
+from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER, receiver_topic
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
 from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
@@ -35,7 +35,6 @@ RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over
 AT_ONCE: Final = 20  # deliveries of one receiver
 SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
-PREFIX: Final = "receiver"
 _WAS: Final = ("semel-of-id", "semel-of-topic", "semel-of-aggregate-type", "semel-of-aggregate-id")
 _SLOW: Final = Unreached("the receiver takes its time", others_go_on=True)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -246,8 +245,8 @@ def copy_for(name: str, event: Event) -> Event:
         about = hashlib.sha256(frame(event.aggregate_type, event.aggregate_id)).hexdigest()
     return event._replace(
         id=f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}",
-        topic=f"{PREFIX}.{name}",
-        aggregate_type=f"{PREFIX}.{name}",
+        topic=receiver_topic(name),
+        aggregate_type=receiver_topic(name),
         aggregate_id=about,
         headers=tuple(sorted((*event.headers, (RECEIVER, name), *zip(_WAS, was, strict=True)))),
     )
