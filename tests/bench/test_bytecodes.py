@@ -13,28 +13,28 @@ from bench.bytecodes import KINDS, SURFACES, Counted, count
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
 BUDGETS = {
-    ("asgi", "fresh"): 3_200,
-    ("asgi", "replay"): 1_360,
-    ("asgi", "refused"): 4_100,
-    ("asgi", "failed"): 2_910,
-    ("asgi", "unprotected"): 520,
-    ("starlette", "fresh"): 4_320,
-    ("starlette", "replay"): 2_950,
-    ("starlette", "refused"): 5_770,
-    ("starlette", "failed"): 4_080,
-    ("starlette", "unprotected"): 480,
-    ("fastapi", "fresh"): 4_700,
-    ("fastapi", "replay"): 3_330,
-    ("fastapi", "refused"): 6_150,
-    ("fastapi", "failed"): 4_460,
-    ("fastapi", "unprotected"): 860,
+    ("asgi", "fresh"): 3_070,
+    ("asgi", "replay"): 1_280,
+    ("asgi", "refused"): 3_970,
+    ("asgi", "failed"): 2_810,
+    ("asgi", "unprotected"): 330,
+    ("starlette", "fresh"): 3_670,
+    ("starlette", "replay"): 1_950,
+    ("starlette", "refused"): 4_650,
+    ("starlette", "failed"): 3_550,
+    ("starlette", "unprotected"): 290,
+    ("fastapi", "fresh"): 4_050,
+    ("fastapi", "replay"): 2_330,
+    ("fastapi", "refused"): 5_030,
+    ("fastapi", "failed"): 3_930,
+    ("fastapi", "unprotected"): 660,
 }
 # What one fresh command and one replay may spend in each room.
 ROOMS = {
-    "fresh": {"semel.http": 1_400, "semel.engine": 605, "semel.core": 610, "semel.stores": 490, "semel": 40},
-    "replay": {"semel.http": 865, "semel.engine": 65, "semel.core": 295, "semel.stores": 40, "semel": 40},
+    "fresh": {"semel.http": 1_360, "semel.engine": 605, "semel.core": 535, "semel.stores": 465, "semel": 40},
+    "replay": {"semel.http": 840, "semel.engine": 65, "semel.core": 255, "semel.stores": 40, "semel": 40},
 }
-SQLITE_REPLAY = 2_320
+SQLITE_REPLAY = 2_270
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from functools import lru_cache
+from struct import Struct
 
 from semel.core.model import Scope
 
 ID_BYTES = 16
 KEY_HASH_BYTES = 8
 _SCOPES_MAX = 1024
+UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"  # of its parts
+UUID_PARTS = Struct(">IHHHHI").unpack
 _UUID7 = 0x7 << 76 | 0x2 << 62  # version and variant
 _UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
@@ -114,8 +117,7 @@ def uuid_text(raw: bytes) -> str:
     >>> uuid_text(bytes(16))
     '00000000-0000-0000-0000-000000000000'
     """
-    h = raw.hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+    return UUID_FORM % UUID_PARTS(raw)
 
 
 def uuid_bytes(text: str) -> bytes | None:

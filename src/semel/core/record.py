@@ -32,8 +32,18 @@ _PAIR = Struct(">HI")  # length of the name, length of the value
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Header pairs in their order, each framed by the lengths of name and value."""
+    try:
+        return _packed_before(headers)
+    except TypeError:  # a value in another form of bytes, which cannot be looked up
+        return _packed(headers)
+
+
+def _packed(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     pack = _PAIR.pack
     return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
+
+
+_packed_before = lru_cache(maxsize=256)(_packed)  # most answers have the same few headers, and never a credential
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:

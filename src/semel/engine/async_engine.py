@@ -17,7 +17,7 @@ from semel.core.command_flow import (
 )
 from semel.core.flow import MakeFlow, ask
 from semel.core.identity import record_id
-from semel.core.model import Answer, Claim, Effects, InProgress, Settling, State, Superseded, Verdict
+from semel.core.model import Answer, Claim, Effects, InProgress, Proceed, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.quota import Quota
 from semel.core.requests import AsyncUnit, Begin, Rollback
@@ -38,6 +38,7 @@ from semel.policy import Command
 from semel.telemetry import Observer
 
 T = TypeVar("T")
+_ATOMIC = Effects.ATOMIC
 _Attempt = Callable[[Claim, Command], Awaitable[Verdict]]
 
 
@@ -150,27 +151,28 @@ class AsyncEngine:
             if kept is not None:
                 return kept
         claim = core.attempt(command, id)
-        attempt = self._claim_atomic if claim.terms.effects is Effects.ATOMIC else self._claim
+        attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
             if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
                 core.check_open()
-            verdict = None
-            if command.refusal is not None:
-                flow = look_before_refusing(self.store, claim, command.under, command.refusal)
-                verdict = await self._performer.drive(flow)
-            if verdict is None:
-                verdict = await attempt(claim, command)
-            if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
-                verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
-            if type(verdict) in WITHHELD:
-                verdict = await give_async(core, command, verdict)
+            seen = None if command.refusal is None else await self._look_before_refusing(claim, command)
+            verdict = await attempt(claim, command) if seen is None else seen
+            if type(verdict) is not Proceed:
+                if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
+                    verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
+                if type(verdict) in WITHHELD:
+                    verdict = await give_async(core, command, verdict)
             met = core.met(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
             self._upkeep.granted(met)
         return met
+
+    async def _look_before_refusing(self, claim: Claim, command: Command) -> Verdict | None:
+        assert command.refusal is not None
+        return await self._performer.drive(look_before_refusing(self.store, claim, command.under, command.refusal))
 
     async def _wait(
         self, attempt: _Attempt, claim: Claim, command: Command, running: InProgress, wait_seconds: float | None

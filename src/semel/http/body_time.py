@@ -9,11 +9,13 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.stores.process import begin_in_children
+
+T = TypeVar("T")
 
 _SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")  # where servers show a WSGI application its connection
 
@@ -59,6 +61,25 @@ class BodyClock:
             return True
         self._late.discard(task)
         return task.uncancel() > 0  # cancelled by others as well: then that counts
+
+    async def first_of(self, receive: Callable[[], Awaitable[T]]) -> tuple[T, float]:
+        """The first piece of a body, and the loop's time until which the others may come.
+
+        Raises TimeoutError: it has not come in time.
+        """
+        task = self.begin()
+        until = self._reading[task]
+        try:
+            message = await receive()
+        except BaseException:
+            in_time = self.end(task)
+            del task  # its end would hold this frame
+            if in_time:
+                raise
+            raise TimeoutError from None
+        if not self.end(task):  # it was cancelled, and something between has not let it know
+            raise TimeoutError
+        return message, until
 
     def _look(self) -> None:
         assert self._loop is not None

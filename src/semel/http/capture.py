@@ -46,6 +46,7 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "x-xss-protection",
     )
 }
+_new: Final = tuple.__new__  # every command pays for two answers
 _NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
 
 
@@ -99,13 +100,13 @@ class Capture:
     _size = 0
     status = 0
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    _kept: tuple[tuple[bytes, bytes], ...] = ()
     bodyless = False
     ended = False
     endless = False
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
-        self._kept: list[tuple[bytes, bytes]] = []
         self.chunks: list[bytes] = []
 
     @property
@@ -122,17 +123,17 @@ class Capture:
         self._announced = 0
         for name, value in headers:
             lower = name.lower()
-            if lower in allowed:
+            if lower == b"content-length":
+                if value.isdigit() and len(value) < 20:
+                    self._announced = int(value)
+            elif lower in allowed:
                 if find_control(value) is None:  # what would break a response in two is not given to the next caller
                     kept.append((lower, value.strip(BLANKS)))
                 if lower == b"content-type" and value[:17].lower() == _ENDLESS:
                     self.endless = True
-            elif lower == b"content-length":
-                if value.isdigit() and len(value) < 20:
-                    self._announced = int(value)
             elif lower not in unmissed:
                 self._dropped = (*self._dropped, lower)
-        self._kept = kept
+        self._kept = tuple(kept)
         self.status = status
         if status in BODYLESS_STATUSES:
             self.bodyless = True
@@ -178,7 +179,7 @@ class Capture:
         """The answer as the store gets it. The log hears once of what is left out."""
         if self._dropped:
             self._keeping.tell_dropped(self._dropped)
-        return Answer(self.status, tuple(self._kept), self._body())
+        return _new(Answer, (self.status, self._kept, self._body()))
 
     def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
         """The answer as the first caller gets it: with all of the application's own headers, and ``more``.
@@ -188,15 +189,20 @@ class Capture:
         headers = self.headers
         if self.bodyless:
             headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-        return Answer(self.status, headers + more, self._body())
+        return _new(Answer, (self.status, headers + more, self._body()))
 
     def instead(self, answer: Answer) -> Answer:
         """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
+        others = [pair for pair in self.headers if pair not in answer.headers]
+        if not others:  # a framework sends what it was given
+            return answer
         held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in self.headers]
+        own = [(name.lower(), value) for name, value in others]
         added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
         return answer._replace(headers=(*answer.headers, *added))
 
     def _body(self) -> bytes:
         chunks = self.chunks
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if len(chunks) > 1:
+            chunks[:] = [b"".join(chunks)]
+        return chunks[0] if chunks else b""

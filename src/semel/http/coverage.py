@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from semel.core.model import Answer
@@ -19,6 +20,8 @@ from semel.http.spelling import normal_raw_segments, normal_segments
 
 _REDIRECT: Final = object()  # the framework sends the client to another spelling, and runs no view
 _LAYERS_MAX: Final = 20
+_REMEMBERED_MAX: Final = 1024  # paths, which clients may make up
+_REMEMBERED_LENGTH_MAX: Final = 256
 _INNER: Final = ("wsgi_app", "asgi_app", "app", "application")
 _SAMPLES: Final = ("1", "a", "00000000-0000-4000-8000-000000000000", "2020-01-01")  # what converters take
 
@@ -34,6 +37,7 @@ class Coverage:
     def __init__(self, surface: HttpSettings, app: object) -> None:
         self._surface = surface
         self._app = app
+        self._misspelled = lru_cache(maxsize=_REMEMBERED_MAX)(self._find_misspelled)
         self._view: View | None = None
         self._protected: dict[tuple[str, object], str] | None = None  # by method and view: the template
 
@@ -69,19 +73,25 @@ class Coverage:
 
     def _leads_to(self, method: str, path: str, raw_path: bytes | None) -> str | None:
         """The template of the operation that the application may take a request for."""
-        routes = self._surface.routes
         if not self._surface.operations:
             return None
         view = self._ask(method, path)
-        if view is _REDIRECT:
-            return None
         if view is not None:
+            if view is _REDIRECT:
+                return None
             assert self._protected is not None
             found = self._protected.get((method, view))
             if found is not None:
                 return found
+        raw = raw_path if raw_path is not None and b"%" in raw_path else b""
+        is_short = len(path) + len(raw) <= _REMEMBERED_LENGTH_MAX
+        return (self._misspelled if is_short else self._find_misspelled)(method, path, raw)
+
+    def _find_misspelled(self, method: str, path: str, raw_path: bytes) -> str | None:
+        """The template that a request would match in its normal spelling: of its path, or of the one on the wire."""
+        routes = self._surface.routes
         found = routes.find_misspelled(method, normal_segments(path))
-        if found is None and raw_path is not None and b"%" in raw_path:
+        if found is None and raw_path:
             found = routes.find_misspelled(method, normal_raw_segments(raw_path))
         return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core.identity import uuid_text
+from semel.core.identity import UUID_FORM, UUID_PARTS
 from semel.http.problems import OPERATION_RELATION
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -27,18 +27,19 @@ class Honoured:
      (b'link', b'</operations/00000000-0000-0000-0000-000000000000>; rel="status"'))
     """
 
-    __slots__ = ("_after", "_before", "lifetime")
+    __slots__ = ("_link", "lifetime")
 
     def __init__(
         self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
     ) -> None:
         self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
-        before, _, after = (operations_path or "").encode().partition(_ID.encode())
-        self._before = b"<" + before if operations_path is not None else b""
-        self._after = after + b'>; rel="' + OPERATION_RELATION.encode() + b'"'
+        self._link = b""  # a form for the parts of an operation's id
+        if operations_path is not None:
+            target = operations_path.replace("%", "%%").replace(_ID, UUID_FORM, 1)
+            self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
 
     def headers(self, operation_id: bytes) -> Headers:
         """The headers of an answer about this operation."""
-        if not self._before:
+        if not self._link:
             return self.lifetime
-        return (*self.lifetime, (b"link", self._before + uuid_text(operation_id).encode() + self._after))
+        return (*self.lifetime, (b"link", self._link % UUID_PARTS(operation_id)))

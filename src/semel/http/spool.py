@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterator
 from typing import IO, Final
 
 SPOOL_BYTES_MAX: Final = 1024 * 1024
 CHUNK_BYTES: Final = 64 * 1024
+_GIVEN_BACK: Final = io.BytesIO()  # reading it raises ValueError, as of any closed file
+_GIVEN_BACK.close()
 
 
 class Spool:
-    """Written once, then read as often as needed. ``on_disk``: reading and writing may block on a disk."""
+    """Written once, then read as often as needed. ``on_disk``: reading and writing may block on a disk.
 
-    __slots__ = ("_file", "size")
+    Most bodies come in one small piece: a file is made for those that do not.
+
+    >>> spool = Spool()
+    >>> spool.write(b"one "), spool.write(b"two"), spool.size
+    (None, None, 7)
+    >>> spool.content(), spool.read(4), spool.close()
+    (b'one two', b'two', None)
+    """
+
+    __slots__ = ("_file", "_first", "size")
 
     def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES_MAX)  # noqa: SIM115 -- see close()
+        self._file: IO[bytes] | None = None
+        self._first = b""  # the whole body, where there is no file
         self.size = 0
 
     @property
@@ -27,17 +40,27 @@ class Spool:
     @property
     def closed(self) -> bool:
         """Whether it was given back."""
-        return self._file.closed
+        return self._file is not None and self._file.closed
 
     def write(self, chunk: bytes) -> None:
         """Append a piece."""
-        self._file.write(chunk)
-        self.size += len(chunk)
+        size = len(chunk)
+        if not self.size and size <= CHUNK_BYTES and self._file is None:
+            self._first = chunk
+        else:
+            (self._file or self._make_file()).write(chunk)
+        self.size += size
 
     def read(self, at: int) -> bytes:
         """The next piece from a place in the body; empty at its end."""
+        if self._file is None:
+            return self._first[at : at + CHUNK_BYTES]
         self._file.seek(at)
         return self._file.read(CHUNK_BYTES)
+
+    def content(self) -> bytes:
+        """The whole body."""
+        return self._first if self._file is None else self.open().read()
 
     def chunks(self) -> Iterator[bytes]:
         """The body from its beginning, in pieces."""
@@ -49,9 +72,19 @@ class Spool:
 
     def open(self) -> IO[bytes]:
         """The body as a file at its beginning."""
-        self._file.seek(0)
-        return self._file
+        file = self._file or self._make_file()
+        file.seek(0)
+        return file
 
     def close(self) -> None:
         """Give the memory or the file back."""
-        self._file.close()
+        if self._file is None:
+            self._file, self._first = _GIVEN_BACK, b""
+        else:
+            self._file.close()
+
+    def _make_file(self) -> IO[bytes]:
+        file = self._file = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES_MAX)  # noqa: SIM115 -- see close()
+        file.write(self._first)
+        self._first = b""
+        return file

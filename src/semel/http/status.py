@@ -41,6 +41,10 @@ class _Place:
         self._insists = bool(serve)
         self._surface = surface
 
+    def concerns(self, path: str) -> bool:
+        """Whether a request's path may be one of the resource's."""
+        return self._root is not None and path.startswith(self._root)
+
     def _asked(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
         """The operation id in a path, "" where the query names the operation, the answer to another method, or None.
 

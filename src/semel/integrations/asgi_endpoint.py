@@ -62,6 +62,7 @@ class EndpointCommands:
         self._bulks: list[str] = []
         self.completes = False  # whether the application that this is installed in runs a completer
         self._kept_alive = KeptAlive()
+        self._on_loop: set[int] = set()  # the declared endpoints that are coroutine functions, by id
         self._plain: dict[int, tuple[Any, str]] = {}  # endpoints as they were before they were declared
 
     # --- declaring ------------------------------------------------------------------------------
@@ -99,6 +100,8 @@ class EndpointCommands:
         filled = filled_parameters(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
+        if inspect.iscoroutinefunction(plain_function(endpoint)):
+            self._on_loop.add(id(endpoint))  # which _plain keeps alive
         return filled
 
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
@@ -112,7 +115,7 @@ class EndpointCommands:
 
     def _asked(self, request: Any) -> Mapping[str, Any]:
         """The request as a mapping of its scope, which the ``caller`` function is asked with."""
-        return cast("Mapping[str, Any]", request)
+        return request  # type: ignore[no-any-return]
 
     def _bytes_max(self, endpoint: Any, method: str) -> tuple[int, bool]:
         """The longest body that a command of this endpoint may have, and whether the endpoint is known to be one."""
@@ -153,7 +156,8 @@ class EndpointCommands:
         claimed = await call.claim(self.surface, declared.route, params, self._asked(request))
         if isinstance(claimed, Answer):
             return self._response(claimed)
-        kwargs = {**kwargs, **dict.fromkeys(filled.permits, claimed)}
+        for name in filled.permits:
+            kwargs = {**kwargs, name: claimed}
         try:
             if claimed is None:
                 return await self._call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
@@ -180,6 +184,8 @@ class EndpointCommands:
             return await call(endpoint, permit.connection, args, kwargs, sessions)
 
     async def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if id(endpoint) in self._on_loop:
+            return await endpoint(*args, **kwargs)
         return await called(endpoint, args, kwargs, self._in_thread)
 
     async def _call_with_session(

@@ -405,7 +405,7 @@ async def in_threadpool(function: Callable[..., Any], args: tuple[Any, ...], kwa
 def response_of(answer: Answer) -> Response:
     """An answer as a Starlette response, with exactly its own headers."""
     response = Response(answer.body, status_code=200 if answer.status is None else answer.status)
-    if any(name == b"content-length" for name, _ in answer.headers) or not answer.body:
+    if not answer.body or b"content-length" in dict(answer.headers):
         response.raw_headers = list(answer.headers)
     else:
         response.raw_headers = [*answer.headers, (b"content-length", b"%d" % len(answer.body))]

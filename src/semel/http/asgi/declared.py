@@ -71,7 +71,7 @@ class DeclaredCall(AsgiCall):
         if not isinstance(permit, Permit):
             self._close_spool()
             await send_answer(self._send, exchange.present(permit))
-        elif kept_alive.is_needless():
+        elif kept_alive.is_needless(asyncio.current_task()):
             await self._proceed(permit)
         else:
             listener = Listener(self._send)

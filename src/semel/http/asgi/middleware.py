@@ -103,13 +103,14 @@ class SemelMiddleware:
 
     async def _undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
-        answer = await self._status.answer(path, scope)
-        if answer is not None:
-            return answer
+        if self._status.concerns(path) or self._status.concerns(scope["path"]):
+            answer = await self._status.answer(path, scope)
+            if answer is not None:
+                return answer
         return self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
 
     def _is_keyed(self, scope: Scope) -> bool:
-        return any(name == self.surface.key_name for name, _ in scope["headers"])
+        return self.surface.key_name in dict(scope["headers"])
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""

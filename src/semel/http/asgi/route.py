@@ -24,6 +24,7 @@ from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, s
 from semel.http.asgi.listener import Listener, is_disconnect
 from semel.http.asgi.scope import captured
 from semel.http.asgi.tasks import KeptAlive
+from semel.http.body_time import BodyClock
 from semel.http.capture import Capture
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
@@ -58,7 +59,7 @@ class RouteCall(AsgiCall):
     _cut = False
     _told = False
     _failure: BaseException | None = None
-    _limit: asyncio.Timeout | None = None
+    _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
 
@@ -72,20 +73,29 @@ class RouteCall(AsgiCall):
         may_claim: Callable[..., bool],
         bodies: Bodies,
     ) -> None:
-        super().__init__(app, engine, captured(scope), receive, _listing(send))
-        self._outer = scope  # which the layers outside see
+        super().__init__(app, engine, captured(scope), receive, send)
+        self.outer = scope  # which the layers outside see
+        self.runner = asyncio.current_task()  # that runs the application
         self._may_claim = may_claim
         self._bodies = bodies
+
+    def listen(self) -> Listener:
+        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
+        self.runner = None
+        listener = Listener(self._send)
+        self._send = listener.send
+        return listener
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""
         scope = self._scope
         scope[CALL_KEY] = self
+        if self.runner is None:
+            self.runner = asyncio.current_task()
         error: BaseException | None = None
         try:
             try:
-                async with asyncio.timeout(None) as self._limit:
-                    await self._app(scope, self.receive, self.send)
+                await self._app(scope, self.receive, self.send)
             except GeneratorExit:
                 raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
             except BaseException as raised:
@@ -94,8 +104,11 @@ class RouteCall(AsgiCall):
                     raise
                 error = raised
             finally:
-                self._close_spool()
+                if self._spool is not None:
+                    self._close_spool()
             if self._permit is not None:
+                if self._limit is not None:
+                    error = self._limit.end(error)
                 await self._conclude(self._permit, error)
             elif self._instead is not None:
                 await self._answer_instead(self._instead, error)
@@ -104,7 +117,10 @@ class RouteCall(AsgiCall):
         finally:
             # Each of these would close a reference cycle, and leave the whole request to the collector.
             scope.pop(CALL_KEY, None)
-            error = self._failure = self._limit = None
+            error = self._failure = self.runner = None
+            if self._limit is not None:
+                self._limit.cancel()
+                self._limit = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
@@ -161,8 +177,8 @@ class RouteCall(AsgiCall):
         if permit.effects is Effects.ATOMIC:
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
-            assert self._limit is not None
-            self._limit.reschedule(asyncio.get_running_loop().time() + max(0.0, left) + ANSWER_SECONDS)
+            assert self.runner is not None
+            self._limit = _Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
         return permit
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
@@ -210,13 +226,13 @@ class RouteCall(AsgiCall):
 
     async def _next_of(self, spool: Spool) -> Message:
         """The next piece, unless a command's body has become too long or too slow with it."""
+        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         try:
-            message = await self._pull(spool)
+            message = await self._pull(spool, is_command=is_declared)
         except TimeoutError:
             return self._refuse(body_too_slow(self._bodies.surface, self._scope))
         self._read_at = spool.size
         self._told = self._whole
-        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         if spool.size > max(bytes_max, RETRY_BYTES_MAX):
             if is_declared:
                 return self._refuse(self._bodies.too_long(self._scope))
@@ -238,7 +254,7 @@ class RouteCall(AsgiCall):
             return
         if self._instead is not None:
             if message["type"] == "http.response.start":
-                self._capture.start(int(message["status"]), message.get("headers", ()))
+                self._capture.headers = tuple(message.get("headers", ()))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 self._end()
             return
@@ -250,15 +266,15 @@ class RouteCall(AsgiCall):
         """What a capture inside of this one sends to: this one has the answer, so there is nothing to add."""
         return send
 
-    async def _pull(self, spool: Spool) -> Message:
+    async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
-        if self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])[1]:
-            if not self._until:
-                self._until = asyncio.get_running_loop().time() + self._bodies.surface.body_seconds_max
+        if not is_command:
+            message = await self._receive()
+        elif not self._until:
+            message, self._until = await self._bodies.clock.first_of(self._receive)
+        else:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
-        else:
-            message = await self._receive()
         if message["type"] == "http.request":
             if spool.on_disk:
                 await asyncio.to_thread(spool.write, message.get("body", b""))
@@ -277,7 +293,7 @@ class RouteCall(AsgiCall):
             spool = self._spool = Spool()
         try:
             while not self._whole and spool.size <= limit:
-                await self._pull(spool)
+                await self._pull(spool, is_command=True)
         except TimeoutError:
             return exchange.body_too_slow(self._scope)
         if self._cut:
@@ -285,7 +301,7 @@ class RouteCall(AsgiCall):
         if spool.size > limit:
             return surface.problems.of_error(too_large(exchange.route))
         if not spool.on_disk:
-            return await command_of(exchange, spool.open().read())
+            return await command_of(exchange, spool.content())
         at = 0
         while at < spool.size:
             chunk = await _read(spool, at)
@@ -296,10 +312,39 @@ class RouteCall(AsgiCall):
         return await finished(exchange, spool)
 
     def _point(self, headers: Headers) -> None:
-        self._outer[HEADERS_KEY] = headers
+        self.outer[HEADERS_KEY] = headers
 
     def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
         return self._exchange.outcome(permit, self._capture, error, self._failure)
+
+
+class _Limit:
+    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
+
+    __slots__ = ("_before", "_is_over", "_task", "_timer")
+
+    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
+        self._task = task
+        self._before = task.cancelling()
+        self._is_over = False
+        self._timer = task.get_loop().call_later(seconds, self._cut)
+
+    def _cut(self) -> None:
+        self._is_over = True
+        self._task.cancel()
+
+    def cancel(self) -> None:
+        """The call has ended."""
+        self._timer.cancel()
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
+        self._timer.cancel()
+        if self._is_over and self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):
+            late = TimeoutError()
+            late.__cause__ = error
+            return late
+        return error
 
 
 class Bodies:
@@ -311,6 +356,7 @@ class Bodies:
     def __init__(self, surface: HttpSettings, bytes_max: Callable[[Any, str], tuple[int, bool]]) -> None:
         self.surface = surface
         self.bytes_max = bytes_max
+        self.clock = BodyClock(surface.body_seconds_max)
 
     def announces_too_much(self, scope: Scope) -> bool:
         """Whether a request to a command says at its head that its body is too long."""
@@ -326,17 +372,6 @@ class Bodies:
 
 def _too_long(limit: int) -> RequestTooLarge:
     return RequestTooLarge(f"The body is larger than {limit} bytes; send a smaller one.")
-
-
-def _listing(send: Send) -> Send:
-    """A send whose headers are a list: Starlette's BaseHTTPMiddleware, further outside, appends to it."""
-
-    async def send_listed(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": list(message.get("headers", ()))}
-        await send(message)
-
-    return send_listed
 
 
 async def _read(spool: Spool, at: int) -> bytes:
@@ -381,16 +416,17 @@ class CaptureMiddleware:
             await self.app(scope, receive, send)
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
-        elif self._kept_alive.is_needless():
-            await RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies).run_app()
-        elif not self._may_reach(scope):
-            call = RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies)
+        else:
+            await self._call(RouteCall(self.app, self._engine, scope, receive, send, self._may_claim, self._bodies))
+
+    async def _call(self, call: RouteCall) -> None:
+        if self._kept_alive.is_needless(call.runner):
+            await call.run_app()
+        elif not self._may_reach(call.outer):
             try:
                 await call.run_app()
             finally:
                 if call.has_claimed:
                     self._may_reach.learn()
         else:
-            listener = Listener(send)
-            call = RouteCall(self.app, self._engine, scope, receive, listener.send, self._may_claim, self._bodies)
-            await self._kept_alive.shield(call.run_app(), listener)
+            await self._kept_alive.shield(call.run_app(), call.listen())

@@ -50,9 +50,8 @@ class KeptAlive:
         """Nobody waits for a task any more: what it still raises is reported."""
         task.add_done_callback(_report)
 
-    def is_needless(self) -> bool:
-        """Whether this is uvicorn's own call of the application, which a disconnect does not cancel."""
-        task = asyncio.current_task()
+    def is_needless(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether this task is uvicorn's own call of the application, which a disconnect does not cancel."""
         code = None if task is None else getattr(task.get_coro(), "cr_code", None)
         if code is None:
             return False

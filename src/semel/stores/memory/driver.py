@@ -10,11 +10,11 @@ import threading
 from typing import Any, TypeVar
 
 from semel.core.decide import kept_answer
-from semel.core.flow import Ask, MakeFlow
+from semel.core.flow import MakeFlow
 from semel.core.model import Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
-from semel.stores.memory.store import Table, TableCall
+from semel.stores.memory.store import Table
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
@@ -43,11 +43,13 @@ class LocalDriver:
                 "a memory:// store cannot be used after fork: each worker would have its own truth; "
                 "use sqlite:/// for several processes, or connect after the fork"
             )
-        flow, answer = make(), self._answer
+        flow = make()
         try:
-            needed = next(flow)
+            needed: Any = next(flow)  # a TableCall: the memory store has no other ask
             while True:
-                needed = flow.send(answer(needed))
+                with self._lock:
+                    reply = needed.act(self._table, self._clock())
+                needed = flow.send(reply)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -65,11 +67,6 @@ class LocalDriver:
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""
         return self.run(make)
-
-    def _answer(self, needed: Ask[Any]) -> Any:
-        assert isinstance(needed, TableCall)
-        with self._lock:
-            return needed.act(self._table, self._clock())
 
     def close(self) -> None:
         """Nothing to close: the table goes with the driver."""
