@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.core.flow import Ask, MakeFlow
+from semel.core.flow import Ask, MakeFlow, perform
 from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
 from semel.engine.sync_engine import Engine
@@ -319,8 +319,12 @@ def faulty_memory(clock: Clock, faults: Faults) -> FaultyBackend:
     """The memory backend under faults: every verb is one ask, written as soon as it is performed."""
 
     class Local(LocalDriver):
-        def _answer(self, needed: Ask[Any]) -> Any:
-            return faults.around(needed, super()._answer)
+        def run(self, make: MakeFlow[T]) -> T:
+            return perform(make(), lambda needed: faults.around(needed, self._answer))
+
+        def _answer(self, needed: Any) -> Any:
+            with self._lock:
+                return needed.act(self._table, self._clock())
 
     driver = FaultyDriver(Local(clock=clock), faults)
     return FaultyBackend(Backend("memory", MemoryStore(), driver), faults, [])
