@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.cli.main import main
 from semel.console import Console
-from semel.core.identity import uuid_text
+from semel.core.identity import derived_key, uuid_text
 from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
@@ -286,7 +286,12 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     assert "charge: finished." in page
     assert "What became of &lt;script&gt;" in page
     assert EVIL not in page
-    assert "had begun, and may be repeated" in client.get(f"/records/{id}").text
+    record = client.get(f"/records/{id}", params={"derived": "refund"}).text
+    assert "had begun, and may be repeated" in record
+    [stored] = engine.perform("find", lambda: engine.store.find(Find(operation="buy"))).records
+    for name in ("charge", "refund"):  # as semel show --derived has them
+        key = derived_key(stored.id, stored.generation, name)
+        assert f'<th scope="row">{name}</th><td>{key}</td>' in record
     unanswered = client.post("/settle", data=ending(client, id, confirmed="yes"))
     assert (unanswered.status_code, "unanswered: &lt;script&gt;" in unanswered.text) == (400, True)
     typed = {"body": '{"code": "REFUNDED"}', "media_type": "application/json"}

@@ -45,13 +45,14 @@ from semel.console.settling import (
     Recorded,
     Refused,
     Word,
+    call_names,
     recorded_of,
     settle_all,
     shown,
     word_of,
 )
 from semel.core.flow import Flow
-from semel.core.identity import uuid_bytes, uuid_text
+from semel.core.identity import derived_key, uuid_bytes, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
@@ -221,6 +222,7 @@ class Console:
             "doubts": groups(seen, "doubt"),
             "operations": groups(seen, "operation")[:PAGE_ROWS],
             "events": events,
+            "oldest_open": span_text(seen.now - seen.open[0].created_at) if seen.open else None,
             "oldest": span_text(events.oldest_us) if events is not None and events.waiting else None,
             "bars": _bars([record.created_at for record in seen.newest]),
             "refresh": 10 if request.query_params.get("refresh") else None,
@@ -264,15 +266,19 @@ class Console:
     def _record(self, request: Request, id: str) -> dict[str, Any]:
         _, record = self._found(id)
         audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
-        now = self._now()
+        now, listed = self._now(), begun_steps(self._engine, record)
         document = record_document(record, now, audit)
         document["state"] = shown_state(str(document["state"]))
+        asked = request.query_params.get("derived", "").strip()[:_TEXT_MAX]
+        names = [*([asked] if asked else []), *call_names(record, listed)]
         return {
+            "asked": asked,
+            "derived": {name: derived_key(record.id, record.generation, name) for name in names},
             "title": f"{record.operation}, {document['state']}",
             "id": uuid_text(record.operation_id),
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
-            "story": tell(record, audit, now, begun_steps(self._engine, record)),
+            "story": tell(record, audit, now, listed),
             "bulk": is_bulk(record.recipe),
             "settles": _may_be_settled(record, now),
         }

@@ -100,6 +100,19 @@ def recorded_of(engine: Engine, records: Sequence[Record]) -> Recorded:
     )
 
 
+def call_names(record: Record, listed: object) -> list[str]:
+    """The names of the calls that a command's steps have made, under which the other side knows it.
+
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    """
+    if is_bulk(record.recipe) or is_damaged(record):
+        return []
+    try:
+        return [step.name for step in unpack_steps(listed, record.generation) if not step.ordinal]
+    except Unpackable:
+        return []
+
+
 def word_of(
     form: Mapping[str, str], records: Sequence[Record] = (), recorded: Recorded | None = None
 ) -> tuple[Word, dict[str, str]]:
