@@ -7,22 +7,25 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bench.tenmillion import build, measure
 from semel import Answer, Engine, Permit
 from semel.admin import filters
+from semel.admin.move_rows import pages_of
 from semel.cli.main import main
+from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.stores.redis import pages
+from semel.stores.sql import tables
 from semel.stores.sqlite.store import SQL
 from semel.testing.clock import SettableClock
 from semel.testing.redis import redis_subject
 from tests.bulk.fellows import mariadb_home
 from tests.console.conftest import migrated
-from tests.console.test_console import command, console, paid, unknown
+from tests.console.test_console import command, console, paid, step_in_doubt, unknown
 from tests.servers import redis
 
 
@@ -71,6 +74,8 @@ def test_the_command_says_where_it_goes_on(
     rest = listed("--json", "--before", str(first["nextBefore"]))
     assert ([each["caller"] for each in rest["records"]], rest["nextBefore"]) == (["rare"], None)
     assert [each["caller"] for each in listed("--json", "--whole")["records"]] == ["rare"]
+    assert listed("--json", "--before", str(2**63 - 1))["records"] == []
+    assert main(["list", "--before", str(2**63), "--url", url]) == 2
 
 
 def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, others: int = 12) -> None:
@@ -95,6 +100,22 @@ def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, ot
     while seen[-1].next_before is not None:
         seen.append(filters.bounded_page(engine, Find(operation="payments.create", before=seen[-1].next_before)))
     assert sum(len(each.records) for each in seen) == others + 2  # each once
+
+
+@pytest.mark.parametrize("stretch", [1, 3, 20])
+def test_a_walk_for_few_records_meets_each_once_whatever_one_statement_looks_at(
+    engine: Engine, stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "STRETCH", stretch)
+    lost = {step_in_doubt(engine, f"lost-{number}", [])[0] for number in range(5)}
+    for number in range(8):
+        engine.run(command(f"k{number}"), made)
+    for size in (1, 2, 50):
+        few = tables.STEPS._replace(page=size)
+        monkeypatch.setattr(tables, "STEPS", few)
+        found = list(pages_of(engine, few))
+        assert sorted(uuid_text(cast(bytes, row[1])) for each in found for row in each) == sorted(lost)
+        assert all(len(each) <= size for each in found)
 
 
 def test_the_store_of_the_bench_is_one_that_the_engine_reads(

@@ -108,7 +108,7 @@ def whole_number(low: int, high: int) -> Any:
     """An argument type: a whole number within limits."""
 
     def convert(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
+        if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
             raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
         return int(text)
 
