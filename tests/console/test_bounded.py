@@ -112,7 +112,6 @@ def test_a_walk_for_few_records_meets_each_once_whatever_one_statement_looks_at(
         engine.run(command(f"k{number}"), made)
     for size in (1, 2, 50):
         few = tables.STEPS._replace(page=size)
-        monkeypatch.setattr(tables, "STEPS", few)
         found = list(pages_of(engine, few))
         assert sorted(uuid_text(cast(bytes, row[1])) for each in found for row in each) == sorted(lost)
         assert all(len(each) <= size for each in found)

@@ -193,7 +193,7 @@ class Copies:
 
     def page(self, noun: Noun, after: Sequence[Value]) -> Flow[list[Row]]:
         """Rows behind a place, in the columns of the noun, and then those of its order where these are others."""
-        if noun is STEPS:
+        if noun.name == STEPS.name:
             return (yield from rare_rows(self._dialect, self._sql["steps_page"], after[0], noun.page))
         params: Values = {**dict(zip(map(_parameter, noun.order), after, strict=True)), "limit": noun.page}
         return (yield from self._dialect.rows(self._sql[f"{noun.name}_page"], params))
