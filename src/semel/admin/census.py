@@ -86,8 +86,9 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
     dialect = getattr(engine.store, "dialect", None)
     if needing.next_before is not None and (dialect is None or dialect.name == "sqlite"):  # a server gives both
         unknown, resting = _needing(engine, (State.UNKNOWN,), limit), _needing(engine, OPEN_STATES, limit)
-        more = unknown.next_before or resting.next_before
-        needing = needing._replace(records=(*unknown.records, *resting.records), next_before=more)
+        half = limit // 2
+        few = unknown.records[: max(limit - len(resting.records), limit - half)]
+        needing = needing._replace(records=(*few, *resting.records[: limit - len(few)]))
     newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
     return Census(
         newest.now,
