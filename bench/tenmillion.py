@@ -1,7 +1,8 @@
 """A store of ten million records, and how long operators wait on it: ``python -m bench.tenmillion [--records N]``.
 
-The file is made by one INSERT from a recursive query, modelled on records that the engine wrote, with the real schema,
-its indexes and random ids. Then each page of the console and each command that reads the store is timed.
+SQLite in a file, or with ``--postgresql`` a server that is started for it. The rows are made by INSERTs from a query,
+modelled on records that the engine wrote, with the real schema, its indexes and random ids. Then each page of the
+console and each command that reads the store is timed.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
+
+from bench.servers import started
 from semel import Answer, Bulk, Command, Engine, Permit, Policy, Scope
+from semel.admin.bulks import newest_bulks
+from semel.bulk.store import ANY_BULK
 from semel.cli.main import main as semel
 from semel.console import Console
 from semel.core.identity import uuid7_bytes, uuid_text
+from semel.core.model import Find, State
 from semel.inbox.run import Inbox, Poison
 
 RECORDS: Final = 10_000_000
 ROUNDS: Final = 5
 STEP_US: Final = 8_640  # between two records: ten million a day
 UNKNOWN: Final = 3_000
+OPEN: Final = 1_000
 ITEMS: Final = 20_000
 _OWN: Final = {
     "seq": ":first + n",
@@ -43,6 +51,33 @@ _OWN: Final = {
     "key_hash": "randomblob(32)",
     "answer_digest": "randomblob(32)",
 }
+_OWN_POSTGRES: Final = {
+    **{name: text for name, text in _OWN.items() if name not in ("seq", "id", "operation_id")},
+    "id": "uuid_send(gen_random_uuid())",
+    "lease_until": "CASE WHEN t.state = 2 THEN :then + n * :step ELSE t.lease_until END",
+    "operation_id": "substring(int8send((:then + n * :step) / 1000) from 3) "
+    "|| substring(uuid_send(gen_random_uuid()) from 7)",
+    "key_hash": "uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())",
+    "answer_digest": "uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())",
+}
+_POSTGRES_INDEXES: Final = (  # made anew behind the rows, as a restore does
+    "CREATE UNIQUE INDEX semel_record_seq ON semel_record (seq)",
+    "CREATE INDEX semel_record_operation ON semel_record (operation_id)",
+    "ALTER TABLE semel_record ADD PRIMARY KEY (id)",
+)
+
+
+def make_models(engine: Engine, items: int) -> None:
+    """What the engine writes itself: a success, a record in doubt, a refusal, a bulk, a parked message, an event."""
+    engine.run(command("first"), lambda permit: Answer(201, ((b"x-id", b"1"),), b'{"order_id":"018f2b7e"}'))
+    with suppress(TimeoutError):
+        engine.run(command("lost"), away)
+    engine.run(command("refused"), lambda permit: Answer(409, ((b"x-id", b"2"),), b'{"code":"SOLD_OUT"}'))
+    Bulk(engine, operation="cases.approve", effects="idempotent").run(
+        [{"n": n} for n in range(items)], lambda item: None, key="monday", caller="alice"
+    )
+    with suppress(Exception):
+        Inbox(engine, consumer="billing").handle("order-7", poison)
 
 
 def build(path: Path, records: int, *, unknown: int = UNKNOWN, items: int = ITEMS) -> None:
@@ -52,14 +87,7 @@ def build(path: Path, records: int, *, unknown: int = UNKNOWN, items: int = ITEM
     made = Engine.connect(f"sqlite:///{path}")
     made.migrate()
     with made as engine:
-        engine.run(command("first"), lambda permit: Answer(201, ((b"x-id", b"1"),), b'{"order_id":"018f2b7e"}'))
-        with suppress(TimeoutError):
-            engine.run(command("lost"), away)
-        Bulk(engine, operation="cases.approve", effects="idempotent").run(
-            [{"n": n} for n in range(items)], lambda item: None, key="monday", caller="alice"
-        )
-        with suppress(Exception):
-            Inbox(engine, consumer="billing").handle("order-7", poison)
+        make_models(engine, items)
     now = int(time.time() * 1_000_000)
     with closing(sqlite3.connect(path)) as db:
         db.create_function("uuid7", 1, lambda at: uuid7_bytes(at // 1000, secrets.token_bytes(10)), deterministic=False)
@@ -67,12 +95,16 @@ def build(path: Path, records: int, *, unknown: int = UNKNOWN, items: int = ITEM
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA temp_store = MEMORY")
         columns = [row[1] for row in db.execute("PRAGMA table_info(semel_record)")]
-        [first, lost] = [row[0] for row in db.execute("SELECT seq FROM semel_record WHERE operation = 'orders.create'")]
+        of_state = dict(
+            db.execute("SELECT state, min(seq) FROM semel_record WHERE operation = 'orders.create' GROUP BY 1")
+        )
         # The oldest ones in doubt first, then all that have succeeded.
-        for template, count, then in ((lost, unknown, now - (records + unknown) * STEP_US), (first, records, None)):
+        for state, count, then in (
+            (State.UNKNOWN, unknown, now - (records + unknown) * STEP_US),
+            (State.SUCCEEDED, records, now - records * STEP_US),
+        ):
             values = ", ".join(_OWN.get(column, f"t.{column}") for column in columns)
-            begin = {"template": template, "count": count, "step": STEP_US}
-            begin |= {"then": now - records * STEP_US if then is None else then}
+            begin = {"template": of_state[state], "count": count, "step": STEP_US, "then": then}
             begin |= {"first": db.execute("SELECT max(seq) + 1 FROM semel_record").fetchone()[0]}
             db.execute(
                 "WITH RECURSIVE counted (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM counted WHERE n + 1 < :count) "
@@ -88,6 +120,113 @@ def build(path: Path, records: int, *, unknown: int = UNKNOWN, items: int = ITEM
         )
         db.commit()
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def build_postgres(url: str, records: int, *, unknown: int = UNKNOWN, items: int = ITEMS, open: int = OPEN) -> None:
+    """Fill an empty database: beside the records as many messages as a tenth of them, bulks, imports and events."""
+    made = Engine.connect(url)
+    made.migrate()
+    with made as engine, psycopg.connect(url, autocommit=True) as db:
+
+        def look(permit: Permit) -> Answer:
+            """Keep the record as it is while its handler runs."""
+            db.execute("CREATE TABLE bench_open AS SELECT * FROM semel_record WHERE state = 2")
+            return Answer(201, (), b"")
+
+        make_models(engine, items)
+        engine.run(command("open"), look)
+    now = int(time.time() * 1_000_000)
+    with psycopg.connect(url, autocommit=True) as db:
+
+        def run(text: str, **values: int) -> None:
+            """Run a statement, whose parameters are whole numbers."""
+            for name, value in values.items():
+                text = text.replace(f":{name}", f"{value}::bigint")
+            db.execute(text)
+
+        run("SET synchronous_commit = off")
+        run("SET maintenance_work_mem = '1GB'")
+        columns = [
+            str(name)
+            for (name,) in db.execute(
+                "SELECT attname FROM pg_attribute WHERE attrelid = 'semel_record'::regclass AND attnum > 0 "
+                "AND attname <> 'seq' AND NOT attisdropped ORDER BY attnum"
+            )
+        ]
+        db.execute(
+            "CREATE TABLE bench_model AS SELECT * FROM semel_record AS r WHERE operation = 'orders.create' "
+            "AND NOT EXISTS (SELECT FROM bench_open AS o WHERE o.id = r.id)"
+        )
+        db.execute("DROP INDEX semel_record_seq")
+        db.execute("DROP INDEX semel_record_operation")
+        db.execute("ALTER TABLE semel_record DROP CONSTRAINT semel_record_pkey")
+        values = ", ".join(_OWN_POSTGRES.get(column, f"t.{column}") for column in columns)
+        insert = (
+            f"INSERT INTO semel_record ({', '.join(columns)}) SELECT {values} FROM generate_series(0, :count - 1) AS n "
+            "JOIN {table} AS t ON {chosen} ORDER BY n"
+        )
+        old = now - (records + unknown + open) * STEP_US
+        run(insert.format(table="bench_model", chosen="t.state = 6"), count=unknown, then=old, step=STEP_US)
+        run(insert.format(table="bench_open", chosen="true"), count=open, then=old + unknown * STEP_US, step=STEP_US)
+        # One in 32 is a refusal, as in bench.growth.
+        chosen = f"t.state = CASE WHEN n % 32 = 31 THEN {State.FAILED_REPLAYABLE} ELSE {State.SUCCEEDED} END"
+        run(
+            insert.format(table="bench_model", chosen=chosen), count=records, then=now - records * STEP_US, step=STEP_US
+        )
+        for index in _POSTGRES_INDEXES:
+            run(index)
+        run(
+            "INSERT INTO semel_attention (id) SELECT id FROM semel_record WHERE state IN (1, 2, 6) "
+            "AND seq <= :old ON CONFLICT DO NOTHING",
+            old=unknown + open + 10,
+        )
+        run("UPDATE semel_meta SET horizon = (SELECT max(seq) FROM semel_record)")
+        run(
+            "INSERT INTO semel_inbox (consumer, message_id, handled_at, tries, forget_after) "
+            "SELECT 'billing', 'message-' || n, :now, 0, :now + 604800000000 FROM generate_series(1, :count) AS n",
+            count=records // 10,
+            now=now,
+        )
+        run(
+            "INSERT INTO semel_bulk SELECT uuid_send(gen_random_uuid()), total, done, succeeded, failed, retryable, "
+            "unknown, created_at - n, touched_at - n FROM semel_bulk, generate_series(1, :count) AS n",
+            count=records // 1000,
+        )
+        run(
+            "INSERT INTO semel_bulk SELECT decode(repeat('ff', 16), 'hex'), :count, :count, :count, 0, 0, 0, "
+            "created_at, touched_at FROM semel_bulk LIMIT 1",
+            count=records // 10,
+        )
+        run(
+            "INSERT INTO semel_item SELECT decode(repeat('ff', 16), 'hex'), n, 'item-' || n, i.state, NULL, NULL, "
+            "NULL, 0, NULL, i.settled_at FROM (SELECT state, settled_at FROM semel_item LIMIT 1) AS i, "
+            "generate_series(0, :count - 1) AS n",
+            count=records // 10,
+        )
+        run(
+            "INSERT INTO semel_import (id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, "
+            "media_type, recipe, state, attempts, next_at, row_count, booked, skipped, failed, unknown, submissions, "
+            "keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at, forget_after) "
+            "SELECT uuid_send(gen_random_uuid()), 'tenant-1', 'advices.import', 'S' || n % 97, "
+            "'S' || n % 97 || ':' || n, 0, uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()), 1000, "
+            "'text/csv', 'csv-1', 3, 1, 0, 10, 10, 0, 0, 0, 1, 0, 1000000, :now - n, :now, :now - n, :now, "
+            ":now + 1000000000 FROM generate_series(1, :count) AS n",
+            count=records // 100,
+            now=now,
+        )
+        run(
+            "INSERT INTO semel_event (id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, "
+            "created_at, published_at, tries, parked_at, reason) SELECT gen_random_uuid(), 'order', 'order-' || n, "
+            "'placed', '\\x7b7d', 'orders.placed', '\\x7b7d', 'tenant-1', n % 32, :now - n, "
+            "CASE WHEN n % 50 > 0 THEN :now END, CASE WHEN n % 5000 = 0 THEN 5 ELSE 0 END, "
+            "CASE WHEN n % 5000 = 0 THEN :now END, CASE WHEN n % 5000 = 0 THEN 'refused' END "
+            "FROM generate_series(1, :count) AS n",
+            count=records // 10,
+            now=now,
+        )
+        run("DROP TABLE bench_open, bench_model")
+        run("VACUUM ANALYZE")
+        run("CHECKPOINT")
 
 
 def command(key: str) -> Command:
@@ -131,32 +270,42 @@ def page(console: Console, target: str) -> int:
     return int(sent[0]["status"])
 
 
-def measure(path: Path, rounds: int = ROUNDS) -> None:
-    """Print the times."""
-    url = f"sqlite:///{path}"
-    with closing(sqlite3.connect(path)) as db:
-        ids = [
-            uuid_text(db.execute(f"SELECT operation_id FROM {table} LIMIT 1").fetchone()[0])
-            for table in ("semel_record WHERE operation = 'orders.create'", "semel_bulk")
-        ]
-    record, bulk = ids
-    pages = [
+def pages_of(engine: Engine) -> list[str]:
+    """The console's pages over what was built."""
+    newest = engine.perform("find", lambda: engine.store.find(Find(operation="orders.create-7", limit=1)))
+    lost = engine.perform("find", lambda: engine.store.find(Find(states=(State.UNKNOWN,), limit=1)))
+    [bulk] = newest_bulks(engine, ANY_BULK, 1)
+    record, unknown = (uuid_text(each.records[0].operation_id) for each in (newest, lost))
+    return [
         *("/", "/records", "/records?state=UNKNOWN", "/records?state=SUCCEEDED", "/records?lapsed=1"),
         *("/records?operation=orders.create-7", "/records?caller=caller-7", "/records?before=5000"),
-        *("/records?caller=rare", "/records?operation=rare.create&state=UNKNOWN"),
-        *(f"/records/{record}", f"/settle?id={record}", "/settle?doubt=error:TimeoutError"),
-        *("/bulks", f"/bulks/{bulk}", f"/bulks/{bulk}?state=FAILED", "/imports", "/messages", "/messages?parked=1"),
-        *("/events", "/policies", "/doctor"),
+        *("/records?caller=rare", "/records?operation=rare.create&state=UNKNOWN", "/records?state=FAILED_REPLAYABLE"),
+        *(f"/records/{record}", f"/settle?id={unknown}", "/settle?doubt=error:TimeoutError"),
+        *("/bulks", f"/bulks/{uuid_text(bulk.id)}", f"/bulks/{uuid_text(bulk.id)}?state=FAILED"),
+        *("/imports", "/imports?supplier=S1", "/imports?state=FAILED"),
+        *("/messages", "/messages?parked=1", "/messages?consumer=nothing"),
+        *("/events", "/events?parked=1", "/policies", "/doctor"),
     ]
-    commands = [
+
+
+def commands_of(engine: Engine) -> list[list[str]]:
+    """The commands that look at a store and count nothing."""
+    newest = engine.perform("find", lambda: engine.store.find(Find(operation="orders.create-7", limit=1)))
+    record = uuid_text(newest.records[0].operation_id)
+    return [
         *(["census"], ["top", "--by", "operation"], ["top", "--by", "caller"], ["top", "--by", "doubt"]),
         *(["list"], ["list", "--state", "unknown"], ["list", "--caller", "rare"], ["explain", record], ["bulk"]),
-        *(["messages"], ["metrics", "gauges"]),
+        *(["messages"], ["events"], ["events", "--by-topic"], ["metrics", "gauges"]),
     ]
+
+
+def measure(url: str, rounds: int = ROUNDS) -> None:
+    """Print the times."""
     print(f"{'what':50} {'first ms':>9} {'then ms':>9}")
     with Engine.connect(url) as engine:
+        commands = commands_of(engine)
         console = Console(engine, lambda request: "olga")
-        for target in pages:
+        for target in pages_of(engine):
             first, then = time_it(lambda target=target: page(console, target), rounds)  # type: ignore[misc]
             print(f"{page(console, target)} {target:46} {first:9.1f} {then:9.1f}", flush=True)
     for words in commands:
@@ -169,16 +318,27 @@ def main() -> None:
     """Build, measure, forget."""
     parser = argparse.ArgumentParser(prog="python -m bench.tenmillion", description=__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--file", type=Path, help="make the store there and keep it; use it where it is there")
+    parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL that is started for it")
+    parser.add_argument("--file", type=Path, help="make the SQLite store there and keep it; use it where it is there")
+    parser.add_argument("--url", help="measure a store that was made before")
     options = parser.parse_args()
+    if options.url:
+        measure(options.url)
+        return
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
+        if options.postgresql:
+            with started({"postgresql"}, Path(folder)) as servers:
+                build_postgres(servers.urls["postgresql"], options.records)
+                print(f"{options.records} records in {time.monotonic() - began:.0f} s", file=sys.stderr)
+                measure(servers.urls["postgresql"])
+            return
         path = options.file or Path(folder) / "semel.db"
         if not path.exists():
-            began = time.monotonic()
             build(path, options.records)
             size = path.stat().st_size / 2**30
             print(f"{options.records} records in {time.monotonic() - began:.0f} s: {size:.1f} GiB", file=sys.stderr)
-        measure(path)
+        measure(f"sqlite:///{path}")
 
 
 if __name__ == "__main__":

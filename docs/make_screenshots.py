@@ -140,7 +140,7 @@ def take_console(browser: Browser, folder: Path) -> None:
         page.get_by_label("The step parcel succeeded").check()
         page.get_by_label("What it returned").fill('"parcel 7"')
         page.get_by_label("How you know").fill("parcel 7 is on its way, says the carrier")
-        page.set_viewport_size({"width": 960, "height": 1280})
+        page.set_viewport_size({"width": 960, "height": 1460})
         page.evaluate("() => scrollTo(0, 0)")
         shoot(page, "console-settle")
         page.context.close()

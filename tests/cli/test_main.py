@@ -116,7 +116,7 @@ def test_a_wrong_variable_is_named(
 def test_migrating_twice_is_safe(semel: Run, shelf: Shelf) -> None:
     shelf.path.unlink()
     assert semel("migrate", "--json").document == {
-        "migrations": ["0001_first", "0002_many_effects", "0003_imports", "quotas"]
+        "migrations": ["0001_first", "0002_many_effects", "0003_imports", "quotas", "waiting_messages"]
     }
     assert semel("migrate").out == "the store is up to date: nothing to do\n"
 

@@ -66,8 +66,10 @@ def test_a_census_counts_nothing_over_all_rows(shelf: Shelf, monkeypatch: pytest
             return perform(verb, make)
 
         monkeypatch.setattr(engine, "perform", noting)
-        read_census(engine, 2)
-    assert asked == ["find", "find"]
+        assert not read_census(engine).more
+        assert asked == ["find", "find"]
+        assert read_census(engine, 2).more
+    assert asked == ["find"] * 6  # where not all fit, UNKNOWN and open ones are a page each
 
 
 def test_top_groups_by_operation_caller_and_doubt(shelf: Shelf, semel: Run) -> None:

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from semel import Engine
 from semel.core.model import State
 from tests.console.conftest import migrated
-from tests.console.test_console import CANARY, command, paid, state_of, unknown
+from tests.console.test_console import CANARY, EVIL, between_steps, command, paid, state_of, unknown
 from tests.servers.needed import needs, program
 
 pytestmark = needs("chromium")
@@ -81,6 +81,33 @@ def test_what_is_in_doubt_is_settled_by_the_keyboard_alone(page: tuple[Page, Eng
     assert engine.run(command("lost"), paid).answer.status == 201
     assert CANARY not in pages.content()
     assert errors == []
+
+
+def test_a_command_between_its_steps_is_ended_by_the_keyboard_alone(page: tuple[Page, Engine, str]) -> None:
+    pages, engine, _ = page
+    calls: list[str] = []
+    id, retry = between_steps(engine, "between", calls)
+    pages.goto(f"{pages.url.split('/', 3)[0]}//{pages.url.split('/', 3)[2]}/records/{id}")
+    press_until_focused(pages, "Settle it")
+    pages.keyboard.press("Enter")
+    pages.get_by_label("The whole command has ended without").focus()
+    pages.keyboard.press("Space")
+    pages.get_by_role("group", name=f"What became of {EVIL}").get_by_label("It did not happen").focus()
+    pages.keyboard.press("Space")
+    pages.get_by_label("Status, such as 201").focus()
+    pages.keyboard.type("409")
+    pages.get_by_label("The handler is gone").focus()
+    pages.keyboard.press("Space")
+    pages.get_by_label("How you know").focus()
+    pages.keyboard.type("refunded")
+    press_until_focused(pages, "Look what it would do")
+    pages.keyboard.press("Enter")
+    expect(pages.get_by_role("status")).to_contain_text("Nothing is written yet", timeout=PATIENCE_MS)
+    press_until_focused(pages, "Settle")
+    pages.keyboard.press("Enter")
+    expect(pages.get_by_role("status")).to_contain_text("Done", timeout=PATIENCE_MS)
+    assert state_of(engine, id) is State.FAILED_REPLAYABLE
+    assert (retry().status, calls) == (409, ["charge", "mail"])
 
 
 def test_it_fits_a_phone_and_the_dark(page: tuple[Page, Engine, str]) -> None:

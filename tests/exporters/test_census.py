@@ -73,6 +73,7 @@ def test_a_census_says_what_is_open_unknown_and_new(store: str, tmp_path: Path) 
         few = read_census(engine, 2)
         assert few.more_new
         assert len(few.newest) == 2
+        assert len(few.unknown) == 1  # however many open ones are younger
         registry = CollectorRegistry()
         registry.register(StoreGauges(engine))
         found = samples(generate_latest(registry).decode())

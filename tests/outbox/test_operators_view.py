@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import pytest
+from starlette.testclient import TestClient
 
 from semel import Engine, Inbox
 from semel.cli.main import main
+from semel.console import Console
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
 from semel.outbox.partitions import Lanes
 from tests.outbox.conftest import Place
+from tests.outbox.test_receivers import BANK, SHOP, Shore, relayed
 
 
 class Ran:
@@ -60,7 +64,7 @@ def test_doctor_says_that_nobody_publishes(place: Place, semel: Run) -> None:
     assert (level, detail) == ("ok", "2 waiting, none parked")
     place.change("UPDATE semel_event SET created_at = created_at - 480000000")
     ran = semel("doctor")
-    assert ran.code == 1
+    assert ran.code == 1, ran.out
     assert "WARNING events 2 not published, the oldest for 8 min; no relay runs" in ran.words
     assert "→ start one: semel worker --sink URL" in ran.words
 
@@ -75,6 +79,40 @@ def test_doctor_says_that_a_relay_does_not_get_on(place: Place, semel: Run) -> N
     assert level == "warning"
     assert detail.endswith("although a relay runs")
     assert "whether the sink is reached" in remedy
+
+
+def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place: Place, semel: Run) -> None:
+    shore = Shore()
+    shore.away.add("shop")
+    place.fill(3)
+    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    assert findings(semel("doctor", "--json"))["events"][0] == "ok"  # not for long
+    place.change("UPDATE semel_event SET created_at = created_at - 480000000")
+    ran = semel("doctor")
+    assert ran.code == 1
+    assert "the receiver 'shop' has not got its webhooks: 3 wait, the oldest for 8 min, 0 parked" in ran.words
+    assert "semel events --topic receiver.shop" in ran.words
+    assert "'bank'" not in ran.words
+    with Engine.connect(place.url) as engine:
+        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: lanes.attend("relay-1", 60_000_000, bell=False))
+    again = findings(semel("doctor", "--json"))["events"]
+    assert again[1].startswith("the receiver 'shop'")  # and no word of a relay that does not get on
+    listed = semel("events")
+    assert ["shop", "3", "8", "min", "0"] in [line.split() for line in listed.out.splitlines()]
+    [behind] = json.loads(semel("events", "--json").out)["receivers"]
+    assert (behind["receiver"], behind["waiting"], behind["parked"]) == ("shop", 3, 0)
+    assert behind["oldestSeconds"] >= 480
+    with Engine.connect(place.url) as engine:
+        page = TestClient(Console(engine, lambda request: "olga"), base_url="http://console.test").get("/events").text
+    assert ">shop</th><td>3</td><td>8 min</td><td>0</td>" in page
+    place.fill(1, topic="receiver.mine")  # a topic of one's own is no receiver
+    named = [each["receiver"] for each in json.loads(semel("events", "--json").out)["receivers"]]
+    assert named == ["shop"]
+    first = json.loads(semel("events", "--topic", "receiver.shop", "--json").out)["events"][0]
+    assert semel("events", "park", first["id"], "--reason", "410 Gone").code == 0
+    assert "1 parked; the first was refused: 410 Gone" in semel("doctor").words
+    assert "semel events retry --topic receiver.shop" in semel("doctor").words
 
 
 def test_doctor_names_parked_events_and_how_to_go_on(place: Place, semel: Run) -> None:

@@ -1,7 +1,9 @@
 """A census: what is open, UNKNOWN and new in a store, from a bounded number of its rows.
 
 Two pages are read, whatever the store's size: the newest records, and those on the store's own list of records that
-need attention. Nothing is counted over all rows: what was not read is not counted; the result says how much was read.
+need attention. Where there are more of the latter than a page holds, both UNKNOWN and open ones are read, so that
+neither hides the other. Nothing is counted over all rows: what was not read is not counted; the result says how much
+was read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from semel.admin.damaged import mended
 from semel.admin.describe import has_lapsed, time_text
 from semel.cli.terminal import Json, span_text
 from semel.core.identity import uuid_text
-from semel.core.model import OPEN_STATES, Find, Record, State
+from semel.core.model import OPEN_STATES, Find, Found, Record, State
 from semel.engine.sync_engine import Engine
 
 READ: Final = 500  # records of each of the two pages
@@ -80,7 +82,13 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
 
     Raises StoreError.
     """
-    needing = engine.perform("find", lambda: engine.store.find(Find(states=_UNENDED, limit=limit, attention=True)))
+    needing = _needing(engine, _UNENDED, limit)
+    dialect = getattr(engine.store, "dialect", None)
+    if needing.next_before is not None and (dialect is None or dialect.name == "sqlite"):  # a server gives both
+        unknown, resting = _needing(engine, (State.UNKNOWN,), limit), _needing(engine, OPEN_STATES, limit)
+        half = limit // 2
+        few = unknown.records[: max(limit - len(resting.records), limit - half)]
+        needing = needing._replace(records=(*few, *resting.records[: limit - len(few)]))
     newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
     return Census(
         newest.now,
@@ -90,6 +98,11 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
         needing.next_before is not None,
         newest.next_before is not None,
     )
+
+
+def _needing(engine: Engine, states: Iterable[State], limit: int) -> Found:
+    query = Find(states=tuple(sorted(states)), limit=limit, attention=True)
+    return engine.perform("find", lambda: engine.store.find(query))
 
 
 def _created(record: Record) -> int:
@@ -148,13 +161,13 @@ def _rounded(value: float | None) -> float | None:
 
 def census_lines(seen: Census) -> list[str]:
     """A census for people."""
-    rate = seen.new_per_second
+    rate, more = seen.new_per_second, " or more" if seen.more else ""
     new = "none" if rate is None else f"{rate:.1f} a second, over {span_text(int((seen.new_seconds or 0) * 1e6))}"
     return [
         f"read     {what_was_read(seen)}",
-        f"open     {len(seen.open)}{_oldest_text(seen, seen.open)}",
-        f"lapsed   {len(seen.lapsed)}",
-        f"unknown  {len(seen.unknown)}{_oldest_text(seen, seen.unknown)}",
+        f"open     {len(seen.open)}{more}{_oldest_text(seen, seen.open)}",
+        f"lapsed   {len(seen.lapsed)}{more}",
+        f"unknown  {len(seen.unknown)}{more}{_oldest_text(seen, seen.unknown)}",
         f"new      {new}",
     ]
 

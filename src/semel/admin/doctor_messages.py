@@ -8,6 +8,7 @@ from typing import Any, Final
 from semel.admin.export_rows import row_name
 from semel.admin.finding import Finding
 from semel.admin.move_rows import pages_of
+from semel.admin.receivers import Behind, receivers_behind
 from semel.cli.terminal import span_text
 from semel.core.damage import damage_of, mended
 from semel.core.identity import uuid_text
@@ -15,7 +16,8 @@ from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows
 from semel.operations.flow import is_kept_by
 from semel.outbox.event import Waiting
-from semel.outbox.store import Depth, Events
+from semel.outbox.rules import receiver_topic
+from semel.outbox.store import Events
 from semel.steps.rules import Unpackable, unpack_steps
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, STEPS, Copies, Noun
@@ -50,9 +52,19 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
             f"{depth.parked} parked, never published and hold back the later ones of their aggregates{_first(first)}",
             "mend the cause, then: semel events --parked; semel events retry ID (or drop ID)",
         )
-    if depth.waiting and depth.oldest_us > WAITS_US:
-        yield _waiting_long(engine, depth)
-    elif not depth.parked:
+    late = depth.waiting > 0 and depth.oldest_us > WAITS_US
+    relays = late and engine.perform("relays", Copies(engine.store).relay_us)
+    behind, others_us = receivers_behind(engine) if late or depth.parked else ([], 0)
+    slow = [each for each in behind if each.depth.parked or each.depth.oldest_us > WAITS_US]
+    yield from map(_receiver, slow[:NAMED_MAX])
+    if len(slow) > NAMED_MAX:
+        named = f"{len(slow) - NAMED_MAX} more receivers have not got what is theirs"
+        yield Finding("events", "warning", named, "see each: semel events")
+    if late and not relays:
+        yield _waiting_long(depth.waiting, depth.oldest_us, relays=False)
+    elif late and (others_us > WAITS_US or not slow):
+        yield _waiting_long(depth.waiting, max(others_us, 0 if slow else depth.oldest_us), relays=True)
+    elif not depth.parked and not slow:
         yield Finding("events", "ok", f"{depth.waiting} waiting, none parked")
 
 
@@ -62,9 +74,23 @@ def _first(found: Sequence[Waiting]) -> str:
     )
 
 
-def _waiting_long(engine: Engine, depth: Depth) -> Finding:
-    detail = f"{depth.waiting} not published, the oldest for {span_text(depth.oldest_us)}"
-    if engine.perform("relays", Copies(engine.store).relay_us):
+def _receiver(behind: Behind) -> Finding:
+    waiting, parked, oldest_us = behind.depth
+    waits = f"{waiting} wait, the oldest for {span_text(oldest_us)}" if waiting else "none waits"
+    why = "" if behind.reason is None else f"; the first was refused: {behind.reason}"
+    topic = receiver_topic(behind.receiver)
+    again = f"; then try again what is parked: semel events retry --topic {topic}" if parked else ""
+    return Finding(
+        "events",
+        "warning",
+        f"the receiver {behind.receiver!r} has not got its webhooks: {waits}, {parked} parked{why}",
+        f"ask its owner whether it is away or slow, no other one waits for it; semel events --topic {topic}{again}",
+    )
+
+
+def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
+    detail = f"{waiting} not published, the oldest for {span_text(oldest_us)}"
+    if relays:
         return Finding(
             "events",
             "warning",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from semel.admin.describe import shown_state
-from semel.admin.filters import pages
+from semel.admin.filters import bounded_page, pages
 from semel.admin.finding import Finding
 from semel.admin.reconciliations import look_at_reconciliations
 from semel.cli.terminal import span_text
@@ -31,6 +31,12 @@ class _Standing:
     oldest: Record | None
     more: bool
 
+    @classmethod
+    def of(cls, records: Sequence[Record], state: State, *, more: bool) -> Self:
+        """Those of one state."""
+        chosen = [record for record in records if record.state == state]
+        return cls(len(chosen), min(chosen, key=lambda record: record.created_at, default=None), more)
+
 
 def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
     """The findings about what the store holds.
@@ -39,19 +45,19 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
     """
     if not quick:
         yield _count(engine)
-    now, unknown = _standing(engine, Find(states=(State.UNKNOWN,)))
+    now, unknown, more = _read(engine, Find(states=(State.UNKNOWN,)))
     yield _about(
-        unknown,
+        _Standing.of(unknown, State.UNKNOWN, more=more),
         now,
         "unknown",
         "UNKNOWN",
         "find out what happened, then settle each: semel list --state unknown; semel settle --help",
     )
     yield look_at_reconciliations(engine)
-    now, lapsed = _standing(engine, Find(states=(State.PROCESSING,), lapsed=True, attention=quick))
-    yield _about_lapsed(lapsed, now)
-    now, resting = _standing(engine, Find(states=(State.CLAIMED,), lapsed=True, attention=quick))
-    yield _about_resting(resting, now)
+    over = Find(states=(State.CLAIMED, State.PROCESSING), lapsed=True, attention=quick)
+    now, left, more = _read(engine, over, walk=not quick)
+    yield _about_lapsed(_Standing.of(left, State.PROCESSING, more=more), now)
+    yield _about_resting(_Standing.of(left, State.CLAIMED, more=more), now)
     yield from _look_at_abandoned(engine)
 
 
@@ -108,10 +114,17 @@ def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
     return (yield from store.find(Find(limit=1))).now, found
 
 
-def _standing(engine: Engine, query: Find) -> tuple[int, _Standing]:
-    page = next(pages(engine, query, PAGE))
-    oldest = min(page.records, key=lambda record: record.created_at, default=None)
-    return page.now, _Standing(len(page.records), oldest, page.next_before is not None)
+def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list[Record], bool]:
+    """The store's time, records of a query, and whether there are more.
+
+    Parameters: ``walk`` on, a bounded statement at a time, until there is a page of them, or no more records.
+    """
+    page = bounded_page(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
+    records = list(page.records)
+    while walk and len(records) < PAGE and page.next_before is not None:
+        page = bounded_page(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
+        records += page.records
+    return page.now, records, page.next_before is not None
 
 
 def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:

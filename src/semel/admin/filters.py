@@ -14,6 +14,7 @@ from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
 LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
+LOOKED_PIECES_MAX: Final = 10_000  # the same where each record is read and unpacked to be looked at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 
@@ -68,7 +69,9 @@ def bounded_page(engine: Engine, query: Find) -> Found:
     listed = (State.UNKNOWN,) if dialect is None or dialect.name != "sqlite" else (*OPEN_STATES, State.UNKNOWN)
     has_list = bool(query.states) and set(listed).issuperset(query.states)
     narrows = any((query.states, query.tenant, query.caller, query.operation, query.lapsed))
-    if dialect is None or has_list or not narrows:
+    if dialect is None:
+        return next(pages(engine, query._replace(looks=LOOKED_PIECES_MAX), query.limit))
+    if has_list or not narrows:
         return next(pages(engine, query, query.limit))
     top = query.before
     if top is None:

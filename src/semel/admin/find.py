@@ -105,8 +105,9 @@ def carries(engine: Engine, key: str) -> Matching:
 
 def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Iterator[Record]:
     """The records that match, newest first, within what is known of the scope; some more than will be shown."""
-    total = sum(engine.perform("counts", engine.store.counts).values())
-    progress = ProgressLine("search", asked=getattr(options, "progress", False), total=total)
+    asked = getattr(options, "progress", False)
+    total = sum(engine.perform("counts", engine.store.counts).values()) if asked else None  # it looks at all of them
+    progress = ProgressLine("search", asked=asked, total=total)
     query = Find(tenant=options.tenant, caller=options.caller, operation=options.operation)
     seen = found = 0
     for page in pages(engine, query):

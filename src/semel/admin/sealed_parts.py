@@ -18,6 +18,7 @@ from semel.operations.flow import is_kept_by
 from semel.steps.rules import Unpackable, pack_steps, unpack_steps
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Row
+from semel.stores.sql.tables import rare_rows
 
 NOUN: Final = "seals"
 KINDS: Final = ("details", "steps", "requests", "files")
@@ -124,6 +125,8 @@ class _Rows:
                 return
 
     def _page(self, noun: str, after: Values, limit: int) -> Flow[list[Row]]:
+        if noun == "records":
+            return (yield from rare_rows(self._dialect, self._sql["records_page"], after["id"], limit))
         params: Values = {**after, "limit": limit, **({"first": FORM_PLACES} if noun == "files" else {})}
         return (yield from self._dialect.rows(self._sql[f"{noun}_page"], params))
 

@@ -66,7 +66,7 @@ def add_globals(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: Parser, commands: Commands[Parser], arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments. Raises UsageFailed, with the spelling that was probably meant."""
-    name = _command_word(arguments)
+    name = command_word(arguments)
     if name is not None and name not in commands.choices:
         raise UsageFailed(f"unknown command {name!r}{near(name, list(commands.choices))} (see semel --help)")
     options, extra = parser.parse_known_args(arguments)
@@ -86,7 +86,7 @@ def near(word: str, known: Sequence[str]) -> str:
     return "" if word.startswith("-") else f"; known are {', '.join(known)}"
 
 
-def _command_word(arguments: Sequence[str]) -> str | None:
+def command_word(arguments: Sequence[str]) -> str | None:
     words = iter(arguments)
     for word in words:
         if word == "--url":
@@ -108,7 +108,7 @@ def whole_number(low: int, high: int) -> Any:
     """An argument type: a whole number within limits."""
 
     def convert(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text[:12]) <= high:
+        if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
             raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
         return int(text)
 

@@ -28,7 +28,9 @@ from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
 from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
+from semel.admin.receivers import receivers_behind
 from semel.admin.reconciliations import left_to_operators
+from semel.admin.settling import begun_steps
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.doctor import examine
@@ -36,10 +38,22 @@ from semel.cli.commands.imports import job_line, row_page
 from semel.cli.commands.messages import message_document
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
-from semel.console.settling import ANSWER_BYTES_MAX, NotSettled, Word, settle_all, shown, word_of
+from semel.console.settling import (
+    ANSWER_BYTES_MAX,
+    STEP_FIELD,
+    TEXTS,
+    NotSettled,
+    Recorded,
+    Word,
+    call_names,
+    recorded_of,
+    settle_all,
+    shown,
+    word_of,
+)
 from semel.core.flow import Flow
-from semel.core.identity import uuid_bytes, uuid_text
-from semel.core.model import Find, Record, State
+from semel.core.identity import derived_key, uuid_bytes, uuid_text
+from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.imports.rules import ImportJob, ImportState, shown_time
@@ -47,6 +61,7 @@ from semel.imports.store import ANY_ID, ImportRows
 from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
 from semel.steps.doubts import step_of
+from semel.steps.rules import STEPS_MAX
 from semel.stores.sql.dialect import dialect_of
 
 T = TypeVar("T")
@@ -58,6 +73,7 @@ Authorise = Callable[[Request], "str | Awaitable[str | None] | None"]
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
 FORM_BYTES_MAX: Final = 1024 * 1024  # a body of ANSWER_BYTES_MAX, as a form writes it
+FORM_FIELDS_MAX: Final = 100 + STEPS_MAX  # one for each step, 50 records, and the form's own
 BARS: Final = 24
 LIVE_SECONDS: Final = 3
 CODED_ITEMS_MAX: Final = 100_000
@@ -206,6 +222,7 @@ class Console:
             "doubts": groups(seen, "doubt"),
             "operations": groups(seen, "operation")[:PAGE_ROWS],
             "events": events,
+            "oldest_open": span_text(seen.now - seen.open[0].created_at) if seen.open else None,
             "oldest": span_text(events.oldest_us) if events is not None and events.waiting else None,
             "bars": _bars([record.created_at for record in seen.newest]),
             "refresh": 10 if request.query_params.get("refresh") else None,
@@ -216,7 +233,9 @@ class Console:
         if given["state"] and given["state"] not in _STATES:
             raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_STATES)}.")
         before = given["before"]
-        if before and not (before.isascii() and before.isdecimal() and 0 < int(before) < 10**15):
+        if before and not (
+            before.isascii() and before.isdecimal() and len(before) < 20 and 0 < int(before) <= CURSOR_MAX
+        ):
             raise _Answer(400, "Unknown page", "before must be what the link to older records says.")
         query = Find(
             states=(_STATES[given["state"]],) if given["state"] else (),
@@ -247,15 +266,19 @@ class Console:
     def _record(self, request: Request, id: str) -> dict[str, Any]:
         _, record = self._found(id)
         audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
-        now = self._now()
+        now, listed = self._now(), begun_steps(self._engine, record)
         document = record_document(record, now, audit)
         document["state"] = shown_state(str(document["state"]))
+        asked = request.query_params.get("derived", "").strip()[:_TEXT_MAX]
+        names = [*([asked] if asked else []), *call_names(record, listed)]
         return {
+            "asked": asked,
+            "derived": {name: derived_key(record.id, record.generation, name) for name in names},
             "title": f"{record.operation}, {document['state']}",
             "id": uuid_text(record.operation_id),
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
-            "story": tell(record, audit, now),
+            "story": tell(record, audit, now, listed),
             "bulk": is_bulk(record.recipe),
             "settles": _may_be_settled(record, now),
         }
@@ -270,7 +293,14 @@ class Console:
         parked = bool(request.query_params.get("parked"))
         depth = self._engine.perform("events", events.depth)
         found = self._engine.perform("events", lambda: events.find(0, PAGE_ROWS, parked=parked))
-        return {"title": "Events", "depth": depth, "found": found, "parked": parked}
+        behind = receivers_behind(self._engine)[0] if depth.waiting or depth.parked else []
+        return {
+            "title": "Events",
+            "depth": depth,
+            "found": found,
+            "parked": parked,
+            "receivers": [(each, span_text(each.depth.oldest_us) if each.depth.waiting else "") for each in behind],
+        }
 
     def _bulks(self, request: Request) -> dict[str, Any]:
         before = _id_or(request.query_params.get("before"), ANY_BULK)
@@ -447,15 +477,16 @@ class Console:
             records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return _settle_context(records, Word(), {})
+        return _settle_context(records, Word(), {}, recorded_of(self._engine, records))
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         records = [self._found(each.partition(":")[0])[1] for each in seen]
-        word, errors = word_of(dict(form), records)
-        context = _settle_context(records, word, errors)
+        recorded = recorded_of(self._engine, records)
+        word, errors = word_of(dict(form), records, recorded)
+        context = _settle_context(records, word, errors, recorded)
         if errors or ("change", "yes") in form:
             stale = {"seen_before": seen}
             return self._page(request, "settle", {**context, **stale}, 400 if errors else 200)
@@ -537,12 +568,15 @@ def _base(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def _settle_context(records: list[Record], word: Word, errors: dict[str, str]) -> dict[str, Any]:
+def _settle_context(records: list[Record], word: Word, errors: dict[str, str], recorded: Recorded) -> dict[str, Any]:
     return {
         "title": "Settle",
         "records": [shown(each) for each in records],
         "step": step_of(records[0].doubt) if len(records) == 1 else None,
         "word": word,
+        "recorded": recorded,
+        "step_field": STEP_FIELD,
+        "texts": TEXTS,
         "errors": errors,
         "seen_before": None,
         "body_max": ANSWER_BYTES_MAX,
@@ -596,6 +630,6 @@ async def _form(request: Request) -> list[tuple[str, str]]:
         if len(body) > FORM_BYTES_MAX:
             raise _Answer(413, "Too long", "The form is longer than 1 MiB; for a long body: semel settle --body-file")
     try:
-        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=200, errors="strict")
+        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=FORM_FIELDS_MAX, errors="strict")
     except ValueError:
         raise _Answer(400, "Not a form", "The form cannot be read: send it as the page does.") from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
+from semel.admin.damaged import is_damaged
 from semel.admin.describe import shown_state
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
@@ -18,6 +19,7 @@ from semel.admin.settling import (
     found_step_result,
     settle,
 )
+from semel.bulk.rules import is_bulk
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Record, Resolution, State
@@ -25,9 +27,13 @@ from semel.engine.sync_engine import Engine
 from semel.errors import RecordUnreadableError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.steps.doubts import step_of
+from semel.steps.findings import state_text, unfinished
+from semel.steps.rules import Unpackable, unpack_steps
 
 FORCE: Final = "tick that the handler is gone"
-WORDS: Final = ("succeeded", "did-not-happen", "step-succeeded")
+WORDS: Final = ("succeeded", "refused", "did-not-happen", "step-succeeded")
+STEP_FIELD: Final = "step:"  # and the step's name
+_SAID: Final = {"happened": True, "not": False}
 ANSWER_BYTES_MAX: Final = 64 * 1024
 _VERBATIM: Final = ("body", "result")
 _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}[\x20-\x7e]{0,100}").fullmatch
@@ -46,24 +52,90 @@ class Word:
     force: str = ""
     reason: str = ""
     evidence: str = ""
+    steps: Mapping[str, bool] = field(default_factory=dict)  # by their names: whether they happened
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends the whole command, by answering for its steps."""
+        return bool(self.steps)
+
+
+TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The steps of one command, in their order, with what is recorded of each.
+
+    ``open``: those that had begun, and of which nobody has recorded how they ended. ``resting``: nothing is in doubt,
+    so that a word ends the whole command.
+    """
+
+    steps: tuple[tuple[str, str], ...] = ()
+    open: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    resting: bool = False
+    damage: str | None = None
 
 
 class NotSettled(str):
     """Why one record was not settled."""
 
 
-def word_of(form: Mapping[str, str], records: Sequence[Record] = ()) -> tuple[Word, dict[str, str]]:
+def recorded_of(engine: Engine, records: Sequence[Record]) -> Recorded:
+    """The steps of the only record; nothing where there are several, or where it is a bulk. Raises StoreError."""
+    if len(records) != 1 or is_bulk(records[0].recipe) or is_damaged(records[0]):
+        return Recorded()
+    [record] = records
+    resting = record.state == State.CLAIMED
+    try:
+        steps = unpack_steps(begun_steps(engine, record), record.generation)
+    except Unpackable as error:
+        return Recorded(resting=resting, damage=str(error))
+    return Recorded(
+        tuple((step.shown, state_text(step)) for step in steps),
+        tuple(step.shown for step in unfinished(steps)),
+        tuple(step.shown for step in steps if step.finished),
+        resting,
+    )
+
+
+def call_names(record: Record, listed: object) -> list[str]:
+    """The names of the calls that a command's steps have made, under which the other side knows it.
+
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    """
+    if is_bulk(record.recipe) or is_damaged(record):
+        return []
+    try:
+        return [step.name for step in unpack_steps(listed, record.generation) if not step.ordinal]
+    except Unpackable:
+        return []
+
+
+def word_of(
+    form: Mapping[str, str], records: Sequence[Record] = (), recorded: Recorded | None = None
+) -> tuple[Word, dict[str, str]]:
     """The word on these records, and what is wrong with it by field.
+
+    Parameters: ``recorded`` the steps of the only record.
 
     >>> word_of({"word": "did-not-happen", "reason": "the provider has no charge"})[1]
     {}
     >>> sorted(word_of({"word": "succeeded"})[1])
     ['reason', 'status']
+    >>> word_of({"word": "refused", "status": "409", "reason": "refunded", "step:mail": "not"})[0].steps
+    {'mail': False}
     """
-    given = {field.name: form.get(field.name, "") for field in fields(Word)}
+    given = {name: form.get(name, "") for name in TEXTS}
     # A browser sends each line's end as CR LF, whatever was typed.
     word = Word(
-        **{name: text.replace("\r\n", "\n") if name in _VERBATIM else text.strip() for name, text in given.items()}
+        **{name: text.replace("\r\n", "\n") if name in _VERBATIM else text.strip() for name, text in given.items()},
+        steps={
+            name.removeprefix(STEP_FIELD): _SAID[value]
+            for name, value in form.items()
+            if name.startswith(STEP_FIELD) and value in _SAID
+        },
     )
     errors = {}
     if word.word not in WORDS:
@@ -78,7 +150,11 @@ def word_of(form: Mapping[str, str], records: Sequence[Record] = ()) -> tuple[Wo
         errors["status"] = status
     if body := _wrong_body(word):
         errors["body"] = body
-    if len(records) > 1 and (word.body or word.word == "step-succeeded"):
+    if steps := _wrong_steps(word, recorded or Recorded()):
+        errors["steps"] = steps
+    if len(records) > 1 and word.steps:
+        errors["one"] = "Steps belong to one command: settle each record by itself."
+    elif len(records) > 1 and (word.body or word.word == "step-succeeded"):
         errors["one"] = "A body and a step's result belong to one command: settle each record by itself."
     elif word.word == "step-succeeded":
         try:
@@ -93,12 +169,34 @@ def word_of(form: Mapping[str, str], records: Sequence[Record] = ()) -> tuple[Wo
     return word, errors
 
 
+def _wrong_steps(word: Word, recorded: Recorded) -> str | None:
+    """The store decides under the record's lock; this says the same in the words of the form."""
+    if word.word == "step-succeeded" and word.ends:
+        return (
+            "The step in doubt succeeded: then the command goes on. What you say of each step ends it: one of the two."
+        )
+    if not (word.ends or recorded.resting) or word.word not in WORDS or recorded.damage is not None:
+        return None
+    unanswered = [name for name in recorded.open if name not in word.steps]
+    if unanswered:
+        return f"Say of each step that had begun whether it happened; unanswered: {', '.join(unanswered)}."
+    happened = [name for name in (*recorded.finished, *word.steps) if word.steps.get(name, True)]
+    if word.word == "did-not-happen" and happened:
+        return (
+            f"The step {happened[0]} has happened, so that the command as a whole may not run again. If it was undone, "
+            "say that the command was refused, with an answer that says so."
+        )
+    return None
+
+
 def _wrong_status(word: Word) -> str | None:
     is_status = word.status.isascii() and word.status.isdecimal() and 200 <= int(word.status[:4]) <= 599
     if word.status and not is_status:
         return "A status is a number from 200 to 599."
     if word.word in ("did-not-happen", "step-succeeded") and (word.status or word.no_answer):
-        return "Only a success of the whole command has an answer."
+        return "Only an end of the whole command has an answer."
+    if word.word == "refused" and (word.no_answer or not is_status or int(word.status) < 400):
+        return "A refusal needs the status that retries get, from 400 to 599, such as 409."
     if word.word == "succeeded" and bool(word.status) == bool(word.no_answer):
         return "Give the status that retries get, or confirm that they get no answer: one of the two."
     if word.status and word.body and int(word.status) in BODYLESS_STATUSES:
@@ -136,8 +234,12 @@ def shown(record: Record) -> dict[str, str]:
 
 
 def seen_of(record: Record) -> str:
-    """Of a record that has gone on since, nothing is settled."""
-    return f"{uuid_text(record.operation_id)}:{record.fence}:{step_of(record.doubt) or ''}"
+    """Of a record that has gone on since, nothing is settled.
+
+    What was in doubt and is CLAIMED by now has gone on: what was meant for the doubt would end the whole command.
+    """
+    resting = int(record.state == State.CLAIMED)
+    return f"{uuid_text(record.operation_id)}:{record.fence}:{resting}:{step_of(record.doubt) or ''}"
 
 
 def settle_all(
@@ -166,15 +268,19 @@ def settle_all(
 def _resolution(record: Record, word: Word, operator: str) -> Resolution:
     happened = word.word != "did-not-happen"
     answer = None
-    if word.word == "succeeded" and word.status:
+    if word.word in ("succeeded", "refused") and word.status:
         headers = ((b"content-type", word.media_type.encode()),) if word.body else ()
         answer = found_answer(int(word.status), headers, word.body.encode())
-    step = None if word.word == "succeeded" else step_of(record.doubt)
+    ends = tuple(word.steps.items()) if word.ends or record.state == State.CLAIMED else None
+    is_of_step = ends is None and word.word in ("did-not-happen", "step-succeeded")
+    step = step_of(record.doubt) if is_of_step else None
     result = found_step_result(step, word.result) if word.word == "step-succeeded" else None
     return Resolution(
         *(record.id, record.fence, happened, answer, operator, _reason(word), bool(word.force)),
         step=step,
         result=result,
+        refused=word.word == "refused",
+        ends=ends,
     )
 
 

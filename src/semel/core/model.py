@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from semel.outbox.event import Event
 
@@ -454,12 +454,18 @@ class Reseal(NamedTuple):
     answer_kind: AnswerKind
 
 
+CURSOR_MAX: Final = 2**63 - 1  # of a page: Redis' are times in finer parts than microseconds
+
+
 class Find(NamedTuple):
     """A page of records for operators, newest first. ``before`` is the last page's cursor.
 
     ``attention``: only what the store finds by its own list of records that need attention, however large it is: all
     UNKNOWN ones, and open ones. A server's list may lack open records that are younger than its reaper's last look.
-    ``after``: a SQL store looks at no record up to this cursor, where it does not have that list.
+    With ``states`` and nothing else that narrows, a server looks at some thousands of them at most, and where they do
+    not fit into a page, it has as many UNKNOWN as open ones.
+    ``after``: a SQL store looks at no record up to this cursor, where it does not have that list. ``looks``: any other
+    store looks at about so many records (0: at all); where it stops before the page is full, ``next_before`` leads on.
     """
 
     states: tuple[State, ...] = ()
@@ -471,6 +477,13 @@ class Find(NamedTuple):
     lapsed: bool = False
     attention: bool = False
     after: int = 0
+    looks: int = 0
+
+    @property
+    def is_census(self) -> bool:
+        """Whether a bounded part of what needs attention is asked for."""
+        narrows = (self.before, self.tenant, self.caller, self.operation) != (None, None, None, None)
+        return self.attention and bool(self.states) and not narrows
 
 
 class Found(NamedTuple):

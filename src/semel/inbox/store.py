@@ -181,7 +181,7 @@ class InboxRows:
         return [_tried(row) for row in rows]
 
     def backlog(self) -> Flow[Backlog]:
-        """How many of every consumer's messages were tried and not handled. Looks at every message."""
+        """How many of every consumer's messages were tried and not handled. Looks at those alone."""
         [row] = yield from self._dialect.rows(self._sql["standing"], {})
         now, tried, parked, since = cast("tuple[int, int, int, int | None]", row)
         return Backlog(tried, parked, max(0, now - since) if isinstance(since, int) else 0)

@@ -27,7 +27,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.outbox.event import Event
 from semel.outbox.flow import AWAY_MAX, WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
-from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER
+from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER, receiver_topic
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
 from semel.outbox.store import Events, Place
 from semel.stores.sql.dialect import dialect_of
@@ -36,7 +36,6 @@ RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over
 AT_ONCE: Final = 20  # deliveries of one receiver
 SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
-PREFIX: Final = "receiver"
 PAGE: Final = 1000
 PAGE_OF_PAYLOADS: Final = 20
 _WAS: Final = ("semel-of-id", "semel-of-topic", "semel-of-aggregate-type", "semel-of-aggregate-id")
@@ -250,8 +249,8 @@ def copy_for(name: str, event: Event) -> Event:
         about = hashlib.sha256(frame(event.aggregate_type, event.aggregate_id)).hexdigest()
     return event._replace(
         id=copy_id(event.id, name),
-        topic=f"{PREFIX}.{name}",
-        aggregate_type=f"{PREFIX}.{name}",
+        topic=receiver_topic(name),
+        aggregate_type=receiver_topic(name),
         aggregate_id=about,
         headers=tuple(sorted((*event.headers, (RECEIVER, name), *zip(_WAS, was, strict=True)))),
     )
@@ -314,7 +313,7 @@ def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bo
     Raises ConfigurationError where the store is no SQL database, and StoreError.
     """
     events = Events(dialect_of(engine.store, "events"))
-    topic = f"{PREFIX}.{receiver.name}"
+    topic = receiver_topic(receiver.name)
 
     def pages() -> Iterator[Place]:
         after = 0

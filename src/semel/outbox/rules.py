@@ -25,6 +25,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 CONTENT_TYPE: Final = "content-type"
 RECEIVER: Final = "semel-receiver"  # the header of a copy: the receiver that it is for
+_COPIES: Final = "receiver."
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _TOPIC_LETTERS_MAX: Final = 249
@@ -45,6 +46,24 @@ def event_id(record: bytes, generation: int, name: str, ordinal: int) -> str:
     """
     h = hashlib.sha256(frame(b"semel.event.1", record, str(generation), name, str(ordinal))).hexdigest()[:32]
     return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) % 4]}{h[17:20]}-{h[20:]}"
+
+
+def receiver_topic(name: str) -> str:
+    """The topic of the copies for a receiver.
+
+    >>> receiver_topic("shop")
+    'receiver.shop'
+    """
+    return f"{_COPIES}{name}"
+
+
+def receiver_of(topic: str) -> str | None:
+    """The receiver that copies of this topic are for; None of any other topic.
+
+    >>> receiver_of("receiver.shop"), receiver_of("orders.placed")
+    ('shop', None)
+    """
+    return topic.removeprefix(_COPIES) if topic.startswith(_COPIES) else None
 
 
 def lane_of(aggregate_type: str, aggregate_id: str) -> int:

@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.core.flow import Ask, Flow, MakeFlow
+from semel.core.flow import Ask, MakeFlow, perform
 from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
 from semel.engine.sync_engine import Engine
@@ -318,28 +318,13 @@ def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: floa
 def faulty_memory(clock: Clock, faults: Faults) -> FaultyBackend:
     """The memory backend under faults: every verb is one ask, written as soon as it is performed."""
 
-    class Struck:
-        """An ask of the table, under the faults."""
-
-        def __init__(self, needed: Any) -> None:
-            self.needed = needed
-
-        def act(self, table: Any, now: int) -> Any:
-            return faults.around(self.needed, lambda needed: cast("Any", needed).act(table, now))
-
-    def struck(flow: Flow[T]) -> Flow[T]:
-        try:
-            needed = next(flow)
-            while True:
-                needed = flow.send((yield cast("Any", Struck(needed))))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
     class Local(LocalDriver):
         def run(self, make: MakeFlow[T]) -> T:
-            result: T = super().run(lambda: struck(make()))
-            return result
+            return perform(make(), lambda needed: faults.around(needed, self._answer))
+
+        def _answer(self, needed: Any) -> Any:
+            with self._lock:
+                return needed.act(self._table, self._clock())
 
     driver = FaultyDriver(Local(clock=clock), faults)
     return FaultyBackend(Backend("memory", MemoryStore(), driver), faults, [])

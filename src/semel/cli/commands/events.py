@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
+from semel.admin.receivers import Behind, receivers_behind
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
@@ -22,6 +23,7 @@ from semel.stores.sql.dialect import dialect_of
 LIMIT_MAX: Final = 1000
 PLACE_MAX: Final = 2**63 - 1
 _HEADS: Final = ("PLACE", "ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
+_RECEIVER_HEADS: Final = ("RECEIVER", "WAITING", "OLDEST", "PARKED", "REASON")
 _DONE: Final = {"park": "parked", "retry": "will be tried again", "drop": "given up for good"}
 
 
@@ -202,18 +204,24 @@ def _list(options: argparse.Namespace, out: Output) -> int:
         events = Events(dialect_of(engine.store, "events"))
         depth = engine.perform("events", events.depth)
         page = _page(engine, events, options)
+        behind = receivers_behind(engine)[0] if depth.waiting or depth.parked else []
     more = page[-1].seq if len(page) == options.limit else None
     out.document(
         {
             "waiting": depth.waiting,
             "parked": depth.parked,
             "oldestSeconds": depth.oldest_us / 1_000_000,
+            "receivers": [each.document() for each in behind],
             "events": [_document(each) for each in page],
             "nextAfter": more,
         }
     )
     oldest = f", the oldest for {span_text(depth.oldest_us)}" if depth.waiting else ""
     out.say(f"{depth.waiting} waiting{oldest}; {depth.parked} parked")
+    if behind:
+        out.say("")
+        out.table(_RECEIVER_HEADS, [_receiver_row(each) for each in behind])
+        out.say("")
     if page:
         out.table(_HEADS, [_row(each) for each in page])
     if more is not None:
@@ -237,6 +245,11 @@ def _row(each: Waiting) -> tuple[str, ...]:
     event = each.event
     about = f"{event.aggregate_type}/{event.aggregate_id}"
     return str(each.seq), event.id, event.topic, about, str(each.tries), _state(each), each.damage or each.reason or ""
+
+
+def _receiver_row(each: Behind) -> tuple[str, ...]:
+    waiting, parked, oldest_us = each.depth
+    return each.receiver, str(waiting), span_text(oldest_us) if waiting else "", str(parked), each.reason or ""
 
 
 def _document(each: Waiting) -> dict[str, Any]:

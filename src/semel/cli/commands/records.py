@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from semel.admin.describe import has_lapsed, record_document, row_document, shown_state, state_name
-from semel.admin.filters import add_filters, pages, query_of
+from semel.admin.filters import add_filters, bounded_page, pages, query_of
 from semel.admin.find import check_beginning, find_key, find_named, key_of
 from semel.admin.reconciliations import left_to_operators
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
@@ -14,7 +14,7 @@ from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.terminal import Output, span_text
 from semel.core.identity import derived_key, uuid_text
-from semel.core.model import Find, Record, Scope, State
+from semel.core.model import CURSOR_MAX, Find, Record, Scope, State
 from semel.engine.sync_engine import Engine
 
 AUDIT_LINES: Final = 20
@@ -28,14 +28,20 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "list",
         "list records, newest first",
-        "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json",
+        "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json\n"
+        "semel list --caller alice --whole",
+        "A list with filters looks at the newest records, 50,000 on a SQL database and 10,000 elsewhere. Where it "
+        "stops before it has what was asked for, it says so, and --before leads on to the older ones.",
     )
     add_filters(listing)
     listing.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     listing.add_argument(
-        "--before", type=whole_number(1, 10**11), help="the next page: the cursor the former page ended with"
+        "--before", type=whole_number(1, CURSOR_MAX), help="the next page: the cursor the former page ended with"
+    )
+    listing.add_argument(
+        "--whole", action="store_true", help="look on until there are so many, however many records that takes"
     )
     listing.set_defaults(run=run_list)
     show = add_command(
@@ -72,7 +78,7 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
     """A page of records."""
     query = query_of(options)._replace(limit=options.limit, before=options.before)
     with opened(options) as engine:
-        page = next(pages(engine, query, query.limit))
+        page = next(pages(engine, query, query.limit)) if options.whole else bounded_page(engine, query)
         left = left_to_operators(engine, page.records)
     rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
     out.document({"records": rows, "nextBefore": page.next_before})
@@ -81,7 +87,9 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
         [_row(record, page.now, needs_operator=record.id in left) for record in page.records],
         [_style(record, page.now) for record in page.records],
     )
-    if page.next_before is not None:
+    if page.next_before is not None and len(page.records) < options.limit:
+        out.say(f"only the newest records were looked at; for the older ones: --before {page.next_before}, or --whole")
+    elif page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK
 

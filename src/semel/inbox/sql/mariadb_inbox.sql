@@ -49,7 +49,7 @@ WHERE handled_at IS NULL AND (:parked = 0 OR parked_at IS NOT NULL)
 ORDER BY consumer, message_id LIMIT :limit;
 
 -- name: standing
--- How many were tried and not handled, how many of them are parked, and since when the first. Looks at every message.
+-- How many were tried and not handled, how many of them are parked, and since when the first. Looks at those alone, by their index.
 SELECT :now, COUNT(*) - COUNT(parked_at), COUNT(parked_at), MIN(parked_at)
 FROM semel_inbox WHERE handled_at IS NULL;
 

@@ -71,7 +71,7 @@ WHERE handled_at IS NULL AND (:parked::integer = 0 OR parked_at IS NOT NULL)
 ORDER BY consumer, message_id LIMIT :limit::bigint;
 
 -- name: standing
--- How many were tried and not handled, how many of them are parked, and since when the first. Looks at every message.
+-- How many were tried and not handled, how many of them are parked, and since when the first. Looks at those alone, by their index.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

@@ -32,7 +32,7 @@ from semel.admin.settling import REASON_LENGTH_MAX, begun_steps, consequence, fo
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Find, Record, Resolution, State
+from semel.core.model import CURSOR_MAX, Answer, Find, Record, Resolution, State
 from semel.errors import RecordUnreadableError, SchemaError, StoreError
 from semel.integrations.django.models import Record as RecordModel
 from semel.integrations.django.site import Place, site
@@ -58,7 +58,7 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
     tenant = forms.CharField(required=False, max_length=_TEXT_MAX)
     caller = forms.CharField(required=False, max_length=_TEXT_MAX)
     lapsed = forms.BooleanField(required=False)
-    before = forms.IntegerField(required=False, min_value=1, max_value=10**11, widget=forms.HiddenInput)
+    before = forms.IntegerField(required=False, min_value=1, max_value=CURSOR_MAX, widget=forms.HiddenInput)
     database = forms.CharField(required=False, max_length=_TEXT_MAX, widget=forms.HiddenInput)
 
     def query(self) -> Find:

@@ -126,10 +126,12 @@ FROM semel_event AS e WHERE e.published_at IS NOT NULL AND e.seq > :after ORDER 
 
 -- name: topics
 -- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.
-SELECT :now, topic, COUNT(*) - COUNT(parked_at), COUNT(parked_at),
-    MIN(CASE WHEN parked_at IS NULL THEN created_at END) AS oldest
-FROM semel_event WHERE published_at IS NULL
-GROUP BY topic ORDER BY oldest IS NULL, oldest, topic LIMIT :limit;
+SELECT :now, t.topic, t.waiting, t.parked, t.oldest FROM (
+    SELECT topic, COUNT(*) - COUNT(parked_at) AS waiting, COUNT(parked_at) AS parked,
+        MIN(CASE WHEN parked_at IS NULL THEN created_at END) AS oldest
+    FROM semel_event WHERE published_at IS NULL GROUP BY topic
+) AS t
+ORDER BY t.oldest IS NULL, t.oldest, t.topic LIMIT :limit;
 
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.

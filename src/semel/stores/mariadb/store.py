@@ -48,8 +48,10 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITION: Final = "turns"  # no process needs it, so that it raises no version and keeps no older process away
+# No process needs them, so that they raise no version and keep no older process away.
+ADDITIONS: Final = {"turns": "has_turns", "waiting_messages": "has_waiting_messages"}
 _WANTED: Final = frozenset({State.UNKNOWN})
+NEEDING_LOOKED_MAX: Final = 5_000  # of the records that need attention, so many are looked at for a census
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -147,21 +149,22 @@ class MariadbStore:
 
     def find(self, query: Find) -> Flow[Found]:
         small = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        rows = yield from ask(
-            Query(
-                SQL["find_unknown" if small else "find"],
-                {
-                    "before": query.before,
-                    **({} if small else {"after": query.after}),
-                    "states": [int(state) for state in query.states or State],
-                    "tenant": query.tenant,
-                    "caller": query.caller,
-                    "operation": query.operation,
-                    "lapsed": int(query.lapsed),
-                    "limit": query.limit + 1,
-                },
-            )
-        )
+        named: dict[str, Argument] = {
+            "states": [int(state) for state in query.states or State],
+            "lapsed": int(query.lapsed),
+            "limit": query.limit + 1,
+        }
+        if query.is_census:
+            named["look"] = max(NEEDING_LOOKED_MAX, 2 * query.limit)
+        else:
+            named |= {"before": query.before, **({} if small else {"after": query.after})}
+            named |= {
+                "tenant": query.tenant,
+                "caller": query.caller,
+                "operation": query.operation,
+            }
+        statement = "find_needing" if query.is_census else "find_unknown" if small else "find"
+        rows = yield from ask(Query(SQL[statement], named))
         now = cast(int, rows[0][0])
         page = [row for row in rows if row[1] is not None][: query.limit]
         records = tuple(record((*row[1:], None, None, None)) for row in page)
@@ -256,8 +259,12 @@ class MariadbStore:
 
     def lacking(self) -> Flow[list[str]]:
         """The migrations without a version that did not run yet."""
-        [(has_turns,)] = yield from ask(Query(SQL["has_turns"], {}))
-        return [] if has_turns else [ADDITION]
+        missing = []
+        for name, asked in ADDITIONS.items():
+            [(has,)] = yield from ask(Query(SQL[asked], {}))
+            if not has:
+                missing.append(name)
+        return missing
 
 
 def _migration(name: str) -> str:

@@ -311,13 +311,15 @@ class MemoryStore:
         def act(table: Table, now: int) -> Found:
             page: list[Record] = []
             last: int | None = None
-            for seq, id in table.before(query.before):
+            for looked, (seq, id) in enumerate(table.before(query.before), 1):
                 row = table.records[id]
                 if matches(row, query, now):
                     if len(page) == query.limit:
                         return Found(tuple(page), last, now)
                     page.append(row._replace(headers=None, request=None, body=None))
                     last = seq
+                if looked == query.looks:
+                    return Found(tuple(page), seq, now)
             return Found(tuple(page), None, now)
 
         return ask(TableCall("find", act))

@@ -61,11 +61,12 @@ from semel.stores.versions import Rule, Verdicts
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas"}
+ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas", "waiting_messages": "has_waiting_messages"}
 """Migrations that only a process needs which uses them: they raise no version, and keep no older process away."""
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
+NEEDING_LOOKED_MAX: Final = 5_000  # of the records that need attention, so many are looked at for a census
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -168,21 +169,22 @@ class PostgresStore:
 
     def find(self, query: Find) -> Flow[Found]:
         small = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        rows = yield from ask(
-            Query(
-                SQL["find_unknown" if small else "find"],
-                {
-                    "before": query.before,
-                    **({} if small else {"after": query.after}),
-                    "states": [int(state) for state in query.states] or None,
-                    "tenant": escaped(query.tenant),
-                    "caller": escaped(query.caller),
-                    "operation": escaped(query.operation),
-                    "lapsed": query.lapsed,
-                    "limit": query.limit + 1,
-                },
-            )
-        )
+        named: dict[str, Argument] = {
+            "states": [int(state) for state in query.states] or None,
+            "lapsed": query.lapsed,
+            "limit": query.limit + 1,
+        }
+        if query.is_census:
+            named["look"] = max(NEEDING_LOOKED_MAX, 2 * query.limit)
+        else:
+            named |= {"before": query.before, **({} if small else {"after": query.after})}
+            named |= {
+                "tenant": escaped(query.tenant),
+                "caller": escaped(query.caller),
+                "operation": escaped(query.operation),
+            }
+        statement = "find_needing" if query.is_census else "find_unknown" if small else "find"
+        rows = yield from ask(Query(SQL[statement], named))
         now = cast(int, rows[0][0])
         page = [row for row in rows if row[1] is not None][: query.limit]
         records = tuple(record((*row[2:], None, None, None)) for row in page)

@@ -44,6 +44,7 @@ class Pages:
         page: list[tuple[int, Record]] = []
         cursor = query.before
         each = max(4, 2 * query.limit // TAGS + 2)
+        looked = 0
         while len(page) <= query.limit:
             placed, following = yield from self._newest(b"open" if few else b"all", cursor, each)
             for begin in range(0, len(placed), ROWS_CHUNK):
@@ -57,6 +58,9 @@ class Pages:
             if following is None:
                 break
             cursor, each = following, EACH_MOST
+            looked += len(placed)
+            if query.looks and looked >= query.looks and len(page) <= query.limit:
+                return Found(tuple([row for _, row in page]), cursor, now)
         shown = page[: query.limit]
         return Found(tuple([row for _, row in shown]), shown[-1][0] if len(page) > query.limit else None, now)
 

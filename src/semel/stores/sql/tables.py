@@ -13,9 +13,11 @@ from typing import Final, NamedTuple, cast
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
-from semel.stores.sql.statements import Row, Value
+from semel.stores.sql.statements import Row, Statement, Value
 
 NOUN: Final = "copies"
+STRETCH: Final = 20_000  # records that one statement looks at, of which few fit
+_LAST_ID: Final = b"\xff" * 16
 
 
 class Noun(NamedTuple):
@@ -154,6 +156,24 @@ class Holdings(NamedTuple):
         return not any(count for name, count in self._asdict().items() if name not in UNSAID)
 
 
+def rare_rows(dialect: Dialect, statement: Statement, after: Value, limit: int) -> Flow[list[Row]]:
+    """A page of rows of records of which few fit, in the order of their ids; shorter than ``limit`` only at the end.
+
+    Each statement looks at a stretch of :data:`STRETCH` records, so that it ends in time however many there are.
+
+    Parameters: ``statement`` gives rows that begin with the id, behind ``:id`` and up to ``:reached``.
+    """
+    ends = dialect.statements(NOUN)["records_stretch"]
+    found: list[Row] = []
+    while True:
+        stretch = yield from dialect.rows(ends, {"id": after, "skipped": STRETCH - 1})
+        reached = cast(bytes, stretch[0][0]) if stretch else _LAST_ID
+        found += yield from dialect.rows(statement, {"id": after, "reached": reached, "limit": limit - len(found)})
+        if len(found) == limit or not stretch:
+            return found
+        after = reached
+
+
 class Copies:
     """The rows of one store. Raises ConfigurationError where it is no SQL database."""
 
@@ -173,6 +193,8 @@ class Copies:
 
     def page(self, noun: Noun, after: Sequence[Value]) -> Flow[list[Row]]:
         """Rows behind a place, in the columns of the noun, and then those of its order where these are others."""
+        if noun.name == STEPS.name:
+            return (yield from rare_rows(self._dialect, self._sql["steps_page"], after[0], noun.page))
         params: Values = {**dict(zip(map(_parameter, noun.order), after, strict=True)), "limit": noun.page}
         return (yield from self._dialect.rows(self._sql[f"{noun.name}_page"], params))
 

@@ -75,7 +75,8 @@ from semel.stores.sql.statements import (
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITION: Final = "quotas"  # only needed where one is declared, so that it raises no version
+# Without a version: no process needs them, or only where a quota is declared.
+ADDITIONS: Final = {"quotas": "has_quotas", "waiting_messages": "has_waiting_messages"}
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge looks at
 _EMPTY: Final[Params] = {}
 _SEARCHED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
@@ -303,8 +304,12 @@ class SqliteStore:
 
     def lacking(self) -> Flow[list[str]]:
         """The migrations without a version that did not run yet."""
-        [(has_quotas,)] = yield from ask(Query(SQL["has_quotas"], _EMPTY))
-        return [] if has_quotas else [ADDITION]
+        missing = []
+        for name, asked in ADDITIONS.items():
+            [(has,)] = yield from ask(Query(SQL[asked], _EMPTY))
+            if not has:
+                missing.append(name)
+        return missing
 
 
 def _migration(name: str) -> str:

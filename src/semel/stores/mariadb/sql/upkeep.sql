@@ -43,6 +43,26 @@ FROM (SELECT :now AS now) AS clock LEFT JOIN (
 ) AS r ON TRUE
 ORDER BY r.seq DESC;
 
+-- name: find_needing
+-- The same of some entries of that table: UNKNOWN and open ones, as many of each where they do not all fit.
+SELECT
+    clock.now, r.seq, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
+    r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
+    r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until, r.lease_us, r.attempts_max, r.answer_us,
+    r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
+    r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
+FROM (SELECT :now AS now) AS clock LEFT JOIN (
+    SELECT semel_record.* FROM (
+        SELECT needing.seq FROM (
+            SELECT n.seq, ROW_NUMBER() OVER (PARTITION BY n.state = 6 ORDER BY n.seq DESC) AS place
+            FROM (SELECT id FROM semel_attention LIMIT :look) AS a STRAIGHT_JOIN semel_record AS n ON n.id = a.id
+            WHERE n.state IN :states AND (:lapsed = 0 OR (n.state IN (1, 2) AND n.lease_until <= :now))
+        ) AS needing
+        ORDER BY needing.place LIMIT :limit
+    ) AS page STRAIGHT_JOIN semel_record ON semel_record.seq = page.seq
+) AS r ON TRUE
+ORDER BY r.seq DESC;
+
 -- name: scan_open
 -- One page of the reaper's walk over what was created since: the records still open, and where the page ended. A record
 -- may become visible after a younger one, so the walk stays :lag behind the clock.
@@ -90,6 +110,11 @@ RETURNING
 -- name: has_turns
 -- Whether the workers of this database may take turns.
 SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_turn';
+
+-- name: has_waiting_messages
+-- Whether the messages that were tried and not handled have their index.
+SELECT COUNT(*) FROM information_schema.statistics
+WHERE table_schema = DATABASE() AND table_name = 'semel_inbox' AND index_name = 'semel_inbox_open';
 
 -- name: find_lapsed
 -- Which of these, and of those that need attention, are PROCESSING although their lease is over; oldest lease first.

@@ -61,6 +61,30 @@ FROM clock LEFT JOIN (
 ) AS r ON true
 ORDER BY r.seq DESC;
 
+-- name: find_needing
+-- The same of some entries of that table: UNKNOWN and open ones, as many of each where they do not all fit.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT
+    clock.now, r.seq, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
+    r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
+    r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until, r.lease_us, r.attempts_max, r.answer_us,
+    r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
+    r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
+FROM clock LEFT JOIN (
+    SELECT r.* FROM (
+        SELECT needing.seq FROM (
+            SELECT r.seq, row_number() OVER (PARTITION BY r.state = 6 ORDER BY r.seq DESC) AS place
+            FROM (SELECT id FROM semel_attention LIMIT :look::bigint) AS a JOIN semel_record AS r ON r.id = a.id
+            WHERE r.state = ANY(:states::smallint[])
+                AND (NOT :lapsed::boolean OR (r.state IN (1, 2) AND r.lease_until <= (SELECT now FROM clock)))
+        ) AS needing
+        ORDER BY needing.place LIMIT :limit::bigint
+    ) AS page JOIN semel_record AS r ON r.seq = page.seq
+) AS r ON true
+ORDER BY r.seq DESC;
+
 -- name: scan_open
 -- One page of the reaper's walk over what was created since: the records still open, and where the page ended. A record
 -- may become visible after a younger one, so the walk stays :lag behind the clock.
@@ -124,6 +148,11 @@ FROM clock;
 -- name: has_turns
 -- Whether the workers of this schema may take turns.
 SELECT count(*) FROM pg_class WHERE oid = to_regclass('semel_turn');
+
+-- name: has_waiting_messages
+-- Whether the messages that were tried and not handled have their index, whole.
+SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+WHERE indrelid = to_regclass('semel_inbox') AND relname = 'semel_inbox_open' AND indisvalid;
 
 -- name: find_lapsed
 -- Which of these records, and of those that need attention, have lapsed with an outcome nobody knows: the reaper's work.

@@ -153,10 +153,14 @@ ON DUPLICATE KEY UPDATE
     ),
     handled_at = COALESCE(semel_inbox.handled_at, VALUES(handled_at));
 
+-- name: records_stretch
+-- Where the next so many records end, by their ids; none: there are fewer.
+SELECT id FROM semel_record WHERE id > :id ORDER BY id LIMIT 1 OFFSET :skipped;
+
 -- name: steps_page
--- What executions without an outcome have recorded, and the requests they are resumed with.
+-- What executions without an outcome have recorded, and the requests they are resumed with, of one stretch.
 SELECT id, operation_id, steps, request FROM semel_record
-WHERE id > :id AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+WHERE id > :id AND id <= :reached AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
 
 -- name: steps_there

@@ -19,15 +19,15 @@ SELECT newest.operation_id, newest.place, substr(newest.detail, 1, 128) FROM (
 WHERE newest.detail IS NOT NULL;
 
 -- name: records_page
--- A page of what records have of executions: the steps, and the request.
+-- A page of what records have of executions, of one stretch: the steps, and the request.
 SELECT id, generation, steps, request FROM semel_record
-WHERE id > :id AND (steps IS NOT NULL OR request IS NOT NULL)
+WHERE id > :id AND id <= :reached AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
 
 -- name: records_open
--- The same of executions that may go on.
-SELECT id, generation, steps, request FROM semel_record
-WHERE state IN (1, 2, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+-- The same of executions that may go on, by the table of records that need attention.
+SELECT r.id, r.generation, r.steps, r.request FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
+WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
 LIMIT :limit;
 
 -- name: steps_put

@@ -202,10 +202,14 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
 WHERE semel_inbox.handled_at IS NULL AND excluded.handled_at IS NOT NULL
 RETURNING 1;
 
+-- name: records_stretch
+-- Where the next so many records end, by their ids; none: there are fewer.
+SELECT id FROM semel_record WHERE id > :id::bytea ORDER BY id LIMIT 1 OFFSET :skipped::bigint;
+
 -- name: steps_page
--- What executions without an outcome have recorded, and the requests they are resumed with.
+-- What executions without an outcome have recorded, and the requests they are resumed with, of one stretch.
 SELECT id, operation_id, steps, request FROM semel_record
-WHERE id > :id::bytea AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+WHERE id > :id::bytea AND id <= :reached::bytea AND state IN (5, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit::bigint;
 
 -- name: steps_there

@@ -20,15 +20,16 @@ SELECT newest.operation_id, newest.place, substring(newest.detail FROM 1 FOR 128
 WHERE newest.detail IS NOT NULL;
 
 -- name: records_page
--- A page of what records have of executions: the steps, and the request.
+-- A page of what records have of executions, of one stretch: the steps, and the request.
 SELECT id, generation, steps, request FROM semel_record
-WHERE id > :id::bytea AND (steps IS NOT NULL OR request IS NOT NULL)
+WHERE id > :id::bytea AND id <= :reached::bytea AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit::bigint;
 
 -- name: records_open
--- The same of executions that may go on.
-SELECT id, generation, steps, request FROM semel_record
-WHERE state IN (1, 2, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
+-- The same of executions that may go on, by the table of records that need attention.
+SELECT r.id, r.generation, r.steps, r.request
+FROM (SELECT id FROM semel_attention LIMIT :limit::bigint * 5) AS a JOIN semel_record AS r ON r.id = a.id
+WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
 LIMIT :limit::bigint;
 
 -- name: steps_put

@@ -19,9 +19,9 @@ SELECT newest.operation_id, newest.place, substr(newest.detail, 1, 128) FROM (
 WHERE newest.detail IS NOT NULL;
 
 -- name: records_page
--- A page of what records have of executions: the steps, and the request.
+-- A page of what records have of executions, of one stretch: the steps, and the request.
 SELECT id, generation, steps, request FROM semel_record
-WHERE id > :id AND (steps IS NOT NULL OR request IS NOT NULL)
+WHERE id > :id AND id <= :reached AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
 
 -- name: records_open

@@ -186,6 +186,10 @@ DELETE FROM semel_quota WHERE id = :id;
 -- Whether new keys may be counted in this file.
 SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'semel_quota';
 
+-- name: has_waiting_messages
+-- Whether the messages that were tried and not handled have their index.
+SELECT count(*) FROM sqlite_master WHERE type = 'index' AND name = 'semel_inbox_open';
+
 -- name: count_states
 -- How many records stand in each state.
 SELECT state, count(*) FROM semel_record GROUP BY state ORDER BY state;

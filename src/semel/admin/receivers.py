@@ -1,0 +1,57 @@
+"""Webhook receivers that have not got what is theirs: how much waits for each, for how long, and why."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from semel.cli.terminal import Json
+from semel.core.flow import Flow
+from semel.engine.sync_engine import Engine
+from semel.outbox.rules import RECEIVER, receiver_of
+from semel.outbox.store import Depth, Events
+from semel.stores.sql.dialect import dialect_of
+
+TOPICS_MAX: Final = 1000
+
+
+class Behind(NamedTuple):
+    """A receiver for which something waits or is parked; ``reason``: why its oldest copy was refused, where it was."""
+
+    receiver: str
+    depth: Depth
+    reason: str | None
+
+    def document(self) -> dict[str, Json]:
+        """For machines."""
+        return {
+            "receiver": self.receiver,
+            "waiting": self.depth.waiting,
+            "parked": self.depth.parked,
+            "oldestSeconds": self.depth.oldest_us / 1_000_000,
+            "reason": self.reason,
+        }
+
+
+def receivers_behind(engine: Engine) -> tuple[list[Behind], int]:
+    """The receivers that something waits for, the slowest first, and for how long the oldest other event waits.
+
+    That is in microseconds, and 0 where no other event waits. Looks at every event that is not published.
+
+    Raises ConfigurationError where the store has no outbox, and StoreError.
+    """
+    events = Events(dialect_of(engine.store, "events"))
+
+    def look() -> Flow[tuple[list[Behind], int]]:
+        behind: list[Behind] = []
+        others = 0
+        for topic, depth in (yield from events.topics(TOPICS_MAX)):
+            name = receiver_of(topic)
+            first = (yield from events.find(0, 1, parked=False, topic=topic)) if name is not None else []
+            # A topic of one's own may be called so: a copy names its receiver.
+            if name is not None and (not first or dict(first[0].event.headers).get(RECEIVER) == name):
+                behind.append(Behind(name, depth, next((each.damage or each.reason for each in first), None)))
+            else:
+                others = max(others, depth.oldest_us)
+        return behind, others
+
+    return engine.perform("events", look)
