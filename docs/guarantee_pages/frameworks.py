@@ -15,6 +15,7 @@ ADAPTERS: Final = {
     "Flask": "flask.md",
     "Litestar": "litestar.md",
     "gRPC": "grpc.md",
+    "Strawberry": "graphql.md#strawberry",
     "ASGI middleware": "starlette.md#any-asgi-application",
     "WSGI middleware": "wsgi.md",
 }
@@ -25,6 +26,7 @@ _DJANGO = "tests/frameworks/django_site/tests.py"
 _FLASK = "tests/frameworks/test_flask.py"
 _LITESTAR = "tests/frameworks/test_litestar.py"
 _GRPC = "tests/grpc/test_server.py"
+_BERRY = "tests/frameworks/test_strawberry.py"
 _WEB = "tests/web/test_commands.py"
 _WEB_ASGI = "tests/web/test_asgi.py"
 _WEB_WSGI = "tests/web/test_wsgi.py"
@@ -41,6 +43,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_a_retry_gets_the_first_answer",
         f"{_LITESTAR}::test_a_retry_gets_the_first_answer_and_another_payload_is_refused",
         f"{_GRPC}::test_a_retry_gets_the_first_response_and_nothing_happens_again",
+        f"{_BERRY}::test_a_retry_gets_the_first_result_under_another_selection_alias_and_spelling",
         f"{_WEB}::test_a_retry_gets_the_first_answer",
         f"{_WEB}::test_a_retry_gets_the_first_answer",
     ),
@@ -51,6 +54,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_a_retry_gets_the_first_answer",
         f"{_LITESTAR}::test_a_retry_gets_the_first_answer_and_another_payload_is_refused",
         f"{_GRPC}::test_a_reused_key_is_refused_with_where_the_first_stands",
+        f"{_BERRY}::test_other_arguments_under_the_key_are_refused",
         f"{_WEB}::test_another_payload_is_refused_with_the_state_of_the_first",
         f"{_WEB}::test_another_payload_is_refused_with_the_state_of_the_first",
     ),
@@ -61,6 +65,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_only_one_of_many_at_once_runs",
         f"{_LITESTAR}::test_twenty_at_once_have_one_effect",
         f"{_GRPC}::test_twenty_calls_at_once_have_one_effect",
+        f"{_BERRY}::test_duplicates_at_once_have_one_effect",
         f"{_WEB_ASGI}::test_parallel_duplicates_have_one_effect_and_one_answer",
         f"{_WEB_WSGI}::test_parallel_duplicates_have_one_effect_and_one_answer",
     ),
@@ -71,6 +76,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_what_refuses_before_the_view_leaves_no_record",
         f"{_LITESTAR}::test_what_a_guard_or_validation_refuses_leaves_no_record",
         f"{_GRPC}::test_a_call_of_nobody_does_nothing",
+        f"{_BERRY}::test_permissions_come_before_the_claim_and_before_each_replay",
         _OUTSIDE,
         _OUTSIDE,
     ),
@@ -83,6 +89,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
         f"{NO}`permit.connection`, or a session on it (`session_on`)",
+        f"{NO}`permit.connection`, or a session on it (`session_on`)",
     ),
     "ATOMIC: rows and record in one commit": (
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
@@ -91,6 +98,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_how_an_atomic_view_ends",
         f"{_LITESTAR}::test_rows_and_record_are_one_commit",
         f"{_GRPC}::test_rows_and_record_are_committed_together_or_not_at_all",
+        f"{_BERRY}::test_rows_and_record_of_an_atomic_field_are_committed_together",
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
         f"{_ATOMIC}::test_writes_and_answer_are_one_commit",
     ),
@@ -101,6 +109,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_a_kill_around_the_commit_leaves_all_or_nothing",
         f"{_LITESTAR}::test_a_kill_around_the_commit_leaves_all_or_nothing",
         "tests/grpc/test_killed.py::test_a_server_that_dies_around_the_commit_leaves_one_effect",
+        f"{NO}not tested on a server of its own",
         f"{NO}tested on the adapters that build on it",
         f"{NO}tested on the adapters that build on it",
     ),
@@ -111,6 +120,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_an_exception_behind_the_view_is_no_success",
         f"{_LITESTAR}::test_how_a_handler_ends",
         f"{_GRPC}::test_an_exception_is_unknown_and_the_first_caller_sees_it_as_grpc_has_it",
+        f"{_BERRY}::test_an_error_of_the_resolver_leaves_the_outcome_unknown",
         f"{NO}it sees the answer alone",
         f"{NO}it sees the answer alone",
     ),
@@ -121,6 +131,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_a_stream_that_breaks_is_no_success",
         f"{_LITESTAR}::test_handlers_of_each_kind_are_protected",
         f"{NO}streaming methods are refused where they are declared",
+        f"{NO}a subscription is refused where it is declared",
         f"{_WEB}::test_a_streamed_answer_that_breaks_is_unknown",
         f"{_WEB}::test_a_streamed_answer_that_breaks_is_unknown",
     ),
@@ -131,6 +142,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_a_form_with_a_file_is_read_before_and_after_the_claim",
         f"{_LITESTAR}::test_uploads_count_with_their_bytes",
         f"{NO}a message is its bytes",
+        f"{NO}the arguments count; a file among them is not tested",
         f"{_WEB}::test_another_spelling_of_the_same_payload_is_a_retry",
         f"{_WEB}::test_another_spelling_of_the_same_payload_is_a_retry",
     ),
@@ -141,6 +153,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_FLASK}::test_the_status_is_for_its_caller_alone",
         f"{_LITESTAR}::test_the_status_is_for_its_caller_alone",
         f"{NO}serve it over HTTP; the id is in `semel-operation`",
+        f"{_BERRY}::test_the_status_of_an_unknown_outcome_is_linked",
         "tests/web/test_status.py::test_the_link_of_an_unknown_outcome_leads_to_its_status",
         "tests/web/test_status.py::test_the_link_of_an_unknown_outcome_leads_to_its_status",
     ),
@@ -151,6 +164,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/frameworks/test_flask_bulk.py::test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer",
         f"{NO}not yet",
         f"{NO}not yet",
+        f"{NO}each field of a request has a key of its own",
         f"{NO}an endpoint of its own",
         f"{NO}an endpoint of its own",
     ),
@@ -161,6 +175,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/frameworks/test_flask_resumed.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         f"{_LITESTAR}::test_a_client_that_does_not_wait_is_told_where_to_look",
         f"{NO}a call has one answer",
+        f"{NO}a field has one result",
         "tests/steps/test_respond_async.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
         "tests/steps/test_resumed_wsgi.py::test_the_client_is_told_where_to_look_and_gets_the_answer_later",
     ),
@@ -170,6 +185,7 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         f"{_DJANGO}::test_drf_spectacular_describes_each_command",
         f"{NO}`semel openapi` writes it",
         f"{NO}not yet",
+        f"{NO}it is HTTP's",
         f"{NO}it is HTTP's",
         f"{NO}`semel openapi` writes it",
         f"{NO}`semel openapi` writes it",
