@@ -9,6 +9,7 @@ import pytest
 from semel import Engine
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.http.caller import single_caller
+from semel.http.honoured import Honoured
 from semel.http.problems import Problems
 from semel.http.routing import Operation
 from semel.http.settings import HttpSettings
@@ -118,3 +119,8 @@ def test_a_refusal_links_to_a_page_that_everybody_may_read(make_web: MakeWeb) ->
 def test_an_application_that_serves_the_operations_serves_the_page(make_web: MakeWeb) -> None:
     web = make_web(operations=[Operation("/payments", HOUR)], serve_operations=False)
     assert web.call(method="GET", path="/operations/problems", key=None).body == b"paid"
+
+
+def test_a_damaged_operation_id_gets_no_link() -> None:
+    honoured = Honoured("Idempotency-Key-Lifetime", 60, "/operations/{id}")
+    assert honoured.headers(b"short") == ((b"idempotency-key-lifetime", b"60"),)

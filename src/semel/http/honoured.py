@@ -5,6 +5,7 @@ Prepared once for each operation; no store is asked for it.
 
 from __future__ import annotations
 
+from struct import error as StructError
 from typing import Final
 
 from semel.core.identity import UUID_FORM, UUID_PARTS
@@ -42,4 +43,7 @@ class Honoured:
         """The headers of an answer about this operation."""
         if not self._link:
             return self.lifetime
-        return (*self.lifetime, (b"link", self._link % UUID_PARTS(operation_id)))
+        try:
+            return (*self.lifetime, (b"link", self._link % UUID_PARTS(operation_id)))
+        except StructError:  # of a damaged record: no status is found by what is not an id
+            return self.lifetime
