@@ -93,7 +93,8 @@ def test_a_safe_method_is_no_command(serve: Serve, engine: AsyncEngine) -> None:
         raise AssertionError("it ran")
 
     assert web.call("/payments", method="GET").status == 500
-    assert "GET is no command" in str(web.raised)
+    assert "GET" in str(web.raised)
+    assert "is no command" in str(web.raised)
 
 
 def test_a_command_inside_a_command_is_refused(serve: Serve, engine: AsyncEngine) -> None:

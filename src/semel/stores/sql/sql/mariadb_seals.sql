@@ -25,9 +25,12 @@ WHERE id > :id AND id <= :reached AND (steps IS NOT NULL OR request IS NOT NULL)
 ORDER BY id LIMIT :limit;
 
 -- name: records_open
--- The same of executions that may go on, by the table of records that need attention.
+-- The same of executions that may go on: those that need attention, and what no reaper has looked at yet.
 SELECT r.id, r.generation, r.steps, r.request FROM semel_attention AS a STRAIGHT_JOIN semel_record AS r ON r.id = a.id
 WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
+UNION
+SELECT id, generation, steps, request FROM semel_record
+WHERE seq > (SELECT horizon FROM semel_meta) AND state IN (1, 2, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 LIMIT :limit;
 
 -- name: steps_put

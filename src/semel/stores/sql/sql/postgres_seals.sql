@@ -26,10 +26,16 @@ WHERE id > :id::bytea AND id <= :reached::bytea AND (steps IS NOT NULL OR reques
 ORDER BY id LIMIT :limit::bigint;
 
 -- name: records_open
--- The same of executions that may go on, by the table of records that need attention.
+-- The same of executions that may go on: those that need attention, and what no reaper has looked at yet.
 SELECT r.id, r.generation, r.steps, r.request
 FROM (SELECT id FROM semel_attention LIMIT :limit::bigint * 5) AS a JOIN semel_record AS r ON r.id = a.id
 WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
+UNION
+SELECT n.id, n.generation, n.steps, n.request
+FROM (
+    SELECT * FROM semel_record WHERE seq > (SELECT horizon FROM semel_meta) ORDER BY seq LIMIT :limit::bigint * 5
+) AS n
+WHERE n.state IN (1, 2, 6) AND (n.steps IS NOT NULL OR n.request IS NOT NULL)
 LIMIT :limit::bigint;
 
 -- name: steps_put
