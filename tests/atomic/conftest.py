@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semel import Engine
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import sqlite
 from tests.engine.shells import Mode, Shell
+from tests.servers.files import migrated_file
 
 MakeShell = Callable[[], Shell]
 
@@ -47,11 +47,7 @@ def clock() -> SettableClock:
 @pytest.fixture
 def file(tmp_path: Path, clock: SettableClock) -> Path:
     path = tmp_path / "app.db"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE effect (n INTEGER UNIQUE)")
-    engine = Engine(sqlite(path, clock))
-    engine.migrate()
-    engine.close()
+    migrated_file(path, "CREATE TABLE effect (n INTEGER UNIQUE)")
     return path
 
 

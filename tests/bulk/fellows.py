@@ -18,6 +18,7 @@ from semel.engine.backend import Backend
 from semel.engine.urls import connect_backend
 from semel.inbox.run import Message
 from tests.engine.telling import Member, at_once
+from tests.servers.files import migrated_file
 
 T = TypeVar("T")
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
@@ -116,12 +117,8 @@ def states(outcomes: list[ItemOutcome]) -> list[ItemState]:
 
 
 def sqlite_home(path: str) -> Home:
-    backend = connect_backend(f"sqlite:///{path}")
-    with closing(Engine(backend)) as engine:
-        engine.migrate()
-    home = sqlite_at(path)
-    home.fetch("CREATE TABLE effect (n INTEGER PRIMARY KEY)")
-    return home
+    migrated_file(path, "CREATE TABLE effect (n INTEGER PRIMARY KEY)")
+    return sqlite_at(path)
 
 
 def sqlite_at(path: str) -> Home:
@@ -138,28 +135,29 @@ def sqlite_at(path: str) -> Home:
 
 def postgres_home() -> Home:
     from semel.stores.postgres.url import postgres_backend
-    from semel.testing.postgres import empty_schema
     from tests.servers.postgres import postgres, schema
+    from tests.servers.schemas import migrated_schema
 
     server, name = postgres(), schema()
-    empty_schema(server, name)
-    with closing(Engine(postgres_backend(server, schema=name))) as engine:
-        engine.migrate()
+    migrated_schema(
+        server,
+        name,
+        "CREATE TABLE effect (n integer PRIMARY KEY)",
+        "CREATE TABLE child (n integer REFERENCES effect (n) DEFERRABLE INITIALLY DEFERRED)",
+    )
 
     def fetch(text: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(server, autocommit=True, options=f"-c search_path={name}") as connection:
             cursor = connection.execute(text.encode())
             return cursor.fetchall() if cursor.description else []
 
-    fetch("CREATE TABLE effect (n integer PRIMARY KEY)")
-    fetch("CREATE TABLE child (n integer REFERENCES effect (n) DEFERRABLE INITIALLY DEFERRED)")
     return Home(lambda kind: postgres_backend(server, asyncpg=kind == "asyncpg", schema=name), fetch)
 
 
 def mariadb_home() -> Home:
     from semel.stores.mariadb.url import mariadb_backend
     from semel.testing.mariadb import mariadb_subject
-    from tests.servers.mariadb import connect, mariadb
+    from tests.servers.mariadb import connect, make_table, mariadb
 
     server = mariadb()
     with closing(Engine(mariadb_subject(server, None).backend)) as engine:
@@ -170,5 +168,5 @@ def mariadb_home() -> Home:
             cursor.execute(text)
             return list(cursor.fetchall())
 
-    fetch("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+    make_table(server, "effect", "n integer PRIMARY KEY")
     return Home(lambda kind: mariadb_backend(server), fetch)

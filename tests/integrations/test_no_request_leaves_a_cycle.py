@@ -209,6 +209,8 @@ def left_by(make: str, kind: Any) -> tuple[int, list[str]]:
         return status, found
 
     gc.disable()
+    gc.collect()
+    gc.freeze()  # what is there by now is not looked through again by the two collections within
     try:
         return asyncio.run(main())
     finally:

@@ -27,11 +27,11 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.joins import JoinSubject, JoinUser
 from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
 from tests.postgres import users
-from tests.servers.mariadb import connect, mariadb
+from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
+from tests.servers.schemas import migrated_schema
 
 ALIAS = "semel-sqlite-joined"
 
@@ -272,11 +272,8 @@ class Postgres(Subject):
     read_only = "SET TRANSACTION READ ONLY"
 
     def __init__(self, folder: Path) -> None:
-        empty_schema(postgres(), schema())
-        with closing(Engine(postgres_backend(postgres(), schema=schema()))) as engine:
-            engine.migrate()
+        migrated_schema(postgres(), schema(), "CREATE TABLE effect (n integer PRIMARY KEY)")
         self._outside = psycopg.connect(postgres(), autocommit=True, options=f"-c search_path={schema()}")
-        self.look("CREATE TABLE effect (n integer PRIMARY KEY)")
 
     def open(self) -> Backend:
         by_asyncpg = self.made.engine_by_asyncpg
@@ -379,7 +376,7 @@ class Mariadb(Subject):
         with closing(Engine(mariadb_subject(self._server, None).backend)) as engine:
             engine.migrate()
         self._outside = connect(self._server.port, database=self._server.database)
-        self.look("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+        make_table(self._server, "effect", "n integer PRIMARY KEY")
 
     def open(self) -> Backend:
         return mariadb_backend(self._server)

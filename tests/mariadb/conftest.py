@@ -21,7 +21,7 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
 from tests.engine.telling import Member, at_once
-from tests.servers.mariadb import connect, mariadb
+from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.relay import MARIADB, Relay
 
 T = TypeVar("T")
@@ -122,8 +122,7 @@ def prepared(made: MariadbServer) -> MariadbServer:
     """This server, with an empty database: migrated, and with the application's own table."""
     with closing(Engine(mariadb_subject(made, None).backend)) as engine:
         engine.migrate()
-    with closing(connect(made.port, database=made.database)) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+    make_table(made, "effect", "n integer PRIMARY KEY")
     return made
 
 

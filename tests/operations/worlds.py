@@ -20,22 +20,14 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, SCOPE, Mode, Shell, command
 from tests.servers import mariadb as maria
 from tests.servers import postgres as postgresql
+from tests.servers.files import migrated_file
+from tests.servers.schemas import migrated_schema
 
-TABLES: Final = (
-    "semel_record",
-    "semel_operation",
-    "semel_reconciliation",
-    "semel_attention",
-    "semel_audit",
-    "semel_event",
-    "effect",
-)
-_MADE: set[str] = set()  # schemas of this process that are there: made once, emptied for each test
+_EFFECT: Final = "CREATE TABLE effect (n integer PRIMARY KEY)"
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
 EXTERNAL: Final = Policy()
 ATOMIC: Final = Policy(effects="atomic")
@@ -63,18 +55,14 @@ class World:
         if self.kind in ("pymysql", "asyncmy"):
             mariadb_subject(maria.mariadb(), None)
         elif self.kind in ("psycopg", "psycopg-async", "asyncpg"):
-            if own_schema() in _MADE:
-                with self.outside() as execute:
-                    execute(f"TRUNCATE {', '.join(TABLES)}")
-                    execute("UPDATE semel_meta SET horizon = 0")
-                return
-            empty_schema(postgresql.postgres(), own_schema())
-            _MADE.add(own_schema())
+            migrated_schema(postgresql.postgres(), own_schema(), _EFFECT)
+            return
+        else:
+            migrated_file(self.path / "semel.db", _EFFECT)
+            return
         with closing(Shell("sync", self.backend())) as shell:
             shell.open()
-        replacing = "OR REPLACE " if self.kind in ("pymysql", "asyncmy") else ""
-        with self.outside() as execute:
-            execute(f"CREATE {replacing}TABLE effect (n integer PRIMARY KEY)")
+        maria.make_table(maria.mariadb(), "effect", "n integer PRIMARY KEY")
 
     def backend(self) -> Backend:
         match self.kind:

@@ -19,9 +19,10 @@ from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Reply
 from semel.outbox.store import Events
 from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.servers import mariadb
+from tests.servers.files import migrated_file
 from tests.servers.postgres import postgres, schema
+from tests.servers.schemas import migrated_schema
 
 SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
@@ -83,23 +84,16 @@ class Place:
 def make_place(kind: str, folder: Path) -> Place:
     """An empty, migrated store with an application's table."""
     if kind == SQLITE:
-        url = f"sqlite:///{folder}/app.db?synchronous=NORMAL"
-        place = Place(kind, url)
-        with closing(Engine.connect(url)) as engine:
-            engine.migrate()
-        place.url = f"sqlite:///{folder}/app.db"
-    elif kind == POSTGRES:
-        empty_schema(postgres(), schema())
-        place = Place(kind, f"{postgres()}?schema={schema()}")
-    else:
-        server = mariadb.mariadb()
-        mariadb_subject(server, None)
-        place = Place(kind, mariadb.url(server))
-        place.change("DROP TABLE IF EXISTS effect")
-    with closing(Engine.connect(place.url)) as engine:
+        migrated_file(folder / "app.db", EFFECT)
+        return Place(kind, f"sqlite:///{folder}/app.db")
+    if kind == POSTGRES:
+        migrated_schema(postgres(), schema(), EFFECT)
+        return Place(kind, f"{postgres()}?schema={schema()}")
+    server = mariadb.mariadb()
+    with closing(Engine(mariadb_subject(server, None).backend)) as engine:
         engine.migrate()
-    place.change(EFFECT)
-    return place
+    mariadb.make_table(server, "effect", "n integer PRIMARY KEY")
+    return Place(kind, mariadb.url(server))
 
 
 @pytest.fixture(params=[SQLITE, POSTGRES, pytest.param(MARIADB, marks=mariadb.MARK)])

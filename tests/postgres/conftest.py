@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import closing
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,11 +15,11 @@ import pytest
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.engine.result import Result
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.engine.telling import Member, at_once
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay
+from tests.servers.schemas import migrated_schema
 
 T = TypeVar("T")
 Kind = Literal["psycopg", "psycopg-async", "asyncpg"]
@@ -144,13 +143,9 @@ class Outside:
 
 @pytest.fixture
 def conninfo() -> str:
-    """This run's server, with a new schema in it: migrated, and with the application's own table."""
+    """This run's server, with a schema in it that is migrated and empty, and has the application's own table."""
     server = postgres()
-    empty_schema(server, schema())
-    with closing(Engine(postgres_backend(server, schema=schema()))) as engine:
-        engine.migrate()
-    with psycopg.connect(server, autocommit=True, options=f"-c search_path={schema()}") as connection:
-        connection.execute("CREATE TABLE effect (n integer PRIMARY KEY)")
+    migrated_schema(server, schema(), "CREATE TABLE effect (n integer PRIMARY KEY)")
     return server
 
 

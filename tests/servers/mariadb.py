@@ -92,3 +92,21 @@ def connect(port: int, **options: Any) -> pymysql.Connection[Any]:
 
 def _base(server: Path) -> Path:
     return server.parent.parent
+
+
+_SHOWN: Final[dict[tuple[int, str, str], str]] = {}
+
+
+def make_table(server: MariadbServer, name: str, columns: str) -> None:
+    """An empty InnoDB table of the application's own in the server's database; made anew only if it is another one."""
+    place = (server.port, server.database, f"{name} {columns}")
+    with connect(server.port, database=server.database) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SHOW TABLES LIKE '{name}'")
+        if cursor.fetchone() is not None and place in _SHOWN:
+            cursor.execute(f"SHOW CREATE TABLE {name}")
+            if cursor.fetchone()[1] == _SHOWN[place]:
+                cursor.execute(f"DELETE FROM {name}")
+                return
+        cursor.execute(f"CREATE OR REPLACE TABLE {name} ({columns}) ENGINE = InnoDB")
+        cursor.execute(f"SHOW CREATE TABLE {name}")
+        _SHOWN[place] = cursor.fetchone()[1]

@@ -21,17 +21,19 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
 from tests.engine.shells import command
 from tests.engine.telling import at_once
-from tests.servers.mariadb import connect, mariadb
+from tests.servers.files import migrated_file
+from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
+from tests.servers.schemas import migrated_schema
 
 T = TypeVar("T")
 Kind = Literal["sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy"]
 KINDS: tuple[Kind, ...] = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")
 STEPS = Policy(steps=True)
+_EFFECT = "CREATE TABLE effect (n integer)"
 Handler = Callable[["Run"], Coroutine[Any, Any, Answer]]
 
 
@@ -120,13 +122,14 @@ class World:
             self._mariadb = replace(mariadb(), clock=self.clock)
             _ = mariadb_subject(mariadb(), None)
         elif kind not in ("sqlite", "sqlite-async"):
-            empty_schema(postgres(), schema())
+            migrated_schema(postgres(), schema(), _EFFECT)
+            return
+        else:
+            migrated_file(folder / "semel.db", _EFFECT)
+            return
         with closing(Engine(self._backend())) as engine:
             engine.migrate()
-        with self.outside() as outside, closing(outside.cursor()) as cursor:
-            cursor.execute("DROP TABLE IF EXISTS effect")
-            cursor.execute("CREATE TABLE effect (n integer)")
-            outside.commit()
+        make_table(self._mariadb, "effect", "n integer")
 
     def _backend(self) -> Backend:
         match self.kind:

@@ -16,11 +16,12 @@ from semel.engine.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from semel.testing.units import UnitSubject
 from tests.engine.drivers import sqlite
-from tests.servers.mariadb import connect, mariadb
+from tests.servers.files import migrated_file
+from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
+from tests.servers.schemas import migrated_schema
 
 
 class _Subject(UnitSubject):
@@ -43,9 +44,7 @@ class Sqlite(_Subject):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "units.db"
-        with closing(Engine(self.open())) as engine:
-            engine.migrate()
-        self.look("CREATE TABLE effect (n INTEGER PRIMARY KEY)")
+        migrated_file(self._path, "CREATE TABLE effect (n INTEGER PRIMARY KEY)")
 
     def open(self) -> Backend:
         return sqlite(self._path, busy_seconds=0.2)
@@ -79,11 +78,8 @@ class Psycopg(_Subject):
     by_asyncpg = False
 
     def __init__(self, folder: Path) -> None:
-        empty_schema(postgres(), schema())
-        with closing(Engine(postgres_backend(postgres(), schema=schema()))) as engine:
-            engine.migrate()
+        migrated_schema(postgres(), schema(), "CREATE TABLE effect (n integer PRIMARY KEY)")
         self._outside = psycopg.connect(postgres(), autocommit=True, options=f"-c search_path={schema()}")
-        self.look("CREATE TABLE effect (n integer PRIMARY KEY)")
 
     def open(self) -> Backend:
         return postgres_backend(postgres(), asyncpg=self.by_asyncpg, schema=schema())
@@ -126,7 +122,7 @@ class Pymysql(_Subject):
         with closing(Engine(mariadb_subject(self._server, None).backend)) as engine:
             engine.migrate()
         self._outside = connect(self._server.port, database=self._server.database)
-        self.look("CREATE OR REPLACE TABLE effect (n integer PRIMARY KEY) ENGINE = InnoDB")
+        make_table(self._server, "effect", "n integer PRIMARY KEY")
 
     def open(self) -> Backend:
         return mariadb_backend(self._server)

@@ -13,9 +13,9 @@ the test's own, such as moving the clock). A step is what nobody can get in betw
 
 from __future__ import annotations
 
+import atexit
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
@@ -94,8 +94,8 @@ class SqliteWorld:
         self._fine = fine
         self.store: Store = SqliteStore()
         self.clock = clock or SettableClock()
-        self._connection = sqlite3.connect(":memory:", isolation_level=None)
-        self._connection.deserialize(_migrated())
+        self._connection = _IDLE.pop() if _IDLE else _connected()
+        _empty(self._connection)
         self._answer: Answer = answering(self._connection, self.clock)
 
     def do(self, make: MakeFlow[T]) -> T:
@@ -120,15 +120,42 @@ class SqliteWorld:
         raise end
 
     def close(self) -> None:
-        self._connection.close()
+        _IDLE.append(self._connection)
+
+
+# Migrated stores in memory that no world uses. Every run begins with an empty one; on a connection that is new SQLite
+# would compile each statement again, which is most of what a run costs.
+_IDLE: Final[list[sqlite3.Connection]] = []
+
+
+def _connected() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    perform(SqliteStore().migrate("interleave", b"none"), answering(connection, SettableClock()))
+    atexit.register(connection.close)
+    return connection
+
+
+def _empty(connection: sqlite3.Connection) -> None:
+    """Leave the rows of a store that was just migrated."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+    connection.execute("BEGIN")
+    for statement, rows in _emptying():
+        connection.executemany(statement, rows) if rows else connection.execute(statement)
+    connection.execute("COMMIT")
 
 
 @cache
-def _migrated() -> bytes:
-    """An empty store, as the bytes of its file: made once, since every run begins with one."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        perform(SqliteStore().migrate("interleave", b"none"), answering(connection, SettableClock()))
-        return connection.serialize()
+def _emptying() -> list[tuple[str, list[Any]]]:
+    """The statements that bring a store back to what it was when it was new, with the rows that they insert."""
+    statements: list[tuple[str, list[Any]]] = []
+    connection = _connected()
+    for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        statements.append((f"DELETE FROM {table}", []))  # noqa: S608 - names of ours
+        if rows := connection.execute(f"SELECT * FROM {table}").fetchall():  # noqa: S608
+            statements.append((f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows))  # noqa: S608
+    _IDLE.append(connection)
+    return statements
 
 
 class _Actor:
