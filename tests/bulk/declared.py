@@ -13,8 +13,7 @@ from typing import Any
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
 from semel.engine.urls import connect_backend
-from tests.bulk.fellows import numbered
-from tests.bulk.worker import die
+from tests.bulk.lists import die, numbered
 
 ITEMS = 6
 

@@ -102,10 +102,6 @@ async def breaks_the_commit(connection: Any, n: int) -> None:
         await done
 
 
-def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
-    return [{"clientItemId": f"i-{n}", "n": n} for n in range(first, first + count)]
-
-
 async def counts(item: BulkItem) -> str:
     """The trivial handler: one row an item."""
     await write(item, item.value["n"])

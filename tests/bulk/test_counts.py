@@ -12,7 +12,8 @@ import pytest
 
 from semel.bulk.declaration import BulkItem
 from semel.errors import InvalidBody, KeyReusedError, PolicyError, RecordUnreadableError
-from tests.bulk.fellows import Fellow, Home, counts, numbered
+from tests.bulk.fellows import Fellow, Home, counts
+from tests.bulk.lists import numbered
 from tests.bulk.test_outside import Downstream, Killed
 
 Make = Callable[..., Fellow]

@@ -14,7 +14,8 @@ from semel.bulk.declaration import BulkItem
 from semel.errors import SemelError
 from semel.stores.clock import system_clock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
-from tests.bulk.fellows import numbered, sqlite_at, sqlite_home
+from tests.bulk.fellows import sqlite_at, sqlite_home
+from tests.bulk.lists import numbered
 
 ITEMS = 3
 

@@ -12,7 +12,8 @@ from semel.bulk.declaration import BulkItem, operation_bytes
 from semel.bulk.rules import Done, ItemState, Tally
 from semel.bulk.store import Failures, Items
 from semel.errors import InProgressError, KeyReusedError, PolicyError
-from tests.bulk.fellows import Fellow, Home, counts, numbered, states, write
+from tests.bulk.fellows import Fellow, Home, counts, states, write
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

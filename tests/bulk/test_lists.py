@@ -20,7 +20,8 @@ from semel.errors import (
     NothingHappened,
     PolicyError,
 )
-from tests.bulk.fellows import Fellow, Home, counts, numbered
+from tests.bulk.fellows import Fellow, Home, counts
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

@@ -11,7 +11,8 @@ from semel import ItemFailed, NothingHappened
 from semel.bulk.declaration import BulkItem
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import SupersededError
-from tests.bulk.fellows import Fellow, Home, numbered, states
+from tests.bulk.fellows import Fellow, Home, states
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

@@ -9,7 +9,8 @@ import pytest
 from semel.bulk.declaration import BulkItem
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import EarlyCommit
-from tests.bulk.fellows import Fellow, Home, counts, numbered
+from tests.bulk.fellows import Fellow, Home, counts
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

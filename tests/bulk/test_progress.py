@@ -8,7 +8,8 @@ import pytest
 
 from semel import BulkItem, Tally
 from semel.errors import PolicyError
-from tests.bulk.fellows import Fellow, counts, numbered
+from tests.bulk.fellows import Fellow, counts
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

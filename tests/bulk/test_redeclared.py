@@ -13,7 +13,8 @@ import pytest
 
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import SemelError
-from tests.bulk.fellows import Fellow, Home, mariadb_home, numbered, postgres_home, sqlite_home, states
+from tests.bulk.fellows import Fellow, Home, mariadb_home, postgres_home, sqlite_home, states
+from tests.bulk.lists import numbered
 from tests.bulk.test_outside import Downstream, Killed
 from tests.servers import mariadb
 from tests.servers.postgres import postgres, schema

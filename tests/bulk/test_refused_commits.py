@@ -11,7 +11,8 @@ import pytest
 
 from semel.bulk.declaration import BulkItem
 from semel.bulk.rules import ItemState, Tally
-from tests.bulk.fellows import Fellow, Home, breaks_the_commit, numbered, write
+from tests.bulk.fellows import Fellow, Home, breaks_the_commit, write
+from tests.bulk.lists import numbered
 
 Make = Callable[..., Fellow]
 

@@ -12,7 +12,8 @@ import pytest
 from semel import Answer, AsyncBulk, AsyncEngine, Command, Permit, Policy, Scope
 from semel.bulk.declaration import BulkItem
 from semel.resuming.worker import Completer
-from tests.bulk.fellows import Home, counts, numbered, sqlite_home
+from tests.bulk.fellows import Home, counts, sqlite_home
+from tests.bulk.lists import numbered
 from tests.engine.shells import until
 
 POLICY = Policy(steps=True, resumable=True)

@@ -8,7 +8,8 @@ import pytest
 
 from semel import AsyncEngine, Engine, Inbox
 from semel.workers.reaper import Reaper
-from tests.bulk.fellows import Fellow, Home, counts, numbered
+from tests.bulk.fellows import Fellow, Home, counts
+from tests.bulk.lists import numbered
 
 
 @pytest.fixture(params=["sqlite-async", "psycopg-async", "asyncmy"])

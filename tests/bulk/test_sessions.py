@@ -14,8 +14,9 @@ from semel.bulk.rules import ItemState
 from semel.errors import PolicyError
 from semel.stores.sql.sqlalchemy import session_on
 from semel.stores.sql.sqlalchemy_async import async_session_on
-from tests.bulk.fellows import SYNC, Fellow, Home, numbered, states, write
-from tests.bulk.worker import Effect
+from tests.bulk.fellows import SYNC, Fellow, Home, states, write
+from tests.bulk.lists import numbered
+from tests.bulk.rows import Effect
 
 Make = Callable[..., Fellow]
 

@@ -13,7 +13,8 @@ from semel.core.identity import uuid_text
 from semel.http.caller import Caller
 from semel.http.settings import HttpSettings
 from semel.operations.http import Operations
-from tests.bulk.fellows import numbered, sqlite_home
+from tests.bulk.fellows import sqlite_home
+from tests.bulk.lists import numbered
 
 
 def test_progress_over_http(tmp_path: Path) -> None:

@@ -5,37 +5,17 @@ It kills itself in the handler of the item at DIES_AT (-1: never), or before its
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
 from semel.engine.urls import connect_backend
-from semel.stores.sql.sqlalchemy import session_on
-from tests.bulk.fellows import numbered
+from tests.bulk.lists import die, numbered
 
 ITEMS = 100
 CHUNK = 10
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Base(DeclarativeBase):
-    """The application's tables."""
-
-
-class Effect(Base):
-    """A row of the application's own."""
-
-    __tablename__ = "effect"
-    n: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 def main(url: str, dies_at: str, by: str = "") -> None:
@@ -46,9 +26,9 @@ def main(url: str, dies_at: str, by: str = "") -> None:
 
     def handler(item: BulkItem) -> None:
         if by == "orm":
-            with session_on(item.connection) as session:
-                session.add(Effect(n=item.value["n"]))
-                session.commit()
+            from tests.bulk.rows import add_row  # SQLAlchemy takes longer to import than most of these processes live
+
+            add_row(item)
         else:
             item.connection.execute(text, (item.value["n"],))
         if kind == "item" and item.place == int(number):

@@ -20,7 +20,7 @@ from tests.fuzz.targets import NAMES, target
 
 SEED = 20_260_101
 # A few seconds each at most: files are opened for each input, keys are read in microseconds.
-INPUTS = {"files": 1200, "urls": 2000, "exchange": 5000, "records": 12_000, "fingerprint": 8000, "multipart": 12_000}
+INPUTS = {"files": 1200, "urls": 600, "exchange": 5000, "records": 12_000, "fingerprint": 8000, "multipart": 12_000}
 INPUTS_MORE = 20_000
 GENERATED = {"files": 50}
 GENERATED_MORE = 200

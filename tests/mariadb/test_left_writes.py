@@ -15,7 +15,8 @@ from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError
 from semel.inbox.run import Message
 from semel.inbox.store import Receipt
-from tests.bulk.fellows import Fellow, Home, mariadb_home, numbered, write
+from tests.bulk.fellows import Fellow, Home, mariadb_home, write
+from tests.bulk.lists import numbered
 from tests.inbox.conftest import Consumer
 from tests.steps.conftest import Process, Run, stepped
 

@@ -8,6 +8,7 @@ model's notebook reads is in here; ``tests/explore`` compares with an exploratio
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final
 
 from semel.core.model import OPEN_STATES, Answer, AnswerKind, Effects, Record, State
@@ -16,6 +17,7 @@ from verification.explore.step_forms import book_form, steps_form
 from verification.explore.world import ANSWER, TOMBSTONE, Flight, Pc, Worker, World
 
 Form = tuple[Any, ...]
+_local_first: Final = itemgetter(0)
 _OPEN: Final = OPEN_STATES
 
 
@@ -47,14 +49,14 @@ def canonical(world: World) -> Form:
     names = _Names(world)
     row, now, true = world.row, world.now, world.true
     held = names.nonce(int.from_bytes(row.nonce)) if row is not None else -1
-    workers = sorted(world.workers, key=lambda worker: _local(worker, world, names))
-    living = {worker.nonce for worker in workers} | {letter.nonce for letter in world.letters}
+    workers = sorted([(_local(worker, world, names), worker.nonce) for worker in world.workers], key=_local_first)
+    living = {nonce for _, nonce in workers} | {letter.nonce for letter in world.letters}
     spec = world.spec
     scripted = world.accounts
     return (
         _row(row, now, names),
         held,
-        tuple([(*_local(worker, world, names), names.nonce(worker.nonce)) for worker in workers]),
+        tuple([(*local, names.nonce(nonce)) for local, nonce in workers]),
         () if not scripted else (scripted, steps_form(world.steps, row, now)),
         names.nonce(spec.holder) if spec.holder in living else -1,
         spec.superseded,

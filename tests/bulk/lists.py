@@ -1,0 +1,16 @@
+"""The lists that bulks are given, also in processes that import nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+
+def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
+    return [{"clientItemId": f"i-{n}", "n": n} for n in range(first, first + count)]
+
+
+def die() -> None:
+    """As a crash ends the process."""
+    os.kill(os.getpid(), signal.SIGKILL)
