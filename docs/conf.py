@@ -1,7 +1,8 @@
 """The site: Sphinx reads the Markdown pages as they are, and four things are added while it reads.
 
-- The navigation is the lists of links on ``index.md`` (and on the index of the decisions), section by section, so that
-  a page which no list names fails the build. A link to a page that somebody is about to write waits in a comment.
+- The navigation is the lists of links on ``index.md``, section by section, so that a page which no list names fails
+  the build. A link to a page that somebody is about to write waits in a comment. The decisions stand in their own index
+  alone: in the navigation they would be most of every page, and half of the time of a build.
 - The pages of ``reference/`` get a table and the whole docstring of every name that they list.
 - CONTRIBUTING.md and CHANGELOG.md, which live above this folder, become pages.
 - Docstrings are written to be read in the source; ``_docstring`` completes what reStructuredText wants to be told.
@@ -61,6 +62,7 @@ html_css_files = ["site.css"]
 pygments_style = "friendly"
 
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+_DECISION = re.compile(r"decisions/\d+")
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)(.*)$", re.MULTILINE)
 _ERRORS = "|".join(name for name, value in vars(semel.errors).items() if inspect.isclass(value))
@@ -79,8 +81,10 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     )
     source[0] = source[0].replace("](../README.md", "](index.md")
     source[0] = re.sub(r"\[[\w./-]+\.md\]\(", "[](", source[0])  # a file's name: the site says the page's title
-    if docname == "index" or docname.endswith("decisions/README"):
+    if docname == "index":
         source[0] += _navigation(source[0])
+    if _DECISION.search(docname):
+        app.env.metadata[docname]["orphan"] = True
     if docname.startswith("reference/"):
         source[0] = _with_docstrings(source[0])
 
@@ -102,10 +106,8 @@ def _navigation(text: str) -> str:
 
 
 def _entries(pages: list[tuple[str, str, str]]) -> str:
-    """The lines of a table of contents, in the list's own words; a decision's number alone says nothing."""
-    return "\n".join(
-        f"{text} <{page}>" if not text.isdecimal() else f"{text}{rest} <{page}>" for text, page, rest in pages
-    )
+    """The lines of a table of contents, in the list's own words."""
+    return "\n".join(f"{text} <{page}>" for text, page, _ in pages)
 
 
 def _with_docstrings(text: str) -> str:

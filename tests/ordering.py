@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Final, Protocol, TypeVar
 
-LONGEST: Final = ("tests/nemeses/*", "tests/simulate/test_coverage.py*", "tests/explore/test_explore.py*")
+LONGEST: Final = (
+    *("tests/nemeses/*", "tests/simulate/test_coverage.py*", "tests/docs/test_site.py*"),
+    "tests/explore/test_explore.py*",
+)
 BUSY: Final = (
     *LONGEST,
     *("tests/browser/*", "tests/console/test_browser.py*", "tests/crash/*", "tests/examples/*", "tests/exporters/*"),
