@@ -35,7 +35,7 @@ class Import:
         return f"{self.importer}:{self.line} imports {self.target} {self.where.value}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """One module under src/, by its dotted name."""
 
@@ -71,13 +71,24 @@ def files(directory: Path, *suffixes: str) -> list[Path]:
 
 
 def imports(module: Module, known: Mapping[str, Module]) -> Iterator[Import]:
-    for node, where in _import_nodes(module.tree, Where.MODULE):
+    for node, where in _found(module):
         for target in _targets(node, module, known):
             yield Import(module.name, target, node.lineno, where)
 
 
+@functools.cache
+def _found(module: Module) -> list[tuple[ast.Import | ast.ImportFrom | ast.Call, Where]]:
+    return list(_import_nodes(module.tree, Where.MODULE))
+
+
 def is_import_call(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}
+    if not isinstance(node, ast.Call):
+        return False
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in {"import_module", "__import__"}
+        case _:
+            return False
 
 
 def literal_import(call: ast.Call) -> str | None:

@@ -137,24 +137,37 @@ STEPS_ASIDE = {
 
 def evasions(text: str) -> Iterator[tuple[int, str]]:
     """Sleeping (other than a bare turn of the loop), skipping, and expecting to fail; also under another name."""
-    module = ast.parse(text)
+    nodes = list(ast.walk(ast.parse(text)))
     names = {
         alias.asname or alias.name: f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-        for node in ast.walk(module)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    turns = {node.func for node in ast.walk(module) if isinstance(node, ast.Call) and _is_turn_of_the_loop(node)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Attribute | ast.Name):
+    forbidden = {name.partition(".")[0] for name in STEPS_ASIDE | SLEEPS}
+    roots = forbidden | {name for name, meant in names.items() if meant.partition(".")[0] in forbidden}
+    turns = {node.func for node in nodes if isinstance(node, ast.Call) and _is_turn_of_the_loop(node)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute | ast.Name) and _root(node) in roots:
             first, _, rest = ast.unparse(node).partition(".")
             meant = ".".join(filter(None, [names.get(first, first), rest]))
             if meant in STEPS_ASIDE or (meant in SLEEPS and (node not in turns or meant == "time.sleep")):
                 yield node.lineno, meant
 
 
+def _root(node: ast.expr) -> str | None:
+    """The name with which a dotted name begins."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
 def _is_turn_of_the_loop(call: ast.Call) -> bool:
-    return [ast.unparse(argument) for argument in call.args] == ["0"]
+    match call.args:
+        case [ast.Constant(value=0)]:
+            return True
+        case _:
+            return False
 
 
 @pytest.mark.parametrize(
