@@ -58,9 +58,10 @@ fuzz: .venv/dev.stamp ## fuzz every target with atheris, SECONDS=60 each (pip in
 		$(BIN)/python -m tests.fuzz $$target --seconds $(or $(SECONDS),60) $(ARGS) || exit 1; \
 	done
 
-soak: .venv/dev.stamp ## hours of kills, interruptions and lost answers on every store, histories, simulated schedules
+soak: .venv/dev.stamp ## hours of kills, interruptions and lost answers on every store, histories, schedules, every state
 	$(BIN)/python -m tests.nemeses.soak $(ARGS)
 	$(BIN)/python -m tests.outside
+	$(BIN)/python -m verification.explore
 	$(BIN)/python -m tests.client.soak
 	$(BIN)/python -m tests.imports.soak
 

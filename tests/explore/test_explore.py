@@ -29,8 +29,9 @@ SHORTEST = {
 }
 
 
-# Explored whole by ``python -m verification.explore``; here only so many of their states, since CI's time is short.
+# Explored whole by ``make soak``; here only so many of their states, since CI's time is short.
 LONGER = {
+    "idempotent": 15_000,
     "steps-renewed": 4_000,
     "steps-repeated": 4_000,
     "steps-raising": 4_000,
