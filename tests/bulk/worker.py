@@ -19,6 +19,8 @@ CHUNK = 10
 
 
 def main(url: str, dies_at: str, by: str = "") -> None:
+    if by == "orm":
+        from tests.bulk.rows import add_row  # SQLAlchemy takes longer to import than most of these processes live
     engine = Engine(connect_backend(url))
     bulk = Bulk(engine, operation="count", effects="atomic", chunk_items=CHUNK, lease_seconds=1)
     kind, _, number = dies_at.partition(":")
@@ -26,8 +28,6 @@ def main(url: str, dies_at: str, by: str = "") -> None:
 
     def handler(item: BulkItem) -> None:
         if by == "orm":
-            from tests.bulk.rows import add_row  # SQLAlchemy takes longer to import than most of these processes live
-
             add_row(item)
         else:
             item.connection.execute(text, (item.value["n"],))
