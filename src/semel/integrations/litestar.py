@@ -47,7 +47,7 @@ from semel.workers.reaper import Reaper
 _REQUEST: Final = "request"  # the name by which Litestar gives a handler its request
 
 
-class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
+class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
     """Protects the commands of a Litestar application, handler by handler: give it to the application's ``plugins``.
 
         Parameters: ``engine``; ``caller``, a function of the request that returns a

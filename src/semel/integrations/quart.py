@@ -53,7 +53,7 @@ from semel.workers.reaper import Reaper
 _EXTENSION: Final = "semel"  # in app.extensions
 
 
-class Semel(EndpointCommands):
+class Semel(EndpointCommands[Response]):
     """Protects the commands of Quart applications, view by view.
 
     Parameters: ``app`` and ``engine``, or ``Semel(None, engine, ...)`` and :meth:`init_app` later; ``caller``, a
