@@ -33,7 +33,7 @@ from semel.http.asgi.request import CUT, AsgiRequest
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
-from semel.http.routing import Params
+from semel.http.routing import UNSAFE_METHODS, Params
 from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim, path_of
 from semel.integrations.endpoint import DECLARED, SERVED, DeclaredEndpoint, bulk_used_by
 from semel.integrations.werkzeug import (
@@ -291,10 +291,12 @@ class _Connection(ASGIHTTPConnection):
 
     def _is_streamed(self, request: Any) -> bool:
         """Whether the view is a list's or an upload's, which read the body piece by piece."""
-        adapter = self.app.create_url_adapter(request)
+        if request.method not in UNSAFE_METHODS:
+            return False
         try:
+            adapter = self.app.create_url_adapter(request)
             name, _ = adapter.match() if adapter is not None else ("", None)
-        except HTTPException:
+        except HTTPException:  # Quart will say so
             return False
         view = self.app.view_functions.get(name)
         return view is not None and (hasattr(view, SERVED) or _uses_bulk(view))
