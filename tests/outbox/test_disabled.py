@@ -15,6 +15,7 @@ from semel.console import Console
 from semel.outbox.receivers import Receiver, Receivers
 from semel.outbox.sinks.webhook import WebhookSink
 from semel.outbox.worker import Relay
+from tests.engine.shells import until
 from tests.outbox.conftest import Broker, Place
 from tests.outbox.sink_stories import SECRET
 from tests.outbox.test_receivers import engine_events
@@ -189,3 +190,36 @@ def test_other_sinks_are_not_disabled_by_what_a_webhook_has_left(quick_place: Pl
             assert broker.arrived == [later]
 
     asyncio.run(story())
+
+
+def test_two_relays_that_run_stop_and_go_on_by_themselves(
+    quick_place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    semel = Semel(quick_place, capsys)
+
+    def parked() -> int:
+        return len(quick_place.rows("SELECT id FROM semel_event WHERE parked_at IS NOT NULL"))
+
+    async def story() -> None:
+        async with (
+            HttpReceiver(410) as gone,
+            HttpReceiver() as well,
+            AsyncEngine.connect(quick_place.url) as one,
+            AsyncEngine.connect(quick_place.url) as two,
+        ):
+            pair = hook("shop", gone), hook("bank", well)
+            async with Relay(one, Receivers(one, pair)), Relay(two, Receivers(two, pair)):
+                [first] = quick_place.fill(1)
+                await until(lambda: parked() == 1)
+                tried = len(gone.requests)
+                later = quick_place.fill(40, aggregates=40)
+                await until(lambda: len(set(ids_of(well))) == 41)
+                await until(lambda: parked() >= 40)  # the one behind the first of its aggregate waits
+                assert len(gone.requests) == tried
+                gone.status = 204
+                await asyncio.to_thread(semel, "events", "enable", "--topic", "receiver.shop")
+                await until(lambda: len(set(ids_of(gone)[tried:])) == 41)
+        assert {event.id for event in (first, *later)} == set(ids_of(gone))
+
+    asyncio.run(story())
+    assert quick_place.waiting == []
