@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from litestar import Litestar, Request, get, post
+from litestar.exceptions import NotAuthorizedException
 from litestar.params import JSONBody
 
 from semel import AsyncEngine, Permit
 from semel.http.caller import Caller
 from semel.integrations.litestar import Semel
+from tests.frameworks.listed import imports_on, list_on
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 URL = f"sqlite:///{FOLDER}/shop.db"
@@ -73,4 +75,28 @@ class DiesAfter:
         await self.app(scope, receive, leaving)
 
 
-app = DiesAfter(Litestar([atomic, effects], plugins=[semel]))
+def let_in(connection: Any, handler: Any) -> None:
+    """A guard that knows one caller."""
+    if connection.headers.get("authorization") != "Bearer alice":
+        raise NotAuthorizedException
+
+
+def may(request: Request[Any, Any, Any], supplier: str) -> bool:
+    """Whose files are taken."""
+    return supplier == "ACME"
+
+
+cases = semel.bulk(*list_on(semel.engine, die_once))
+shop = Litestar(
+    [atomic, effects, post("/cases/{store:str}", guards=[let_in])(cases.answer)],
+    plugins=[semel],
+)
+semel.imports(
+    shop,
+    imports_on(semel.engine, die_once),
+    path="/suppliers/{supplier}/imports",
+    supplier="path:supplier",
+    may=may,
+    guards=[let_in],
+)
+app = DiesAfter(shop)

@@ -14,12 +14,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from quart import Quart, request
+from quart import Quart, abort, request
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine
 from semel.integrations.quart import Semel
+from tests.frameworks.listed import imports_on, list_on
 from tests.service.served import await_true
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
@@ -84,6 +85,24 @@ async def effects() -> list[str]:
     """What was written."""
     with closing(sqlite3.connect(FOLDER / "shop.db")) as db:
         return [what for (what,) in db.execute("SELECT what FROM effect")]
+
+
+@app.before_request
+async def let_in() -> None:
+    """The application's own authentication knows one caller of lists and files."""
+    guarded = request.path.startswith(("/cases", "/suppliers", "/imports"))
+    if guarded and request.headers.get("authorization") != "Bearer alice":
+        abort(401)
+
+
+app.post("/cases/<store>")(semel.bulk(*list_on(semel.engine, die_once)).answer)
+semel.imports(
+    app,
+    imports_on(semel.engine, die_once),
+    path="/suppliers/{supplier}/imports",
+    supplier="path:supplier",
+    may=lambda request, supplier: supplier == "ACME",
+)
 
 
 class DiesAfter:

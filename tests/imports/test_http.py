@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from litestar import Litestar
+from quart import Quart, request
 from starlette.applications import Starlette
-from starlette.requests import Request
 
 from semel import AsyncEngine
 from semel.errors import ConfigurationError
 from semel.http import Caller
 from semel.imports import Imports, Row, VersionKey
 from semel.integrations.fastapi import Semel
+from semel.integrations.litestar import Semel as LitestarSemel
+from semel.integrations.quart import Semel as QuartSemel
 from semel.integrations.starlette import Semel as StarletteSemel
 from tests.bulk.fellows import Home, sqlite_home
 from tests.imports.places import csv_of
@@ -36,7 +39,7 @@ def caller_of(request: Any) -> Caller | None:
     return None if name == "nobody" else Caller(request.headers.get("x-tenant", "acme"), name)
 
 
-def may(request: Request, supplier: str) -> bool:
+def may(request: Any, supplier: str) -> bool:
     return supplier in ("ACME", "BETA")
 
 
@@ -46,7 +49,7 @@ class Shop:
     def __init__(self, path: Path, made: Callable[[AsyncEngine], Any], **options: Any) -> None:
         self.home: Home = sqlite_home(str(path / "shop.db"))
         self.engine = AsyncEngine(self.home.backend("sqlite-async"))
-        self.app, self.semel = made(self.engine)
+        self.app, self.semel, install = made(self.engine)
         self.imports = Imports(self.engine, **{"operation": "stock.import", "file_bytes_max": 100_000, **options})
 
         @self.imports.row
@@ -56,7 +59,7 @@ class Shop:
         self.semel.imports(
             self.app, self.imports, path="/suppliers/{supplier}/imports", supplier="path:supplier", may=may
         )
-        self.semel.install(self.app)
+        install()
 
     def kept(self) -> tuple[int, int]:
         [(jobs,)] = self.home.fetch("SELECT count(*) FROM semel_import")
@@ -65,21 +68,36 @@ class Shop:
 
 
 def fastapi_shop(engine: AsyncEngine) -> Any:
-    return FastAPI(), Semel(engine, caller=caller_of)
+    app, semel = FastAPI(), Semel(engine, caller=caller_of)
+    return app, semel, lambda: semel.install(app)
 
 
 def starlette_shop(engine: AsyncEngine) -> Any:
-    return Starlette(), StarletteSemel(engine, caller=caller_of)
+    app, semel = Starlette(), StarletteSemel(engine, caller=caller_of)
+    return app, semel, lambda: semel.install(app)
 
 
-@pytest.fixture(params=[fastapi_shop, starlette_shop])
+def litestar_shop(engine: AsyncEngine) -> Any:
+    semel = LitestarSemel(engine, caller=caller_of)
+    return Litestar(plugins=[semel]), semel, lambda: None
+
+
+def quart_shop(engine: AsyncEngine) -> Any:
+    app = Quart("imports")
+    return app, QuartSemel(app, engine, caller=lambda: caller_of(request)), lambda: None
+
+
+MADE = [fastapi_shop, starlette_shop, litestar_shop, quart_shop]
+
+
+@pytest.fixture(params=MADE)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     return Shop(tmp_path, request.param)
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
-    shop = Shop(tmp_path, fastapi_shop)
+@pytest.fixture(params=[fastapi_shop, litestar_shop, quart_shop])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClient]:
+    shop = Shop(tmp_path, request.param)
     with TestClient(shop.app) as made:
         made.shop = shop  # type: ignore[attr-defined]
         yield made
@@ -275,11 +293,12 @@ def test_a_client_that_leaves_in_the_middle_keeps_nothing(client: TestClient) ->
 def test_a_file_that_is_too_large_is_refused_before_its_end_is_read(client: TestClient) -> None:
     piece = {"type": "http.request", "body": b"1\n" * 30_000, "more_body": True}
     status, taken = asyncio.run(_ask(client.app, [piece] * 50, [(b"content-type", b"text/csv")]))
-    assert (status, taken) == (413, 2)
+    most = 4 if isinstance(client.app, Quart) else 2  # Quart receives a little ahead of its reader
+    assert (status, taken <= most) == (413, True)
     status, taken = asyncio.run(
         _ask(client.app, [piece] * 50, [(b"content-type", b"text/csv"), (b"content-length", b"3000000")])
     )
-    assert (status, taken) == (413, 0)
+    assert (status, taken <= most - 2) == (413, True)
 
 
 def test_a_version_comes_with_the_query_or_the_form(tmp_path: Path) -> None:
@@ -293,11 +312,23 @@ def test_a_version_comes_with_the_query_or_the_form(tmp_path: Path) -> None:
         assert client.post(PATH, files=form).json()["code"] == "IMPORT_INVALID_VERSION"
 
 
-def test_the_document_describes_uploads(client: TestClient) -> None:
-    document = client.get("/openapi.json").json()
+@pytest.mark.parametrize(("made", "at"), [(fastapi_shop, "/openapi.json"), (litestar_shop, "/schema/openapi.json")])
+def test_the_document_describes_uploads(tmp_path: Path, made: Callable[[AsyncEngine], Any], at: str) -> None:
+    with TestClient(Shop(tmp_path, made).app) as client:
+        document = client.get(at).json()
+    rows = document["paths"]["/imports/{import_id}/rows"]["get"]
+    assert [(each["name"], each["in"]) for each in rows["parameters"]] == [("import_id", "path")]
+    assert "404" in rows["responses"]
     upload = document["paths"]["/suppliers/{supplier}/imports"]["post"]
     assert {"text/csv", "multipart/form-data", "application/json"} <= set(upload["requestBody"]["content"])
     assert {"200", "202", "400", "403", "413", "415", "422", "507"} <= set(upload["responses"])
+    assert (upload["x-semel"]["effects"], upload["parameters"][0]["name"]) == ("IMPORT", "supplier")
+
+
+def test_a_bad_upload_is_no_failure_of_the_store(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = {**CSV, "Content-Digest": _digest(b"another")}
+    assert client.post(PATH, content=csv_of(1), headers=wrong).status_code == 400
+    assert "the store failed" not in caplog.text
 
 
 def test_wrong_declarations_are_refused_when_the_application_is_built(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 
 from semel.engine.async_engine import AsyncEngine
 from tests.integrations.driving import Web, Webs
 
-Serve = Callable[[Starlette, AsyncEngine], Web]
+Serve = Callable[[Any, AsyncEngine], Web]
 
 
 @pytest.fixture

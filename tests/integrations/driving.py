@@ -6,13 +6,12 @@ import asyncio
 import faulthandler
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
 
 from semel.core.model import State
 from semel.engine.async_engine import AsyncEngine
@@ -23,7 +22,7 @@ from tests.web.driving import KEY, Headers, Message, Response, response_of
 SECONDS_MAX = 5.0  # a call that takes this long hangs
 
 
-def caller_of(request: Request) -> Caller | None:
+def caller_of(request: Any) -> Caller | None:
     """By the bearer token; nobody without one."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return Caller("acme", token) if scheme == "Bearer" and token else None
@@ -52,15 +51,42 @@ class Asked:
             self.over.set()
 
 
+@asynccontextmanager
+async def in_one_task(life: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
+    """Enter and leave a lifespan in one task, whichever tasks enter and leave this."""
+    over, begun = asyncio.Event(), asyncio.Event()
+
+    async def live() -> None:
+        async with life:
+            begun.set()
+            await over.wait()
+
+    task = asyncio.create_task(live())
+    first = asyncio.ensure_future(begun.wait())
+    await asyncio.wait((task, first), return_when=asyncio.FIRST_COMPLETED)
+    first.cancel()
+    if not task.done():
+        yield
+    over.set()
+    await task
+
+
+def lifespan_of(app: Any) -> AbstractAsyncContextManager[Any]:
+    """The life of a Starlette, Litestar or Quart application."""
+    if isinstance(app, Starlette):
+        return app.router.lifespan_context(app)
+    return in_one_task(app.lifespan() if hasattr(app, "lifespan") else app.test_app())
+
+
 class Web:
     """One application on a loop of its own. ``call`` answers 500 where the application raised before answering."""
 
-    def __init__(self, app: Starlette, engine: AsyncEngine) -> None:
+    def __init__(self, app: Any, engine: AsyncEngine) -> None:
         self.app = app
         self.engine = engine
         self.raised: BaseException | None = None
         self.runner = asyncio.Runner()
-        self._lifespan = app.router.lifespan_context(app)
+        self._lifespan = lifespan_of(app)
         try:
             self.runner.run(self._lifespan.__aenter__())
         except BaseException:
@@ -157,7 +183,7 @@ class Webs:
     def __init__(self) -> None:
         self._made: list[Web] = []
 
-    def serve(self, app: Starlette, engine: AsyncEngine) -> Web:
+    def serve(self, app: Any, engine: AsyncEngine) -> Web:
         self._made.append(Web(app, engine))
         return self._made[-1]
 

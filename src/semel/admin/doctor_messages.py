@@ -16,7 +16,7 @@ from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows
 from semel.operations.flow import is_kept_by
 from semel.outbox.event import Waiting
-from semel.outbox.rules import receiver_topic
+from semel.outbox.rules import receiver_of, receiver_topic
 from semel.outbox.store import Events
 from semel.steps.rules import Unpackable, unpack_steps
 from semel.stores.sql.dialect import dialect_of
@@ -55,6 +55,14 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
     late = depth.waiting > 0 and depth.oldest_us > WAITS_US
     relays = late and engine.perform("relays", Copies(engine.store).relay_us)
     behind, others_us = receivers_behind(engine) if late or depth.parked else ([], 0)
+    if depth.parked and any(receiver_of(each) is None for each in engine.perform("events", events.disabled)):
+        yield Finding(
+            "events",
+            "warning",
+            "the webhook's endpoint is disabled, since it has answered 410 Gone: nothing is sent to it",
+            "if it is wanted again, or has another address by now: semel events enable; else give the events up: "
+            "semel events drop --topic TOPIC",
+        )
     slow = [each for each in behind if each.depth.parked or each.depth.oldest_us > WAITS_US]
     yield from map(_receiver, slow[:NAMED_MAX])
     if len(slow) > NAMED_MAX:
@@ -79,6 +87,14 @@ def _receiver(behind: Behind) -> Finding:
     waits = f"{waiting} wait, the oldest for {span_text(oldest_us)}" if waiting else "none waits"
     why = "" if behind.reason is None else f"; the first was refused: {behind.reason}"
     topic = receiver_topic(behind.receiver)
+    if behind.disabled:
+        return Finding(
+            "events",
+            "warning",
+            f"the receiver {behind.receiver!r} is disabled, since it has answered 410 Gone: {waits}, {parked} parked",
+            f"if it is wanted again: semel events enable --topic {topic}; else take it out of the receivers' file, and "
+            f"semel events drop --topic {topic}",
+        )
     again = f"; then try again what is parked: semel events retry --topic {topic}" if parked else ""
     return Finding(
         "events",

@@ -1,17 +1,14 @@
-"""Bulk commands as endpoints of Starlette and FastAPI applications: the body is the list, the answer has every item.
+"""Bulk commands as endpoints of ASGI frameworks: the body is the list, the answer has every item.
 
-The endpoint is the application's own, with its own authentication; it gives its request to
-:meth:`BulkEndpoint.answer`. The bulk runs in a task of its own, so that a client that goes away changes nothing.
+The endpoint is the application's own, with its own authentication; it gives its request to ``BulkEndpoint.answer``. The
+bulk runs in a task of its own, so that a client that goes away changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from semel.bulk.declaration import BulkResult
 from semel.bulk.http import (
@@ -30,23 +27,34 @@ from semel.bulk.http import (
 from semel.bulk.run_async import AsyncBulk, AsyncHandler
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
-from semel.errors import ConfigurationError, InProgressError, InvalidBody
+from semel.errors import ConfigurationError, InProgressError
+from semel.http.asgi.request import AsgiRequest
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.fingerprint.recipe import check_headers
 from semel.http.settings import HttpSettings
-from semel.integrations.starlette import response_of
 
+R = TypeVar("R")
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class BulkEndpoint:
-    """One bulk command over HTTP; made by ``semel.bulk(...)``.
+class AsyncTold(NamedTuple):
+    """A whole answer, whose items are read while it is sent."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    pieces: AsyncIterator[bytes]
+
+
+class BulkEndpoint(Generic[R]):
+    """One bulk command over HTTP; made by ``semel.bulk(...)``. ``answer`` is the endpoint, in the framework's terms.
 
     A list is a JSON array (``application/json``) or JSON lines (``application/jsonl``, ``application/x-ndjson``), read
     piece by piece; the key is in the header. 200 where every item succeeded, 207 where they ended differently; with
     ``Prefer: respond-async`` 202 and the status resource, which has the progress. Beside the list, path parameters,
     query, parameters of the media type and the declared headers count.
     """
+
+    answer: Callable[..., Coroutine[Any, Any, R]]
 
     def __init__(
         self, surface: HttpSettings, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, taken: ListForm
@@ -61,24 +69,24 @@ class BulkEndpoint:
         """Complete the operation object of this endpoint in an OpenAPI document."""
         describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
 
-    async def answer(self, request: Request) -> Response:
+    async def respond(self, request: AsgiRequest) -> Answer | AsyncTold:
         """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
         how = asked(
             self._surface,
-            request.scope["headers"],
-            request,
+            request.headers,
+            request.asked,
             self.taken,
-            params=tuple(sorted((name, str(value)) for name, value in request.path_params.items())),
-            query=request.scope.get("query_string", b""),
+            params=tuple(sorted((name, str(value)) for name, value in request.params.items())),
+            query=request.query,
         )
         if isinstance(how, Answer):
-            return response_of(how)
+            return how
         begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         size = 0
 
         async def items() -> AsyncIterator[bytes]:
             nonlocal size
-            async for piece in request.stream():
+            async for piece in request.pieces():
                 size += len(piece)
                 check_size(size, self.taken.read_max)
                 how.check.feed(piece)
@@ -101,30 +109,24 @@ class BulkEndpoint:
                 limit=lambda: self.taken.broken(size),
             )
         )
-        if how.wants_async:
-            await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self._kept_alive.leave(work)
-                return response_of(accepted(self._surface, begun.result(), how))
         try:
-            return self._told(await asyncio.shield(work), how)
+            if how.wants_async:
+                await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    self._kept_alive.leave(work)
+                    return accepted(self._surface, begun.result(), how)
+            result = await asyncio.shield(work)
+            return AsyncTold(status_of(result), headers_of(self._surface, result, how), self._body(result, how))
         except asyncio.CancelledError:
             self._kept_alive.leave(work)
             raise
-        except ClientDisconnect:
-            return response_of(self._surface.problems.of_error(InvalidBody("The body is cut short; send it again.")))
         except Exception as error:
             if how.wants_async and isinstance(error, InProgressError) and error.operation_id is not None:
-                return response_of(accepted(self._surface, error.operation_id, how))
+                return accepted(self._surface, error.operation_id, how)
             answer = refused(self._surface, error, how)
             if answer is None:
                 raise
-            return response_of(answer)
-
-    def _told(self, result: BulkResult, how: BulkRequest) -> Response:
-        response = StreamingResponse(self._body(result, how), status_code=status_of(result))
-        response.raw_headers = headers_of(self._surface, result, how)
-        return response
+            return answer
 
     async def _body(self, result: BulkResult, how: BulkRequest) -> AsyncIterator[bytes]:
         telling, after = Telling(result, how), -1
@@ -145,7 +147,7 @@ def bulk_endpoint(
     body_bytes_max: int,
     items_at: str | None,
     counts: Sequence[str] | None,
-) -> BulkEndpoint:
+) -> BulkEndpoint[Any]:
     """What ``semel.bulk`` makes. Raises ConfigurationError, when the application is built."""
     if not isinstance(bulk, AsyncBulk) or bulk._engine is not engine:
         raise ConfigurationError(

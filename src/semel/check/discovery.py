@@ -21,7 +21,7 @@ from semel.http.routing import DEFAULT_METHODS, UNSAFE_METHODS
 from semel.http.settings import AnyEngine, HttpSettings
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.http.wsgi.route import CaptureMiddleware as WsgiCapture
-from semel.integrations.endpoint import bulk_used_by
+from semel.integrations.endpoint import SERVED, bulk_used_by
 from semel.policy import Policy
 
 DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
@@ -167,7 +167,7 @@ def discover(app: Any) -> Discovered:
 
 def _takes_imports(endpoint: Any) -> bool:
     """Whether an endpoint is that of uploads (``semel.imports(...)``)."""
-    return type(getattr(endpoint, "__self__", None)).__name__ == "ImportEndpoint" or hasattr(endpoint, "takes_imports")
+    return type(getattr(endpoint, SERVED, None)).__name__ == "ImportEndpoint" or hasattr(endpoint, "takes_imports")
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:

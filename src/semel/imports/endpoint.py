@@ -1,20 +1,16 @@
-"""Imports as endpoints of Starlette and FastAPI applications: a file is taken, a job is answered."""
+"""Imports as endpoints of ASGI frameworks: a file is taken, a job is answered."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, cast, get_args
-
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Protocol, cast, get_args
 
 from semel.core.identity import uuid_bytes
 from semel.core.model import Answer
-from semel.errors import ConfigurationError, ImportRefused, InvalidBody, SemelError
+from semel.errors import ConfigurationError, ImportRefused, RequestError, SemelError
+from semel.http.asgi.request import AsgiRequest
 from semel.http.caller import Caller
 from semel.http.settings import HttpSettings
 from semel.imports.booking import Verdict
@@ -22,7 +18,6 @@ from semel.imports.http import (
     FORM_BYTES,
     FileHead,
     check_length,
-    describe_path,
     describe_upload,
     problem_of,
     read_head,
@@ -36,12 +31,19 @@ from semel.imports.parts import FileParts
 from semel.imports.rules import checked_supplier, supplier_of_key
 from semel.imports.run import Imports
 from semel.imports.upload import Upload
-from semel.integrations.starlette import response_of
 
 IDLE_SECONDS: Final = 60.0
 ROWS_MAX: Final = 1000
-May = Callable[[Request, str], Any]
-SupplierOf = Callable[[Request], object]
+May = Callable[[Any, str], Any]
+SupplierOf = Callable[[AsgiRequest], object]
+
+
+class AddRoute(Protocol):
+    """Adds one endpoint to an application: its path as ``/imports/{import_id}``, its method, and what answers."""
+
+    def __call__(
+        self, path: str, method: str, respond: Callable[[AsgiRequest], Any], endpoint: ImportEndpoint | None
+    ) -> None: ...
 
 
 class ImportEndpoint:
@@ -67,38 +69,35 @@ class ImportEndpoint:
         """Complete the operation object of this endpoint in an OpenAPI document."""
         describe_upload(operation, self.imports)
 
-    async def upload(self, request: Request) -> Response:
+    async def upload(self, request: AsgiRequest) -> Answer:
         """Take a file: 202 for a new job, 200 for the one that it has already; `preview=1` says what a run would do."""
         problems = self._surface.problems
         try:
             caller = self._caller(request)
             if caller is None:
-                return response_of(problems.caller_unknown())
+                return problems.caller_unknown()
             supplier = checked_supplier(self._supplier(request))
             if not await self.allows(request, supplier):
                 raise ImportRefused("this caller may not send files of this supplier", "NOT_ALLOWED")
-            head = read_head(request.scope["headers"], self.imports)
+            head = read_head(request.headers, self.imports)
             if head.is_early:
-                return response_of(problems.too_early())
-            return response_of(await self._take(request, head, caller, supplier))
-        except ClientDisconnect:
-            return response_of(problem_of(problems, InvalidBody("The body is cut short; send it again.")))
+                return problems.too_early()
+            return await self._take(request, head, caller, supplier)
         except TimeoutError:
             slow = ImportRefused(f"no byte of the file came for {self._idle_seconds:g} seconds", "TOO_SLOW")
-            return response_of(problem_of(problems, slow))
+            return problem_of(problems, slow)
         except SemelError as error:
-            return response_of(self.problem(error))
+            return self.problem(error)
 
-    async def _take(self, request: Request, head: FileHead, caller: Caller, supplier: str) -> Answer:
+    async def _take(self, request: AsgiRequest, head: FileHead, caller: Caller, supplier: str) -> Answer:
         form = None if head.boundary is None else FileParts(head.boundary)
         with self.imports.upload() as upload:
             await self._read(request, head, form, upload)
             media_type = head.media_type if form is None else form.media_type or ""
             version_field = getattr(self.imports.key, "field", None)
             fields = {} if form is None else form.fields
-            version = (
-                None if version_field is None else request.query_params.get(version_field, fields.get(version_field))
-            )
+            query = request.fields
+            version = None if version_field is None else query.get(version_field, fields.get(version_field))
             named: dict[str, Any] = {
                 "supplier": supplier,
                 "media_type": media_type,
@@ -106,13 +105,13 @@ class ImportEndpoint:
                 "version": version,
                 "client_key": head.client_key,
             }
-            if request.query_params.get("preview", "") in ("1", "true"):
+            if query.get("preview", "") in ("1", "true"):
                 return shown_preview(await self.imports.preview_upload(upload, **named))
-            filename = request.query_params.get("filename") if form is None else form.filename
+            filename = query.get("filename") if form is None else form.filename
             job = await self.imports.submit_upload(upload, filename=filename, **named)
             return submitted(job, self._jobs_path)
 
-    async def _read(self, request: Request, head: FileHead, form: FileParts | None, upload: Upload) -> None:
+    async def _read(self, request: AsgiRequest, head: FileHead, form: FileParts | None, upload: Upload) -> None:
         size = 0
         most = self.imports.file_bytes_max + (0 if form is None else FORM_BYTES)
         async for piece in self._pieces(request):
@@ -132,8 +131,8 @@ class ImportEndpoint:
         await upload.flush()
         upload.end()
 
-    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
-        stream = request.stream().__aiter__()
+    async def _pieces(self, request: AsgiRequest) -> AsyncIterator[bytes]:
+        stream = request.pieces().__aiter__()
         while True:
             async with asyncio.timeout(self._idle_seconds):
                 try:
@@ -142,18 +141,18 @@ class ImportEndpoint:
                     return
             yield piece
 
-    def _caller(self, request: Request) -> Caller | None:
+    def _caller(self, request: AsgiRequest) -> Caller | None:
         assert self._surface.caller is not None
-        return self._surface.caller(request)
+        return self._surface.caller(request.asked)
 
-    async def allows(self, request: Request, supplier: str) -> bool:
+    async def allows(self, request: AsgiRequest, supplier: str) -> bool:
         """Whether this request may see and send what is this supplier's."""
-        allowed = self._may(request, supplier)
+        allowed = self._may(request.own, supplier)
         return bool(await allowed if inspect.isawaitable(allowed) else allowed)
 
     def problem(self, error: SemelError) -> Answer:
         """The answer to what was refused; a store's failure is logged."""
-        if not isinstance(error, ImportRefused):
+        if not isinstance(error, RequestError):
             self._surface.outage.tell(error)
         return problem_of(self._surface.problems, error)
 
@@ -165,7 +164,7 @@ class Jobs:
         self._surface = surface
         self.endpoints: dict[str, ImportEndpoint] = {}
 
-    async def read(self, request: Request) -> Response:
+    async def read(self, request: AsgiRequest) -> Answer:
         """A job as it stands now."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
@@ -176,11 +175,11 @@ class Jobs:
 
         return await self._of_job(request, answer)
 
-    async def rows(self, request: Request) -> Response:
+    async def rows(self, request: AsgiRequest) -> Answer:
         """What became of a job's rows: `state`, `after` a row's number, at most `limit`."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
-            query = request.query_params
+            query = request.fields
             after, limit = _whole(query.get("after"), 0, 10**12, 0), _whole(query.get("limit"), 1, ROWS_MAX, 100)
             state = query.get("state")
             if state is not None and state.upper() not in get_args(Verdict):
@@ -190,13 +189,13 @@ class Jobs:
 
         return await self._of_job(request, answer)
 
-    async def find(self, request: Request) -> Response:
+    async def find(self, request: AsgiRequest) -> Answer:
         """Jobs by their key, or by its beginning: `key=ACME:a3f8…`."""
         try:
             caller = self._caller(request)
             if caller is None:
-                return response_of(self._surface.problems.caller_unknown())
-            key = request.query_params.get("key", "").rstrip("\u2026")
+                return self._surface.problems.caller_unknown()
+            key = request.fields.get("key", "").rstrip("\u2026")
             supplier = supplier_of_key(key)
             if supplier is None:
                 raise ImportRefused("key must be an import's key or its beginning, such as ACME:a3f8", "INVALID_QUERY")
@@ -204,27 +203,27 @@ class Jobs:
             for endpoint in self.endpoints.values():
                 if await endpoint.allows(request, supplier):
                     found += await endpoint.imports.find(key, tenant=caller.tenant)
-            return response_of(shown_jobs(found))
+            return shown_jobs(found)
         except SemelError as error:
-            return response_of(self._problem(error))
+            return self._problem(error)
 
-    async def _of_job(self, request: Request, answer: Callable[[ImportEndpoint, str], Any]) -> Response:
+    async def _of_job(self, request: AsgiRequest, answer: Callable[[ImportEndpoint, str], Awaitable[Answer]]) -> Answer:
         try:
             caller = self._caller(request)
             if caller is None:
-                return response_of(self._surface.problems.caller_unknown())
-            id = request.path_params["import_id"]
+                return self._surface.problems.caller_unknown()
+            id = str(request.params["import_id"])
             for endpoint in self.endpoints.values() if uuid_bytes(id) is not None else ():
                 job = await endpoint.imports.job(id)
                 if job is not None and job.tenant == caller.tenant and await endpoint.allows(request, job.supplier):
-                    return response_of(await answer(endpoint, id))
+                    return await answer(endpoint, id)
             raise ImportRefused("there is no such import", "NOT_FOUND")
         except SemelError as error:
-            return response_of(self._problem(error))
+            return self._problem(error)
 
-    def _caller(self, request: Request) -> Caller | None:
+    def _caller(self, request: AsgiRequest) -> Caller | None:
         assert self._surface.caller is not None
-        return self._surface.caller(request)
+        return self._surface.caller(request.asked)
 
     def _problem(self, error: SemelError) -> Answer:
         return next(iter(self.endpoints.values())).problem(error)
@@ -240,16 +239,14 @@ def _whole(text: str | None, least: int, most: int, default: int) -> int:
 
 def add_imports(
     semel: Any,
-    app: Starlette,
+    add: AddRoute,
     imports: Imports,
     *,
     path: str,
-    supplier: str | SupplierOf,
+    supplier: str | Callable[[Any], object],
     may: May,
     jobs_path: str,
     idle_seconds: float,
-    dependencies: Sequence[Any],
-    responses: Mapping[int | str, dict[str, Any]],
 ) -> ImportEndpoint:
     """What ``semel.imports`` does. Raises ConfigurationError, when the application is built."""
     if not isinstance(imports, Imports) or imports.engine is not semel.engine:
@@ -271,42 +268,23 @@ def add_imports(
     endpoint = ImportEndpoint(semel.surface, imports, supplier_source(supplier), may, jobs_path, idle_seconds)
     is_first = not jobs.endpoints
     jobs.endpoints[imports.operation] = endpoint
-    add: Callable[..., Any] = getattr(app, "add_api_route", _adder(app))
-    settings: dict[str, Any] = {}
-    if hasattr(app, "add_api_route"):
-        settings = {"dependencies": list(dependencies), "tags": ["imports"], "response_model": None}
-        settings["responses"] = dict(responses)
-    elif dependencies or responses:
-        raise ConfigurationError("dependencies and responses are FastAPI's; in Starlette a middleware authenticates")
-
-    def route(path: str, answer: Callable[..., Any], method: str) -> None:
-        described = {"openapi_extra": describe_path(path, reads=method == "GET")} if settings else {}
-        add(path, answer, methods=[method], **settings, **described)
-
-    route(path, endpoint.upload, "POST")
+    add(path, "POST", endpoint.upload, endpoint)
     if is_first:
-        route(jobs_path, jobs.find, "GET")
-        route(f"{jobs_path}/{{import_id}}", jobs.read, "GET")
-        route(f"{jobs_path}/{{import_id}}/rows", jobs.rows, "GET")
+        add(jobs_path, "GET", jobs.find, None)
+        add(f"{jobs_path}/{{import_id}}", "GET", jobs.read, None)
+        add(f"{jobs_path}/{{import_id}}/rows", "GET", jobs.rows, None)
     return endpoint
 
 
-def _adder(app: Starlette) -> Callable[..., None]:
-    def add(path: str, endpoint: Any, *, methods: list[str]) -> None:
-        app.router.routes.append(Route(path, endpoint, methods=methods))
-
-    return add
-
-
-def supplier_source(supplier: str | SupplierOf) -> SupplierOf:
+def supplier_source(supplier: str | Callable[[Any], object]) -> SupplierOf:
     """Where a request says whose file it is: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
     if callable(supplier):
-        return supplier
+        return lambda request: supplier(request.own)
     kind, _, name = supplier.partition(":") if isinstance(supplier, str) else ("", "", "")
     sources: dict[str, SupplierOf] = {
-        "path": lambda request: request.path_params.get(name),
-        "header": lambda request: request.headers.get(name),
-        "query": lambda request: request.query_params.get(name),
+        "path": lambda request: request.params.get(name),
+        "header": lambda request: request.header(name),
+        "query": lambda request: request.fields.get(name),
     }
     if kind not in sources or not name:
         raise ConfigurationError(

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal, TypeVar, Unpack, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
 from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
+from semel.http.asgi.request import AsgiRequest
 from semel.http.asgi.route import CALL_KEY, RouteCall
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
@@ -24,6 +26,7 @@ from semel.http.routing import PATH, UNSAFE_METHODS, Params
 from semel.http.settings import EndpointSettings, HttpSettings
 from semel.integrations.endpoint import (
     DECLARED,
+    SERVED,
     DeclaredEndpoint,
     Filled,
     PermitHere,
@@ -37,12 +40,20 @@ from semel.integrations.endpoint import (
 )
 from semel.policy import Policy, PolicyOptions
 
+if TYPE_CHECKING:
+    from semel.bulk.endpoint import AsyncTold, BulkEndpoint
+    from semel.bulk.run_async import AsyncBulk, AsyncHandler
+    from semel.imports.endpoint import AddRoute, ImportEndpoint
+    from semel.imports.run import Imports
+
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")  # the framework's response
+Served = Callable[..., Coroutine[Any, Any, R]]
 InThread = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 WAY: Final = "call semel.install(app) once"
 
 
-class EndpointCommands:
+class EndpointCommands(Generic[R]):
     """The commands of one application, endpoint by endpoint. A framework's ``Semel`` builds on it."""
 
     permit: Any = PermitHere()
@@ -67,6 +78,7 @@ class EndpointCommands:
         self.surface = HttpSettings.of(engine, {"caller": caller, **settings})
         self.declared: dict[str, DeclaredEndpoint] = {}
         self._bulks: list[str] = []
+        self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
         self.completes = False  # whether the application that this is installed in runs a completer
         self._kept_alive = KeptAlive()
         self._on_loop: set[int] = set()  # the declared endpoints that are coroutine functions, by id
@@ -106,6 +118,91 @@ class EndpointCommands:
             return cast(F, self._wrap(endpoint, declared))
 
         return declare
+
+    def bulk(
+        self,
+        bulk: AsyncBulk,
+        handler: AsyncHandler,
+        *,
+        body_bytes_max: int = 64 * 1024 * 1024,
+        items_at: str | None = None,
+        counts: Sequence[str] | None = None,
+    ) -> BulkEndpoint[R]:
+        """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
+
+        Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list;
+        ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (an array by itself
+        is taken, too); ``counts`` names of request headers that count, by default the application's.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        from semel.bulk.endpoint import bulk_endpoint
+
+        made = bulk_endpoint(
+            self.engine,
+            self.surface,
+            self._kept_alive,
+            bulk,
+            handler,
+            body_bytes_max=body_bytes_max,
+            items_at=items_at,
+            counts=counts,
+        )
+        name = bulk.policy.operation
+        if name in self.declared or name in self._bulks:
+            raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
+        self._bulks.append(name)
+        made.answer = self._served(name, made.respond, made)
+        return made
+
+    def _add_imports(
+        self,
+        add: AddRoute,
+        imports: Imports,
+        *,
+        path: str,
+        supplier: str | Callable[[Any], object],
+        may: Callable[[Any, str], Any],
+        jobs_path: str,
+        idle_seconds: float,
+    ) -> ImportEndpoint:
+        """Do what ``semel.imports`` does, with the framework's way to add a route."""
+        from semel.imports.endpoint import add_imports
+
+        return add_imports(
+            self,
+            add,
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+        )
+
+    @asynccontextmanager
+    async def _importing(self) -> AsyncIterator[None]:
+        """Run the application's imports meanwhile."""
+        async with AsyncExitStack() as stack:
+            for jobs in self.import_jobs.values():
+                from semel.imports.worker import ImportWorker
+
+                for endpoint in jobs.endpoints.values():
+                    await stack.enter_async_context(ImportWorker(endpoint.imports))
+            yield
+
+    def _served(
+        self, name: str, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]], owner: Any = None
+    ) -> Served[R]:
+        """What answers with ``respond``, as an endpoint of the framework's that says whose it is."""
+        made = self._endpoint(respond)
+        made.__name__ = name.replace(".", "_")
+        setattr(made, SERVED, owner)
+        return made
+
+    def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[R]:
+        """A coroutine function that the framework can route to."""
+        raise NotImplementedError
 
     def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""

@@ -20,6 +20,7 @@ from semel.operations.flow import check_kept
 from semel.policy import Policy
 
 DECLARED: Final = "__semel__"
+SERVED: Final = "__semel_served__"  # on an endpoint of Semel's own: its BulkEndpoint or ImportEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,11 @@ BULK_ENDPOINTS: Final = ("BulkEndpoint", "BulkView")  # by name: whoever looks n
 
 
 def bulk_used_by(endpoint: Any) -> Any:
-    """The bulk that an endpoint answers with (``semel.bulk(...)``): its own method, or a function that uses one.
+    """The bulk that an endpoint answers with (``semel.bulk(...)``): its own endpoint, or a function that uses one.
 
     None where there is none.
     """
-    owner = getattr(endpoint, "__self__", None)
+    owner = getattr(endpoint, SERVED, None) or getattr(endpoint, "__self__", None)
     if type(owner).__name__ in BULK_ENDPOINTS:
         return owner
     plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -27,11 +27,14 @@ from semel.errors import ConfigurationError
 from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, Filled, annotations_of, bulk_used_by
+from semel.integrations.endpoint import DECLARED, SERVED, DeclaredEndpoint, Filled, annotations_of, bulk_used_by
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.integrations.starlette import response_of, tell_problems
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import Policy
+
+if TYPE_CHECKING:
+    from semel.imports.endpoint import AddRoute, ImportEndpoint
 
 _REQUEST: Final = "semel_request"
 
@@ -100,6 +103,28 @@ class Semel(StarletteSemel):
             )
         _complete_openapi(app)
 
+    def _adder(
+        self, app: Starlette, dependencies: Sequence[Any], responses: Mapping[int | str, dict[str, Any]]
+    ) -> AddRoute:
+        if not isinstance(app, FastAPI):
+            return super()._adder(app, dependencies, responses)
+        from semel.imports.http import describe_path
+
+        def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
+            app.add_api_route(
+                path,
+                self._served(respond.__name__, respond, endpoint),
+                methods=[method],
+                dependencies=list(dependencies),
+                tags=["imports"],
+                response_model=None,
+                responses=dict(responses),
+                description=respond.__doc__,
+                openapi_extra=describe_path(path, reads=method == "GET"),
+            )
+
+        return add
+
     async def _find_operation(
         self, request: Request, key: str | None = None, reference: str | None = None, operation: str | None = None
     ) -> Response:
@@ -158,8 +183,7 @@ def _describe(operation: dict[str, Any], endpoint: Any) -> None:
         counts = declared.route.fingerprinter.recipe.headers
         describe_operation(operation, declared.name, declared.policy, counts=counts)
         return
-    owner = getattr(endpoint, "__self__", None)
-    described = owner if type(owner).__name__ == "ImportEndpoint" else bulk_used_by(endpoint)
+    described = getattr(endpoint, SERVED, None) or bulk_used_by(endpoint)
     if described is not None:
         described.describe(operation)
 

@@ -520,15 +520,14 @@ def _path_of(environ: Mapping[str, Any]) -> str:
 
 def _response_of(answer: Answer) -> Response:
     """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
-    return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer))
+    return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer.headers))
 
 
 def _told_of(told: Answer | Told) -> Response:
     """A bulk's answer as a response, whose items are read while it is sent."""
     if isinstance(told, Answer):
         return _response_of(told)
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in told.headers]
-    return Response(told.pieces, told.status, headers)
+    return Response(told.pieces, told.status, read_headers(told.headers))
 
 
 def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:

@@ -12,61 +12,83 @@ dependencies and validation, and captured around the handler.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
-from litestar import Litestar, Request, Response, get
+from litestar import Litestar, Request, Response, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.config.app import AppConfig
+from litestar.exceptions import InternalServerException
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.middleware import DefineMiddleware
+from litestar.openapi.spec import Components, Operation
 from litestar.plugins import InitPlugin, ReceiveRoutePlugin
+from litestar.response import Stream
 from litestar.routes import BaseRoute, HTTPRoute
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp, Empty, Receive, Scope, Send
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
+from semel.http.asgi.request import AsgiRequest, pieces_until
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware
 from semel.http.caller import Caller, single_caller
+from semel.http.openapi import add_schemas, describe_operation, operation_responses
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
-from semel.integrations.asgi_endpoint import EndpointCommands, may_claim
-from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, annotations_of, plain_function, without_slashes
-from semel.operations.http import Operations
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim
+from semel.integrations.endpoint import (
+    DECLARED,
+    DeclaredEndpoint,
+    annotations_of,
+    bulk_used_by,
+    plain_function,
+    without_slashes,
+)
+from semel.operations.http import BAD_QUERY, NOT_FOUND, Operations
 from semel.policy import Policy
 from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
 from semel.workers.reaper import Reaper
 
+if TYPE_CHECKING:
+    from semel.bulk.endpoint import AsyncTold
+    from semel.imports.endpoint import ImportEndpoint
+    from semel.imports.run import Imports
+
+_QUERY: Final = (
+    "The status of the caller's own command with this key or business reference; `operation` where several fit."
+)
 _REQUEST: Final = "request"  # the name by which Litestar gives a handler its request
 
 
-class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
+class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
     """Protects the commands of a Litestar application, handler by handler: give it to the application's ``plugins``.
 
-        Parameters: ``engine``; ``caller``, a function of the request that returns a
-        :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
-        status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
-        :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
-        :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
-        :class:`~semel.http.settings.HttpSettings`.
+    Parameters: ``engine``; ``caller``, a function of the request that returns a
+    :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
+    status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
+    :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+    :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
+    :class:`~semel.http.settings.HttpSettings`.
 
-        >>> from litestar import Litestar, post
-        >>> from semel import AsyncEngine
-        >>> from semel.http.caller import Caller, single_caller
-    from semel.http.settings import EndpointSettings
-        >>> semel = Semel(AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
-        >>> @post("/notes")
-        ... @semel.command("notes.create", effects="idempotent")
-        ... async def create_note(data: dict[str, str]) -> dict[str, str]:
-        ...     return data
-        >>> app = Litestar([create_note], plugins=[semel])
+    >>> from litestar import Litestar, post
+    >>> from semel import AsyncEngine
+    >>> from semel.http.caller import single_caller
+    >>> semel = Semel(AsyncEngine.connect("memory://?persistence=none"), caller=single_caller)
+    >>> @post("/notes")
+    ... @semel.command("notes.create", effects="idempotent")
+    ... async def create_note(data: dict[str, str]) -> dict[str, str]:
+    ...     return data
+    >>> app = Litestar([create_note], plugins=[semel])
     """
 
     way = "give the Semel object to the application: Litestar(..., plugins=[semel])"
@@ -89,7 +111,7 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
         self._templates: dict[str, set[str]] = {}  # the paths that each operation is routed to by
         self.completes = complete
         self.operations = Operations(
-            self.surface, engine, lambda: tuple(self.declared), lambda scope: _Asked(Request(scope))
+            self.surface, engine, lambda: (*self.declared, *self._bulks), lambda scope: _Asked(Request(scope))
         )
 
     # --- endpoints --------------------------------------------------------------------------------
@@ -132,19 +154,96 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
     def _response(self, answer: Answer) -> Response[bytes]:
         return _response_of(answer)
 
+    def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[Response[Any]]:
+        async def answer(request: Request[Any, Any, Any]) -> Response[Any]:
+            told = await respond(
+                AsgiRequest(
+                    request,
+                    _Asked(request),
+                    request.scope["headers"],
+                    request.path_params,
+                    request.scope.get("query_string", b""),
+                    lambda: pieces_until(request.stream(), InternalServerException),
+                )
+            )
+            if isinstance(told, Answer):
+                return _response_of(told)
+            headers, media_type = _headers_of(told.headers)
+            return Stream(told.pieces, status_code=told.status, headers=headers, media_type=media_type)
+
+        return answer
+
+    def imports(
+        self,
+        app: Litestar,
+        imports: Imports,
+        *,
+        path: str,
+        supplier: str | Callable[[Request[Any, Any, Any]], object],
+        may: Callable[[Request[Any, Any, Any], str], Any],
+        jobs_path: str = "/imports",
+        idle_seconds: float = 60.0,
+        guards: Sequence[Any] = (),
+    ) -> ImportEndpoint:
+        """Take files at a path, answer questions about their jobs, and run the jobs beside the application.
+
+        Parameters: ``app`` that this plugin was given to; ``imports`` on this engine, with a handler; ``path`` of
+        uploads, such as ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``,
+        ``"header:NAME"``, ``"query:NAME"`` or a function of the request; ``may`` a function of the request and the
+        supplier's code that says whether this caller may send and see its files; ``jobs_path`` of the questions;
+        ``idle_seconds`` how long a client may send nothing; ``guards`` that every request passes first.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        if not isinstance(app, Litestar) or self not in app.plugins:
+            raise ConfigurationError(f"semel.imports takes the application of this plugin; {self.way}")
+
+        def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
+            kind: Any = post if method == "POST" else get
+            described = _described(Operation, lambda operation: _describe_import(operation, path, endpoint))
+            app.register(
+                kind(
+                    re.sub(r"\{(\w+)\}", r"{\1:str}", path),
+                    guards=list(guards),
+                    status_code=200,
+                    tags=["imports"],
+                    description=inspect.cleandoc(respond.__doc__),
+                    operation_class=described,
+                    request_max_body_size=None,  # file_bytes_max says more, and an upload is read piece by piece
+                )(self._served(respond.__name__, respond, endpoint))
+            )
+
+        return self._add_imports(
+            add,
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+        )
+
     def _asked(self, request: Request[Any, Any, Any]) -> Mapping[str, Any]:
         return _Asked(request)
 
     # --- the plugin -------------------------------------------------------------------------------
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Add the capture, the engine's life and the status of operations to an application."""
+        """Add the capture, the engine's life, the status of operations and the problems' schema to an application."""
         app_config.middleware.insert(0, DefineMiddleware(_Capture, semel=self))
         app_config.lifespan.insert(0, self._lifespan)
         if self._operations_path is not None:
             path, guards = self._operations_path, self._guards
 
-            @get(path, include_in_schema=False, guards=guards, name="semel.operations")
+            described: dict[str, Any] = {"guards": guards, "tags": ["operations"]}
+
+            @get(
+                path,
+                name="semel.operations",
+                description=_QUERY,
+                operation_class=_described(Operation, _describe_query),
+                **described,
+            )
             async def find_operation(request: Request[Any, Any, Any]) -> Response[bytes]:
                 return _response_of(
                     await self.operations.by_key(request.scope.get("query_string", b""), _Asked(request))
@@ -154,12 +253,21 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
             async def tell_problems() -> Response[bytes]:
                 return _response_of(problem_page())
 
-            @get(f"{path}/{{operation_id:str}}", include_in_schema=False, guards=guards, name="semel.operation")
+            @get(
+                f"{path}/{{operation_id:str}}",
+                name="semel.operation",
+                description="The status of one of the caller's own operations.",
+                operation_class=_described(Operation, _describe_status),
+                **described,
+            )
             async def read_operation(request: Request[Any, Any, Any]) -> Response[bytes]:
                 operation_id = str(request.path_params["operation_id"])
                 return _response_of(await self.operations.by_id(operation_id, _Asked(request)))
 
             app_config.route_handlers.extend([find_operation, tell_problems, read_operation])
+        if app_config.openapi_config is not None:
+            app_config.openapi_config = copy.copy(app_config.openapi_config)  # the default one is all applications'
+            app_config.openapi_config.components = _Components.of(app_config.openapi_config.components)
         return app_config
 
     @asynccontextmanager
@@ -170,7 +278,7 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
             routes = [each.route for each in self.declared.values()] if self.completes else []
             # Litestar and Semel write down the same protocol, each in its own words.
             completer = completer_for(engine, app, routes, lambda: {})  # type: ignore[arg-type]
-            async with Reaper(engine) if self._reap else nullcontext(), running(completer):
+            async with Reaper(engine) if self._reap else nullcontext(), running(completer), self._importing():
                 yield
         finally:
             await self._kept_alive.close()
@@ -195,6 +303,9 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
             )
         declared = getattr(endpoint, DECLARED, None)
         if not isinstance(declared, DeclaredEndpoint):
+            bulk = bulk_used_by(endpoint)
+            if bulk is not None:
+                self._prepare_list(handler, bulk)
             return
         reads = sorted(str(method) for method in set(handler.http_methods).difference(UNSAFE_METHODS))
         if reads:
@@ -207,11 +318,28 @@ class Semel(EndpointCommands, InitPlugin, ReceiveRoutePlugin):
                 f"the operation {declared.name!r} has cache=, which would give one caller's answer to another; leave "
                 "it out: a retry is answered by its key"
             )
+        recipe = declared.route.fingerprinter.recipe
+        handler.operation_class = _described(
+            handler.operation_class,
+            lambda operation: describe_operation(operation, declared.name, declared.policy, counts=recipe.headers),
+        )
         if declared.paths is None:
             spellings = self._templates.setdefault(declared.name, set())
             spellings.add(without_slashes(path))
             if len(spellings) > 1:
                 declared.route.count_path()
+
+    def _prepare_list(self, handler: HTTPRouteHandler, bulk: Any) -> None:
+        if not handler.http_methods <= set(UNSAFE_METHODS):
+            return  # a page about the list, such as its progress
+        if handler.request_max_body_size is Empty:
+            handler.request_max_body_size = bulk.taken.read_max  # it is read piece by piece
+
+        def describe(operation: dict[str, Any]) -> None:
+            operation.get("responses", {}).pop("201", None)  # Litestar's own guess
+            bulk.describe(operation)
+
+        handler.operation_class = _described(handler.operation_class, describe)
 
 
 class _Asked(Mapping[str, Any]):
@@ -278,14 +406,75 @@ class _Reach:
 
 def _response_of(answer: Answer) -> Response[bytes]:
     """An answer as a Litestar response."""
-    headers: dict[str, str] = {}
-    for raw, value in answer.headers:
-        name = raw.decode("latin-1")
-        headers[name] = ", ".join((*([headers[name]] if name in headers else []), value.decode("latin-1")))
-    media_type = headers.pop("content-type", "application/octet-stream")
-    headers.pop("content-length", None)
+    headers, media_type = _headers_of(answer.headers)
     status = 200 if answer.status is None else answer.status
     return Response(answer.body, status_code=status, headers=headers, media_type=media_type)
+
+
+def _headers_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, str], str]:
+    headers: dict[str, str] = {}
+    for raw, value in fields:
+        name = raw.decode("latin-1")
+        headers[name] = ", ".join((*([headers[name]] if name in headers else []), value.decode("latin-1")))
+    headers.pop("content-length", None)
+    return headers, headers.pop("content-type", "application/octet-stream")
+
+
+# --- the OpenAPI document ---------------------------------------------------------------------------
+
+
+def _described(kind: type[Operation], describe: Callable[[dict[str, Any]], None]) -> type[Operation]:
+    """An operation class whose objects are completed when they become part of the document."""
+    if hasattr(kind, "is_semels"):
+        return kind  # a handler under several paths
+
+    class Described(kind):  # type: ignore[valid-type,misc]
+        is_semels = True
+
+        def to_schema(self) -> dict[str, Any]:
+            operation: dict[str, Any] = super().to_schema()
+            describe(operation)
+            return operation
+
+    return Described
+
+
+class _Components(Components):
+    """An application's components and the schemas that described operations refer to."""
+
+    @classmethod
+    def of(cls, given: Components | list[Components]) -> _Components:
+        """These components, several as Litestar merges them."""
+        merged = cls()
+        for each in given if isinstance(given, list) else [given]:
+            for name in (field.name for field in dataclasses.fields(each)):
+                if value := getattr(each, name, None):
+                    setattr(merged, name, {**(getattr(merged, name) or {}), **value})
+        return merged
+
+    def to_schema(self) -> dict[str, Any]:
+        document = {"components": super().to_schema()}
+        add_schemas(document)
+        return document["components"]
+
+
+def _describe_query(operation: dict[str, Any]) -> None:
+    _describe_status(operation)
+    for name in ("key", "reference", "operation"):
+        operation.setdefault("parameters", []).append({"name": name, "in": "query", "schema": {"type": "string"}})
+
+
+def _describe_status(operation: dict[str, Any]) -> None:
+    found = operation_responses((BAD_QUERY, NOT_FOUND))
+    operation["responses"] = {str(status): response for status, response in found.items()}
+
+
+def _describe_import(operation: dict[str, Any], path: str, endpoint: ImportEndpoint | None) -> None:
+    from semel.imports.http import describe_path
+
+    operation |= describe_path(path, reads=endpoint is None)
+    if endpoint is not None:
+        endpoint.describe(operation)
 
 
 __all__ = ["Policy", "Semel"]

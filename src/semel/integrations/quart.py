@@ -15,25 +15,27 @@ from __future__ import annotations
 import asyncio
 import functools
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import nullcontext
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from quart import Quart, Response, got_request_exception, has_request_context, request
+from quart import Quart, Request, Response, got_request_exception, has_request_context, request
 from quart.asgi import ASGIHTTPConnection
 from quart.cli import ScriptInfo
 from quart.utils import cancel_tasks, raise_task_exceptions, run_sync
 from werkzeug.datastructures import Headers
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, InvalidBody
+from semel.http.asgi.request import CUT, AsgiRequest
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
-from semel.http.routing import Params
-from semel.integrations.asgi_endpoint import EndpointCommands, may_claim, path_of
-from semel.integrations.endpoint import DECLARED, DeclaredEndpoint
+from semel.http.routing import UNSAFE_METHODS, Params
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim, path_of
+from semel.integrations.endpoint import DECLARED, SERVED, DeclaredEndpoint, bulk_used_by
 from semel.integrations.werkzeug import (
     WHO,
     check_routes,
@@ -50,10 +52,16 @@ from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
 from semel.workers.reaper import Reaper
 
+if TYPE_CHECKING:
+    from semel.bulk.endpoint import AsyncTold
+    from semel.imports.endpoint import ImportEndpoint
+    from semel.imports.run import Imports
+
 _EXTENSION: Final = "semel"  # in app.extensions
+_HELD_BYTES: Final = 64 * 1024  # of a list's or an upload's body before it is read
 
 
-class Semel(EndpointCommands):
+class Semel(EndpointCommands[Response]):
     """Protects the commands of Quart applications, view by view.
 
     Parameters: ``app`` and ``engine``, or ``Semel(None, engine, ...)`` and :meth:`init_app` later; ``caller``, a
@@ -104,7 +112,7 @@ class Semel(EndpointCommands):
         self._operations_path = operations_path
         self._reap = reap
         self.completes = complete
-        self.operations = Operations(self.surface, engine, lambda: tuple(self.declared))
+        self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks))
         if app is not None:
             self.init_app(app)
 
@@ -140,7 +148,7 @@ class Semel(EndpointCommands):
             await self.engine.open()
             routes = [each.route for each in self.declared.values()] if self.completes else []
             completer = completer_for(self.engine, app, routes, lambda: {})  # type: ignore[arg-type]
-            async with Reaper(self.engine) if self._reap else nullcontext(), running(completer):
+            async with Reaper(self.engine) if self._reap else nullcontext(), running(completer), self._importing():
                 yield
         finally:
             await self._kept_alive.close()
@@ -161,7 +169,58 @@ class Semel(EndpointCommands):
         app.add_url_rule(root or "/", "semel_operation_by_key", by_key)
         app.add_url_rule(f"{root}/<operation_id>", "semel_operation_by_id", by_id)
 
+    def imports(
+        self,
+        app: Quart,
+        imports: Imports,
+        *,
+        path: str,
+        supplier: str | Callable[[Request], object],
+        may: Callable[[Request, str], Any],
+        jobs_path: str = "/imports",
+        idle_seconds: float = 60.0,
+    ) -> ImportEndpoint:
+        """Take files at a path of an application, answer questions about their jobs, and run the jobs beside it.
+
+        Parameters: ``imports`` on this engine, with a handler; ``path`` of uploads, such as
+        ``"/suppliers/{supplier}/imports"``; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``,
+        ``"query:NAME"`` or a function of Quart's request; ``may`` a function of the request and the supplier's code
+        that says whether this caller may send and see its files; ``jobs_path`` of the questions; ``idle_seconds`` how
+        long a client may send nothing. The application's ``before_request`` runs first.
+
+        Raises ConfigurationError, when the application is built.
+        """
+        _check_app(app)
+
+        def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
+            rule = path.replace("{", "<").replace("}", ">")
+            view = self._served(respond.__name__, respond, endpoint)
+            app.add_url_rule(rule, f"semel_import {path}", view, methods=[method])
+
+        return self._add_imports(
+            add,
+            imports,
+            path=path,
+            supplier=supplier,
+            may=may,
+            jobs_path=jobs_path,
+            idle_seconds=idle_seconds,
+        )
+
     # --- views ------------------------------------------------------------------------------------
+
+    def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[Response]:
+        async def answer(**_: Any) -> Response:
+            here = request._get_current_object()  # type: ignore[attr-defined]
+            scope, params = here.scope, here.view_args or {}
+            told = await respond(
+                AsgiRequest(here, scope, scope["headers"], params, scope["query_string"], here.body.__aiter__)
+            )
+            if isinstance(told, Answer):
+                return _response_of(told)
+            return Response(told.pieces, told.status, Headers(read_headers(told.headers)))
+
+        return answer
 
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
         if isinstance(getattr(endpoint, DECLARED, None), DeclaredEndpoint):
@@ -220,10 +279,118 @@ class _Connection(ASGIHTTPConnection):
         raise_task_exceptions(done)
 
     async def handle_messages(self, request: Any, receive: Any) -> None:
-        await super().handle_messages(request, receive)
+        if self._is_streamed(request):
+            body = request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"])
+            await super().handle_messages(request, body.paced(receive))
+            body.cut()
+        else:
+            await super().handle_messages(request, receive)
         call = self.scope.get(CALL_KEY)
         if isinstance(call, RouteCall):
             await call.outlive_client()
+
+    def _is_streamed(self, request: Any) -> bool:
+        """Whether the view is a list's or an upload's, which read the body piece by piece."""
+        if request.method not in UNSAFE_METHODS:
+            return False
+        try:
+            adapter = self.app.create_url_adapter(request)
+            name, _ = adapter.match() if adapter is not None else ("", None)
+        except HTTPException:  # Quart will say so
+            return False
+        view = self.app.view_functions.get(name)
+        return view is not None and (hasattr(view, SERVED) or _uses_bulk(view))
+
+
+@functools.lru_cache(maxsize=1024)
+def _uses_bulk(view: Callable[..., Any]) -> bool:
+    return bulk_used_by(view) is not None
+
+
+class _StreamedBody:
+    """A body in place of Quart's own: it is received as it is read, so that memory does not grow with it.
+
+    Parameters: ``whole_max`` how long it may be for a function that awaits the whole, such as ``request.get_data()``.
+    """
+
+    def __init__(self, whole_max: int | None) -> None:
+        self._held = bytearray()
+        self._whole_max = whole_max
+        self._is_awaited = False
+        self._is_over = False
+        self._error: Exception | None = None
+        self._news = asyncio.Event()  # bytes, the end or an error
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def __aiter__(self) -> _StreamedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._held and not self._is_over:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        if not self._held:
+            raise StopAsyncIteration
+        piece = bytes(self._held)
+        self.clear()
+        return piece
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> bytes:
+        self._is_awaited = True
+        self._room.set()
+        self._check_whole()
+        while not self._is_over:
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        return bytes(self._held)
+
+    def _check_whole(self) -> None:
+        if self._is_awaited and self._whole_max is not None and len(self._held) > self._whole_max:
+            self._end(RequestEntityTooLarge())
+
+    def append(self, data: bytes) -> None:
+        """Take what has come."""
+        self._held += data
+        self._check_whole()
+        if len(self._held) >= _HELD_BYTES and not self._is_awaited:
+            self._room.clear()
+        self._news.set()
+
+    def set_complete(self) -> None:
+        """Nothing more comes."""
+        self._end(None)
+
+    def cut(self) -> None:
+        """The client has gone; of a whole body nothing is lost."""
+        if not self._is_over:
+            self._end(InvalidBody(CUT))
+
+    def _end(self, error: Exception | None) -> None:
+        self._is_over, self._error = True, self._error or error
+        self._room.set()
+        self._news.set()
+
+    def clear(self) -> None:
+        """Let go of what was read."""
+        self._held.clear()
+        self._room.set()
+
+    def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        """A ``receive`` that waits until what came before was read."""
+
+        async def receive_paced() -> Any:
+            await self._room.wait()
+            return await receive()
+
+        return receive_paced
 
 
 class _Checked:
@@ -258,7 +425,7 @@ def _check_app(app: Any, *, or_none: bool = False) -> None:
 
 def _response_of(answer: Answer) -> Response:
     """An answer as a response, for the application's own ``after_request`` functions; it leaves from the capture."""
-    return Response(answer.body, 200 if answer.status is None else answer.status, Headers(read_headers(answer)))
+    return Response(answer.body, 200 if answer.status is None else answer.status, Headers(read_headers(answer.headers)))
 
 
 def _note_exceptions(app: Quart) -> None:

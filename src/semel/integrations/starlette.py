@@ -10,8 +10,8 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -19,8 +19,8 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router, compile_path
 
@@ -28,6 +28,7 @@ from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import route_path
+from semel.http.asgi.request import AsgiRequest, pieces_until
 from semel.http.asgi.route import HEADERS_KEY, CaptureMiddleware
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
@@ -35,7 +36,7 @@ from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
-from semel.integrations.asgi_endpoint import EndpointCommands, called, may_claim
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, called, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
@@ -47,9 +48,8 @@ from semel.resuming.worker import running
 from semel.workers.reaper import Reaper
 
 if TYPE_CHECKING:
-    from semel.bulk.endpoint import BulkEndpoint
-    from semel.bulk.run_async import AsyncBulk, AsyncHandler
-    from semel.imports.endpoint import ImportEndpoint
+    from semel.bulk.endpoint import AsyncTold
+    from semel.imports.endpoint import AddRoute, ImportEndpoint
     from semel.imports.run import Imports
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _METHODS: Final = ("GET", "HEAD", "OPTIONS", *UNSAFE_METHODS)  # those of an HTTPEndpoint
 
 
-class Semel(EndpointCommands):
+class Semel(EndpointCommands[Response]):
     """Protects the commands of a Starlette application, endpoint by endpoint.
 
     Parameters: ``engine``; ``caller``, a function of the request that returns a
@@ -80,7 +80,6 @@ class Semel(EndpointCommands):
         **settings: Unpack[EndpointSettings],
     ) -> None:
         super().__init__(engine, caller=caller, **settings)
-        self.import_jobs: dict[str, Any] = {}  # by the path that their jobs are asked for at
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks), Request)
 
     async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,41 +89,6 @@ class Semel(EndpointCommands):
         return response_of(answer)
 
     # --- declaring ------------------------------------------------------------------------------
-
-    def bulk(
-        self,
-        bulk: AsyncBulk,
-        handler: AsyncHandler,
-        *,
-        body_bytes_max: int = 64 * 1024 * 1024,
-        items_at: str | None = None,
-        counts: Sequence[str] | None = None,
-    ) -> BulkEndpoint:
-        """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
-
-        Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list;
-        ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (an array by itself
-        is taken, too); ``counts`` names of request headers that count, by default the application's.
-
-        Raises ConfigurationError, when the application is built.
-        """
-        from semel.bulk.endpoint import bulk_endpoint  # which answers in Starlette's terms
-
-        made = bulk_endpoint(
-            self.engine,
-            self.surface,
-            self._kept_alive,
-            bulk,
-            handler,
-            body_bytes_max=body_bytes_max,
-            items_at=items_at,
-            counts=counts,
-        )
-        name = bulk.policy.operation
-        if name in self.declared or name in self._bulks:
-            raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
-        self._bulks.append(name)
-        return made
 
     def imports(
         self,
@@ -150,20 +114,48 @@ class Semel(EndpointCommands):
 
         Raises ConfigurationError, when the application is built.
         """
-        from semel.imports.endpoint import add_imports  # which answers in Starlette's terms
-
-        return add_imports(
-            self,
-            app,
+        return self._add_imports(
+            self._adder(app, dependencies, responses),
             imports,
             path=path,
             supplier=supplier,
             may=may,
             jobs_path=jobs_path,
             idle_seconds=idle_seconds,
-            dependencies=dependencies,
-            responses=responses,
         )
+
+    def _adder(
+        self, app: Starlette, dependencies: Sequence[Any], responses: Mapping[int | str, dict[str, Any]]
+    ) -> AddRoute:
+        if dependencies or responses:
+            raise ConfigurationError(
+                "dependencies and responses are FastAPI's; in Starlette a middleware authenticates"
+            )
+
+        def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
+            app.router.routes.append(StarletteRoute(path, self._served("import", respond, endpoint), methods=[method]))
+
+        return add
+
+    def _endpoint(self, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]]) -> Served[Response]:
+        async def answer(request: Request) -> Response:
+            told = await respond(
+                AsgiRequest(
+                    request,
+                    request,
+                    request.scope["headers"],
+                    request.path_params,
+                    request.scope.get("query_string", b""),
+                    lambda: pieces_until(request.stream(), ClientDisconnect),
+                )
+            )
+            if isinstance(told, Answer):
+                return response_of(told)
+            response = StreamingResponse(told.pieces, status_code=told.status)
+            response.raw_headers = list(told.headers)
+            return response
+
+        return answer
 
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
         filled = self.filled(endpoint, declared)
@@ -406,25 +398,13 @@ def _manage(app: Starlette, semel: Semel, kept_alive: KeptAlive, *, reap: bool, 
             await engine.open()
             async with Reaper(engine) if reap else nullcontext(), inner(scope) as state:
                 routes = [each.route for each in semel.declared.values()] if complete else []
-                async with running(completer_for(engine, app, routes, lambda: state)), _importing(semel):
+                async with running(completer_for(engine, app, routes, lambda: state)), semel._importing():
                     yield state
         finally:
             await kept_alive.close()
             await engine.close()
 
     app.router.lifespan_context = lifespan
-
-
-@asynccontextmanager
-async def _importing(semel: Semel) -> AsyncIterator[None]:
-    """Run the application's imports meanwhile."""
-    async with AsyncExitStack() as stack:
-        for jobs in semel.import_jobs.values():
-            from semel.imports.worker import ImportWorker
-
-            for endpoint in jobs.endpoints.values():
-                await stack.enter_async_context(ImportWorker(endpoint.imports))
-        yield
 
 
 async def in_threadpool(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

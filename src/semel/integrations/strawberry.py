@@ -6,10 +6,15 @@ The field's resolver becomes a :func:`~semel.functions.command`, whose arguments
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import dataclasses
 import functools
+import hashlib
 import inspect
 import math
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from semel.extras import install_command
@@ -54,6 +59,7 @@ _PERMIT: Final = "semel_permit"  # on the field's Info
 _USED: Final = "semel_header_key_used"  # on the HTTP request
 _CALL: Final = "semel_call"
 _PARENT: Final = "semel_parent"
+_PIECE_BYTES: Final = 256 * 1024
 _TOO_LARGE: Final = (
     "The result cannot be kept, so everything was rolled back: nothing happened. The server's log says why."
 )
@@ -262,7 +268,7 @@ class Idempotent(FieldExtension):
         """Resolve the field once, as Strawberry asks for a plain resolver."""
         call = _FieldCall(self, next_, source, info, kwargs)
         try:
-            return self._once(**call.arguments())
+            return self._once(**self._digested(call.arguments()))
         except SemelError as error:
             raise call.error_of(error) from error
 
@@ -270,9 +276,18 @@ class Idempotent(FieldExtension):
         """Resolve the field once, as Strawberry asks for a coroutine."""
         call = _FieldCall(self, next_, source, info, kwargs)
         try:
-            return await self._once(**call.arguments())
+            arguments = call.arguments()
+            if _has_file([arguments[name] for name in self._arguments if name in arguments]):
+                arguments = await asyncio.to_thread(self._digested, arguments)  # a file may be long
+            return await self._once(**arguments)
         except SemelError as error:
             raise call.error_of(error) from error
+
+    def _digested(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as they count: a file, wherever it stands among them, is its bytes."""
+        own = {each.kind for each in self._codecs}
+        named = {name: _digested(arguments[name], own) for name in self._arguments if name in arguments}
+        return {**arguments, **named}
 
     def counted(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments among what Strawberry calls a resolver with, which also names the parent and the Info."""
@@ -293,6 +308,71 @@ class Idempotent(FieldExtension):
         if not text.strip():  # not the same as none: where keys are optional it must not run unprotected
             raise InvalidKey(f"{self.key} is empty; send a UUID there, the same whenever this is retried")
         return check_key(text, self.key)
+
+
+@dataclass(frozen=True)
+class _FileBytes:
+    """What counts of a file; its name and its media type do not."""
+
+    size: int
+    sha256: bytes
+
+
+def _stream_of(value: Any) -> Any:
+    """The file behind what a framework makes of an upload, to be read without waiting; None where it is none."""
+    for each in (value, getattr(value, "file", None), getattr(value, "stream", None)):
+        methods = [getattr(each, name, None) for name in ("read", "seek", "tell")]
+        if all(map(callable, methods)) and not any(map(inspect.iscoroutinefunction, methods)):
+            return each
+    return None
+
+
+def _inner(value: Any) -> dict[Any, Any]:
+    """The values inside of an argument, by their place in it."""
+    if isinstance(value, Some):
+        return {"value": value.value}
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    if isinstance(value, dict):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {}
+
+
+def _has_file(value: Any) -> bool:
+    return _stream_of(value) is not None or any(map(_has_file, _inner(value).values()))
+
+
+def _digested(value: Any, own: Collection[type]) -> Any:
+    """An argument whose files are their bytes, less what the application has a codec for."""
+    if not _has_file(value) or (type(value) in own and not isinstance(value, Some)):
+        return value
+    stream = _stream_of(value)
+    if stream is not None:
+        return _digest(stream)
+    made = {place: _digested(each, own) for place, each in _inner(value).items()}
+    if isinstance(value, Some):
+        return Some(made["value"])
+    if isinstance(value, (list, tuple)):
+        return list(made.values())
+    if isinstance(value, dict):
+        return made
+    copied = copy.copy(value)
+    for name, each in made.items():
+        object.__setattr__(copied, name, each)
+    return copied
+
+
+def _digest(stream: Any) -> _FileBytes:
+    digest, size, at = hashlib.sha256(), 0, stream.tell()
+    stream.seek(0)
+    while piece := stream.read(_PIECE_BYTES):
+        raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
+        digest.update(raw)
+        size += len(raw)
+    stream.seek(at)
+    return _FileBytes(size, digest.digest())
 
 
 class _FieldCall:

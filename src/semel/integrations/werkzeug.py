@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from types import NoneType
@@ -17,7 +17,6 @@ import click
 from werkzeug.exceptions import HTTPException
 
 from semel.check.discovery import functions_of
-from semel.core.model import Answer
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.http.routing import PATH, UNSAFE_METHODS, Params, Route
@@ -119,9 +118,9 @@ def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
     return read
 
 
-def read_headers(answer: Answer) -> list[tuple[str, str]]:
+def read_headers(fields: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """An answer's headers as texts."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
 
 
 def find_status(error: BaseException) -> int | None:

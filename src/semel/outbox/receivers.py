@@ -28,7 +28,7 @@ from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.outbox.event import Event
 from semel.outbox.flow import AWAY_MAX, WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
 from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER, receiver_topic
-from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone
 from semel.outbox.store import Events, Place
 from semel.stores.sql.dialect import dialect_of
 
@@ -110,6 +110,7 @@ class Receivers:
     """
 
     delivers_copies: Final = True
+    disables: Final = "topic"
     refused_waits: Final = WEBHOOK_WAITS
     outage_seconds_max: Final = WEBHOOK_OUTAGE_SECONDS_MAX
 
@@ -215,6 +216,8 @@ class _Line:
                 reply = replies[id] = self._flights.pop(id).result()
                 if away is None and isinstance(reply, Unreached):
                     away = reply
+                elif away is None and is_gone(reply):
+                    away = _SLOW  # nothing more is sent: the next look finds the receiver disabled
         return {copy.id: replies.get(copy.id, away or _SLOW) for copy in copies}
 
     async def _one(self, copy: Event) -> Reply:

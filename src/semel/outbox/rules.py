@@ -25,6 +25,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 CONTENT_TYPE: Final = "content-type"
 RECEIVER: Final = "semel-receiver"  # the header of a copy: the receiver that it is for
+GONE: Final = "the receiver answered 410 Gone"  # how the reason begins for which a webhook's endpoint is disabled
+DISABLED: Final = "the receiver is disabled"  # and that of an event that was parked without being sent there
 _COPIES: Final = "receiver."
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")

@@ -14,7 +14,7 @@ from semel.core.flow import Ask, Flow
 from semel.core.identity import uuid_bytes
 from semel.core.model import Settled, Settlement, Settling
 from semel.outbox.event import Event, Waiting
-from semel.outbox.rules import lane_of, pack_headers, unpack_headers
+from semel.outbox.rules import GONE, lane_of, pack_headers, unpack_headers
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
 from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, composed
@@ -130,6 +130,11 @@ class Events:
             (str(topic), Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0))
             for now, topic, waiting, parked, oldest in found
         ]
+
+    def disabled(self) -> Flow[frozenset[str]]:
+        """The topics whose webhook endpoint is disabled: it has answered 410 Gone, and that event is still parked."""
+        rows = yield from self.dialect.rows(self._sql["disabled"], {"gone": GONE})
+        return frozenset(str(topic) for (topic,) in rows)
 
     def sweep(self, keep_us: int, chunk: int) -> Flow[int]:
         """Forget at most ``chunk`` events that were published longer ago than ``keep_us``; how many."""

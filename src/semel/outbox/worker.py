@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from semel.core.contract import Turn
 from semel.core.flow import Flow
@@ -31,9 +31,9 @@ from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
 from semel.outbox.partitions import Lanes
-from semel.outbox.rules import LANES, RECEIVER
+from semel.outbox.rules import DISABLED, LANES, RECEIVER, receiver_of
 from semel.outbox.run import listening
-from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, told
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, told
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import POSTGRES, dialect_of
@@ -55,6 +55,7 @@ LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute
 WITHOUT_LANES_SECONDS: Final = 0.75  # until one that finds nothing asks for free lanes: a dead relay's lease + 1 s
 APART_SECONDS: Final = 0.02  # between two idle relays that hear the same bell
 DEAF_SECONDS: Final = 1.0  # of one that heard a bell for which others were enough
+DISABLED_SECONDS: Final = 1.0  # between two looks whose endpoint is disabled
 ALL_LANES: Final = (1 << LANES) - 1
 
 
@@ -107,6 +108,9 @@ class Relay:
         self._refused_waits: Sequence[float] = getattr(sink, "refused_waits", ())
         self._outage_seconds_max: float = getattr(sink, "outage_seconds_max", OUTAGE_SECONDS_MAX)
         self._delivers_copies = bool(getattr(sink, "delivers_copies", False))
+        self._disables: Literal["topic", "sink"] | None = getattr(sink, "disables", None)
+        self._disabled: frozenset[str] = frozenset()  # the topics whose endpoint is, when it was last looked
+        self._disabled_at = float("-inf")
         self.published = 0
         self.parked = 0
         self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
@@ -248,18 +252,40 @@ class Relay:
 
     async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
         """Deliver a wave, less what must not be: that is parked at once, and the others go on."""
+        await self._look_at_disabled(wave)
         refused = [self._refusal(each) for each in wave]
         taken = [each.event for each, reply in zip(wave, refused, strict=True) if reply is None]
         replies = iter(await self._deliver(taken))
         return [next(replies) if reply is None else reply for reply in refused]
 
+    async def _look_at_disabled(self, wave: Sequence[Waiting]) -> None:
+        """Know whose endpoint is disabled: every second, and at once before an event is parked for it."""
+        if self._disables is None:
+            return
+        lapsed = self._time() - self._disabled_at >= DISABLED_SECONDS
+        if lapsed or any(self._is_disabled(each.event.topic) for each in wave):
+            self._disabled = await self._engine.perform("events_disabled", self._events.disabled)
+            self._disabled_at = self._time()
+
+    def _is_disabled(self, topic: str) -> bool:
+        if self._disables == "topic":
+            return topic in self._disabled
+        return self._disables == "sink" and any(receiver_of(each) is None for each in self._disabled)
+
     def _refusal(self, each: Waiting) -> Refused | None:
-        """Why an event must not reach the sink: it is damaged, or a copy for a receiver that this sink has not.
+        """Why an event must not reach the sink: it is damaged, its endpoint is disabled, or it is a copy for a receiver
+        that this sink has not.
 
         A broker would get such a copy as an event of its own, under its own id, and the receiver never.
         """
         if each.damage is not None:
             return Refused(each.damage, for_good=True)
+        if self._is_disabled(each.event.topic):
+            where = f" --topic {each.event.topic}" if self._disables == "topic" else ""
+            return Refused(
+                f"{DISABLED}, since it has answered 410 Gone: if it is wanted again, semel events enable{where}",
+                for_good=True,
+            )
         name = None if self._delivers_copies else dict(each.event.headers).get(RECEIVER)
         if name is None:
             return None
@@ -291,6 +317,8 @@ class Relay:
             seq, reason = each.seq, reply.reason
             detail = {"event": each.event.id, "reason": reason}
             self._tell("events_refused", each.event.topic, detail=detail)
+            if is_gone(reply):
+                self._disabled_at = float("-inf")
             if reply.for_good or each.tries + 1 >= self._tries_max:
                 if await perform("events_park", lambda seq=seq, reason=reason: events.park(seq, reason)):  # type: ignore[misc]
                     self.parked += 1

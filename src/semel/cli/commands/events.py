@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from semel.admin.receivers import Behind, receivers_behind
+from semel.admin.receivers import Behind, enable_endpoints, receivers_behind
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import opened
@@ -41,17 +41,21 @@ def add(commands: Commands[Parser]) -> None:
         "semel events drop 17\n"
         "semel events --by-topic\n"
         "semel events retry --topic receiver.shop\n"
+        "semel events enable --topic receiver.shop\n"
         "semel events replay --to shop --receivers receivers.toml --since 2026-11-20",
         "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
         "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
         "its PLACE.",
     )
-    parser.add_argument("action", nargs="?", choices=("list", "park", "retry", "drop", "replay"), default="list")
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "park", "retry", "drop", "enable", "replay"), default="list"
+    )
     parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
     parser.add_argument(
-        "--topic", help="list this topic alone; of retry and drop, without an EVENT_ID: all parked events of this topic"
+        "--topic",
+        help="list this topic alone; of retry, drop and enable, without an EVENT_ID: all parked events of this topic",
     )
     parser.add_argument(
         "--to",
@@ -85,6 +89,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _by_topic(options, out) if options.by_topic else _list(options, out)
     if options.action == "replay":
         return _replay(options, out)
+    if options.action == "enable":
+        return _enable(options, out)
     if options.topic is not None and options.id is None and options.action in ("retry", "drop"):
         return _all_of(options, out)
     if options.action == "park" and not options.reason:
@@ -143,6 +149,20 @@ def _all_of(options: argparse.Namespace, out: Output) -> int:
         raise NotFound(f"no event of the topic {options.topic!r} is parked; see semel events --by-topic")
     out.document({"topic": options.topic, "action": options.action, "events": count})
     out.say(f"{options.topic}: {count} {_DONE[options.action]}")
+    return Exit.OK
+
+
+def _enable(options: argparse.Namespace, out: Output) -> int:
+    """Send to webhook endpoints again that have answered 410 Gone."""
+    if options.id is not None:
+        raise UsageFailed("semel events enable takes no EVENT_ID: --topic receiver.NAME, or nothing for every endpoint")
+    with opened(options) as engine:
+        count = enable_endpoints(engine, options.topic)
+    if not count:
+        of = "" if options.topic is None else f" of the topic {options.topic!r}"
+        raise NotFound(f"no endpoint{of} is disabled; see semel events")
+    out.document({"topic": options.topic, "action": "enable", "events": count})
+    out.say(f"enabled: {count} {_DONE['retry']}")
     return Exit.OK
 
 
@@ -249,7 +269,8 @@ def _row(each: Waiting) -> tuple[str, ...]:
 
 def _receiver_row(each: Behind) -> tuple[str, ...]:
     waiting, parked, oldest_us = each.depth
-    return each.receiver, str(waiting), span_text(oldest_us) if waiting else "", str(parked), each.reason or ""
+    name = f"{each.receiver} (disabled)" if each.disabled else each.receiver
+    return name, str(waiting), span_text(oldest_us) if waiting else "", str(parked), each.reason or ""
 
 
 def _document(each: Waiting) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from types import CodeType
 from typing import Any, Final, TypeVar
 
+from semel.errors import InvalidBody
 from semel.http.asgi.listener import Listener, tells_of_leaving
 
 T = TypeVar("T")
@@ -74,6 +75,6 @@ class KeptAlive:
 
 def _report(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
-    if error is not None and not tells_of_leaving(error):
+    if error is not None and not tells_of_leaving(error) and not isinstance(error, InvalidBody):  # it left midway
         what = {"message": "a handler failed after its client had disconnected", "exception": error, "task": task}
         task.get_loop().call_exception_handler(what)

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from semel.outbox.event import Event
+from semel.outbox.rules import GONE
 
 _PLAIN: Final = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 
@@ -46,11 +47,21 @@ class Unreached:
 Reply = Refused | Unreached | None
 
 
+def is_gone(reply: Reply) -> bool:
+    """Whether a webhook's endpoint has answered that it wants no more events.
+
+    >>> is_gone(Refused("the receiver answered 410 Gone")), is_gone(Refused("the receiver answered 500"))
+    (True, False)
+    """
+    return isinstance(reply, Refused) and reply.reason.startswith(GONE)
+
+
 class Sink(Protocol):
     """A broker, or whatever else takes events.
 
     It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
-    ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone.
+    ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone. ``disables`` says what the
+    relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything.
     """
 
     name: str  # as it is told to people; without a password

@@ -27,7 +27,8 @@ import httpx
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.flow import WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
-from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
+from semel.outbox.rules import DISABLED, GONE
+from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, is_gone, told
 
 VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
 SECRET_BYTES_MIN: Final = 24
@@ -82,13 +83,14 @@ def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
 
 
 class WebhookSink:
-    """Posts events to one receiver. What it refuses is tried again for three days.
+    """Posts events to one receiver. What it refuses is tried again for three days; 410 Gone disables it.
 
     Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them, or
     several while it is rotated: the receiver takes a message whose signatures hold one of its own; ``private`` lets the
     receiver be in a private network or on this machine.
     """
 
+    disables: Final = "sink"
     refused_waits: Final = WEBHOOK_WAITS
     outage_seconds_max: Final = WEBHOOK_OUTAGE_SECONDS_MAX
 
@@ -115,9 +117,19 @@ class WebhookSink:
         return self._client
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """Post them, at most 20 at once."""
+        """Post them, at most 20 at once, and no more once the receiver has answered 410."""
         client = self._opened()
-        return list(await asyncio.gather(*(self._post(client, event) for event in events)))
+        gone: list[Reply] = []
+        return list(await asyncio.gather(*(self._post_unless(client, event, gone) for event in events)))
+
+    async def _post_unless(self, client: httpx.AsyncClient, event: Event, gone: list[Reply]) -> Reply:
+        async with self._places:
+            if gone:
+                return Refused(f"{DISABLED}: it has just answered 410 Gone", for_good=True)
+            reply = await self._post(client, event)
+            if is_gone(reply):
+                gone.append(reply)
+            return reply
 
     async def _post(self, client: httpx.AsyncClient, event: Event) -> Reply:
         now = int(time.time())
@@ -133,7 +145,7 @@ class WebhookSink:
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
         try:
             post = client.stream("POST", self._url, content=event.payload, headers=sent)
-            async with self._places, asyncio.timeout(self._seconds), post as reply:
+            async with asyncio.timeout(self._seconds), post as reply:
                 await _read_some(reply)
         except AddressRefused as error:  # the receiver's fault, not the event's
             return Unreached(str(error))
@@ -182,7 +194,9 @@ def _meaning(status: int, wait_seconds: float = 0.0) -> Reply:
         return Refused(f"the receiver answered {status}, a redirect; give the address that it leads to")
     if status in _AWAY:
         return Unreached(f"the receiver answered {status}", wait_seconds=wait_seconds)
-    return Refused(f"the receiver answered {status}", status == 410, wait_seconds)
+    if status == 410:
+        return Refused(f"{GONE} and is disabled: it wants no more events", for_good=True)
+    return Refused(f"the receiver answered {status}", wait_seconds=wait_seconds)
 
 
 class _Guarded(httpx.AsyncHTTPTransport):

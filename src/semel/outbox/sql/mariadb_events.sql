@@ -133,6 +133,11 @@ SELECT :now, t.topic, t.waiting, t.parked, t.oldest FROM (
 ) AS t
 ORDER BY t.oldest IS NULL, t.oldest, t.topic LIMIT :limit;
 
+-- name: disabled
+-- The topics whose endpoint is disabled: an event of theirs is parked for that.
+SELECT DISTINCT topic FROM semel_event
+WHERE published_at IS NULL AND tries > 0 AND parked_at IS NOT NULL AND LEFT(reason, CHAR_LENGTH(:gone)) = :gone;
+
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.
 SELECT :now, COUNT(*) - COUNT(parked_at), COUNT(parked_at), MIN(CASE WHEN parked_at IS NULL THEN created_at END)

@@ -184,6 +184,11 @@ SELECT
 FROM semel_event AS e, clock WHERE e.published_at IS NULL
 GROUP BY clock.now, e.topic ORDER BY 5 NULLS LAST, e.topic LIMIT :limit::bigint;
 
+-- name: disabled
+-- The topics whose endpoint is disabled: an event of theirs is parked for that.
+SELECT DISTINCT topic FROM semel_event
+WHERE published_at IS NULL AND tries > 0 AND parked_at IS NOT NULL AND starts_with(reason, :gone::text);
+
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.
 WITH clock AS MATERIALIZED (

@@ -131,6 +131,11 @@ SELECT :now, topic, count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (
 FROM semel_event WHERE published_at IS NULL
 GROUP BY topic ORDER BY oldest IS NULL, oldest, topic LIMIT :limit;
 
+-- name: disabled
+-- The topics whose endpoint is disabled: an event of theirs is parked for that.
+SELECT DISTINCT topic FROM semel_event INDEXED BY semel_event_stuck
+WHERE published_at IS NULL AND tries > 0 AND parked_at IS NOT NULL AND substr(reason, 1, length(:gone)) = :gone;
+
 -- name: depth
 -- How many wait, how many are parked, and since when the oldest waits.
 SELECT :now, count(*) FILTER (WHERE parked_at IS NULL), count(*) FILTER (WHERE parked_at IS NOT NULL),

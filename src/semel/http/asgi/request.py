@@ -1,0 +1,46 @@
+"""A request as Semel's own endpoints read it, whichever framework has routed it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from semel.errors import InvalidBody
+
+CUT: Final = "The body is cut short; send it again."
+
+
+class AsgiRequest(NamedTuple):
+    """What a list or an upload needs of a request.
+
+    ``own`` is the framework's own request, which the application's functions are given; ``asked`` what the surface's
+    ``caller`` function reads; ``headers`` have lower-case names; ``params`` are those of the path; ``query`` is raw;
+    ``pieces`` gives the body, and raises InvalidBody where the client goes away in the middle.
+    """
+
+    own: Any
+    asked: Mapping[str, Any]
+    headers: Iterable[tuple[bytes, bytes]]
+    params: Mapping[str, Any]
+    query: bytes
+    pieces: Callable[[], AsyncIterator[bytes]]
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The query's fields; of a name that comes twice, the last."""
+        return dict(parse_qsl(self.query.decode("latin-1"), keep_blank_values=True))
+
+    def header(self, name: str) -> str | None:
+        """The first header of a name, in any case; None where there is none."""
+        wanted = name.lower().encode("latin-1")
+        return next((value.decode("latin-1") for each, value in self.headers if each == wanted), None)
+
+
+async def pieces_until(stream: AsyncIterator[bytes], gone: type[Exception]) -> AsyncIterator[bytes]:
+    """A framework's stream, whose exception for a client that went away is InvalidBody."""
+    try:
+        async for piece in stream:
+            yield piece
+    except gone:
+        raise InvalidBody(CUT) from None
