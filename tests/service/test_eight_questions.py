@@ -142,7 +142,7 @@ ANSWERS: dict[str, tuple[Check, list[dict[str, str]], str | None]] = {
     "Does the store grow too fast?": (
         lambda said: said["newRecords"] == 72 and said["newPerSecond"] > 0,
         [{}],
-        "New records over time; the last part has",
+        r"<b>72</b> new records, at most \d+ in two minutes",
     ),
     "Do records expire before clients retry?": (
         lambda said: counted(said, operation="orders.create") and len(said) == 1,
