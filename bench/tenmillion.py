@@ -301,7 +301,8 @@ def build_mariadb(
         run("ALTER TABLE semel_record ADD KEY semel_record_seq (seq), ADD KEY semel_record_operation (operation_id)")
         run("ALTER TABLE semel_record MODIFY seq BIGINT NOT NULL AUTO_INCREMENT")
         run(
-            "INSERT IGNORE INTO semel_attention (id) SELECT id FROM semel_record WHERE state IN (1, 2, 6) AND seq < :old",
+            "INSERT IGNORE INTO semel_attention (id) SELECT id FROM semel_record "
+            "WHERE state IN (1, 2, 6) AND seq < :old",
             old=first - records,
         )
         run("UPDATE semel_meta SET horizon = (SELECT max(seq) FROM semel_record)")
@@ -516,9 +517,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.tenmillion", description=__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
     for name in BUILDERS:
-        parser.add_argument(
-            f"--{name}", dest="server", action="store_const", const=name, help=f"on a {name} started here"
-        )
+        parser.add_argument(f"--{name}", dest="server", action="store_const", const=name, help="on one started here")
     parser.add_argument("--file", type=Path, help="make the SQLite store there and keep it; use it where it is there")
     parser.add_argument("--url", help="measure a store that was made before")
     options = parser.parse_args()

@@ -30,8 +30,8 @@ _UNENDED: Final = (*OPEN_STATES, State.UNKNOWN)
 class Census:
     """What two bounded reads of a store have found, at its time ``now`` in microseconds.
 
-    ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest ones; None where
-    these are all.
+    ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest
+    ones; None where these are all.
     """
 
     now: int
@@ -88,20 +88,23 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
 
     Raises StoreError.
     """
-    needing = _needing(engine, _UNENDED, limit)
     dialect = getattr(engine.store, "dialect", None)
-    if needing.next_before is not None and (dialect is None or dialect.name == "sqlite"):  # a server gives both
+    if dialect is None or dialect.name == "sqlite":  # a server gives both
         unknown, resting = _needing(engine, (State.UNKNOWN,), limit), _needing(engine, OPEN_STATES, limit)
-        half = limit // 2
-        few = unknown.records[: max(limit - len(resting.records), limit - half)]
-        needing = needing._replace(records=(*few, *resting.records[: limit - len(few)]))
+        few = unknown.records[: max(limit - len(resting.records), limit - limit // 2)]
+        needing = (*few, *resting.records[: limit - len(few)])
+        left = unknown.next_before is not None or resting.next_before is not None
+        more = left or len(needing) < len(unknown.records) + len(resting.records)
+    else:
+        page = _needing(engine, _UNENDED, limit)
+        needing, more = page.records, page.next_before is not None
     newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
     return Census(
         newest.now,
         limit,
-        tuple(map(mended, needing.records)),
+        tuple(map(mended, needing)),
         tuple(map(mended, newest.records)),
-        needing.next_before is not None,
+        more,
         newest.next_before,
     )
 

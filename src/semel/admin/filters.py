@@ -14,7 +14,7 @@ from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
 LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
-LOOKED_PIECES_MAX: Final = 10_000  # the same where each record is read and unpacked to be looked at
+LOOKED_PIECES_MAX: Final = 2_000  # the same where each record is read and unpacked to be looked at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 

@@ -34,7 +34,7 @@ class Stretch(NamedTuple):
 
     begin: int
     end: int
-    count: float
+    records: float
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ def _bars(stretches: Iterable[Stretch], now: int) -> tuple[int, ...]:
         if each.end <= begin:
             continue
         if each.end - each.begin < 1:
-            bars[min(int((each.end - begin) / width), BARS - 1)] += each.count
+            bars[min(int((each.end - begin) / width), BARS - 1)] += each.records
             continue
         for number in range(BARS):
             left, right = begin + number * width, begin + (number + 1) * width
             shared = min(right, each.end) - max(left, each.begin)
             if shared > 0:
-                bars[number] += each.count * shared / (each.end - each.begin)
+                bars[number] += each.records * shared / (each.end - each.begin)
     return tuple(round(bar) for bar in bars)
 
 
