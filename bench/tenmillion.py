@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pymysql
@@ -328,7 +328,6 @@ def build_mariadb(
         )
         run("DROP TABLE bench_open, bench_model")
         run("ANALYZE TABLE semel_record, semel_attention, semel_inbox, semel_bulk, semel_event")
-        run("SET GLOBAL innodb_buffer_pool_size = :bytes", bytes=MARIADB_POOL_BYTES)
 
 
 def connect_mariadb(url: str) -> pymysql.connections.Connection[Any]:
@@ -350,6 +349,7 @@ def build_redis(url: str, records: int, *, unknown: int = UNKNOWN, open: int = O
     made.migrate()
     with made as engine, closing(redis.Redis.from_url(url.partition("?")[0])) as server:
         models: dict[int, Record] = {}
+        keys = Keys(parse_qs(urlsplit(url).query).get("prefix", ["semel"])[0])
 
         def look(permit: Permit) -> Answer:
             """Keep the record as it is while its handler runs."""
@@ -369,11 +369,11 @@ def build_redis(url: str, records: int, *, unknown: int = UNKNOWN, open: int = O
             for begin in range(0, count, PIPELINE):
                 with server.pipeline(transaction=False) as sent:
                     for n in range(begin, min(begin + PIPELINE, count)):
-                        send(sent, models[states[n % len(states)]], n, then + n * STEP_US)
+                        send(sent, keys, models[states[n % len(states)]], n, then + n * STEP_US)
                     sent.execute()
 
 
-def send(sent: Any, model: Record, n: int, at: int) -> None:
+def send(sent: Any, keys: Keys, model: Record, n: int, at: int) -> None:
     """One record like the model, which was created then."""
     row = model._replace(
         id=secrets.token_bytes(16),
@@ -386,7 +386,7 @@ def send(sent: Any, model: Record, n: int, at: int) -> None:
         key_hash=secrets.token_bytes(32),
         lease_until=at if model.state == State.PROCESSING else model.lease_until,
     )
-    keys, id = Keys("semel"), row.id
+    id = row.id
     sent.set(keys.record(id), encode(row))
     sent.set(keys.operation(id, row.operation_id.hex().encode()), id)
     sent.zadd(keys.all(id), {id: at})
@@ -530,6 +530,9 @@ def main() -> None:
             with started({options.server}, Path(folder), {"mariadb": MARIADB_SETTINGS}) as servers:
                 url = servers.urls[options.server] + ("?persistence=none" if options.server == "redis" else "")
                 BUILDERS[options.server](url, options.records)
+                if options.server == "mariadb":
+                    with closing(connect_mariadb(url)) as db, db.cursor() as cursor:
+                        cursor.execute(f"SET GLOBAL innodb_buffer_pool_size = {MARIADB_POOL_BYTES}")
                 print(f"{options.records} records in {time.monotonic() - began:.0f} s", file=sys.stderr)
                 measure(url)
             return
