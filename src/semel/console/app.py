@@ -264,7 +264,13 @@ class Console:
         older = None
         if page.next_before is not None:
             older = urlencode({**{key: value for key, value in given.items() if value}, "before": page.next_before})
-        return {"title": "Records", "rows": rows, "given": given, "states": list(_STATES), "older": older}
+        return {
+            "title": given["state"] if given["state"] == "UNKNOWN" else "Records",
+            "rows": rows,
+            "given": given,
+            "states": list(_STATES),
+            "older": older,
+        }
 
     def _record(self, request: Request, id: str) -> dict[str, Any]:
         _, record = self._found(id)
