@@ -17,7 +17,7 @@ from tests.exporters.test_census import command, failing, paid, subject
 from tests.servers.mariadb import MARK
 
 STORES = ["memory", "sqlite", "psycopg", "valkey", pytest.param("mariadb", marks=MARK)]
-READS_MAX = 110
+READS_MAX = 70
 MINUTE_US = 60_000_000
 
 

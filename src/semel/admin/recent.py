@@ -21,11 +21,11 @@ from semel.engine.sync_engine import Engine
 HOUR_US: Final = 3_600_000_000
 LATE_SECONDS: Final = 2 * 3600  # a reaper purges hourly: what two purges have left was left because none is running
 BARS: Final = 30  # of two minutes
-SAMPLES: Final = 30
+SAMPLES: Final = 20
 SAMPLE: Final = 20  # records of each
 OLDEST: Final = 50
 PROBES_MAX: Final = 64
-REFINED: Final = 6  # bisections behind the first cursor that is older than the hour
+REFINED: Final = 4  # bisections behind the first cursor that is older than the hour
 _LOOKS: Final = 1_000  # records that a store without SQL may look at for one probe
 
 
@@ -118,7 +118,8 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
     """The oldest records; as many as are between two probes where they lie too close."""
     page = _before(engine, newer, OLDEST)
     found, low, high = page.records, 0, newer
-    step = max(newer - (page.next_before or 0), 1)
+    begin, is_far = page.next_before or newer, False
+    step = max(newer - begin, 1)
     for _ in range(PROBES_MAX):
         if page.next_before is None and page.records:
             return page.records
@@ -127,7 +128,7 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
             high = min(high, page.next_before or high)
         if high - low <= 1:
             break
-        if low == 0 and high - step > 0:  # ever larger steps, until there is nothing before
+        if is_far and high - step > low:  # ever larger steps, until there is nothing before
             probe, step = high - step, step * 4
         else:
             probe = (low + high) // 2
@@ -135,7 +136,7 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
         if page.records or page.next_before is not None:
             high = probe
         else:
-            low = probe
+            low, is_far = probe, low == 0 and high == begin  # cursors that are times begin far from 0
     return found
 
 
