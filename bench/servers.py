@@ -59,14 +59,17 @@ def missing(server: str) -> str | None:
 
 
 @contextmanager
-def started(servers: set[str], place: Path) -> Iterator[Started]:
-    """These servers for the length of a block, and their stores. ``place`` is a folder for Redis.
+def started(servers: set[str], place: Path, settings: Mapping[str, tuple[str, ...]] | None = None) -> Iterator[Started]:
+    """These servers for the length of a block, and their stores.
+
+    Parameters: ``place`` a folder for Redis; ``settings`` more settings of a server, by its name.
 
     Raises StoreServerError: one is not installed, or did not start.
     """
     urls: dict[str, str] = {}
     programs: Path | None = None
     running = []
+    more = settings or {}
     with _folder() as folder:
         try:
             if "postgresql" in servers:
@@ -75,7 +78,7 @@ def started(servers: set[str], place: Path) -> Iterator[Started]:
                 urls["postgresql"] = postgres.conninfo(running[-1])
                 urls["postgresql+asyncpg"] = urls["postgresql"].replace("postgresql:", "postgresql+asyncpg:", 1)
             if "mariadb" in servers:
-                running.append(mariadb.start(_made(folder, "mariadb"), *MARIADB_SETTINGS))
+                running.append(mariadb.start(_made(folder, "mariadb"), *MARIADB_SETTINGS, *more.get("mariadb", ())))
                 with mariadb.connect(running[-1].port) as connection:
                     connection.cursor().execute(f"CREATE DATABASE {DATABASE}")
                 urls["mariadb"] = f"mysql://root@127.0.0.1:{running[-1].port}/{DATABASE}"

@@ -1,8 +1,9 @@
 """A store of ten million records, and how long operators wait on it: ``python -m bench.tenmillion [--records N]``.
 
-SQLite in a file, or with ``--postgresql`` a server that is started for it. The rows are made by INSERTs from a query,
-modelled on records that the engine wrote, with the real schema, its indexes and random ids. Then each page of the
-console and each command that reads the store is timed.
+SQLite in a file, or with ``--postgresql``, ``--mariadb`` or ``--redis`` a server that is started for it. The rows are
+made by INSERTs from a query, modelled on records that the engine wrote, with the real schema, its indexes and random
+ids; on Redis by a pipeline of the same commands that its scripts write. Then each page of the console and each command
+that reads the store is timed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from collections.abc import Callable
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
+import pymysql
+import redis
 
 from bench.servers import started
 from semel import Answer, Bulk, Command, Engine, Permit, Policy, Scope
@@ -30,8 +34,11 @@ from semel.bulk.store import ANY_BULK
 from semel.cli.main import main as semel
 from semel.console import Console
 from semel.core.identity import uuid7_bytes, uuid_text
-from semel.core.model import Find, State
+from semel.core.model import Find, Record, State
 from semel.inbox.run import Inbox, Poison
+from semel.stores.redis.keys import Keys
+from semel.stores.redis.layout import encode
+from semel.stores.redis.rows import due_at
 
 RECORDS: Final = 10_000_000
 ROUNDS: Final = 5
@@ -39,6 +46,7 @@ STEP_US: Final = 8_640  # between two records: ten million a day
 UNKNOWN: Final = 3_000
 OPEN: Final = 1_000
 ITEMS: Final = 20_000
+ITEMS_MARIADB: Final = 2_000  # each is a transaction
 _OWN: Final = {
     "seq": ":first + n",
     "id": "randomblob(16)",
@@ -60,6 +68,21 @@ _OWN_POSTGRES: Final = {
     "key_hash": "uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())",
     "answer_digest": "uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())",
 }
+_OWN_MARIADB: Final = {
+    **{name: text for name, text in _OWN.items() if name not in ("tenant", "caller", "operation")},
+    "seq": ":first + n",
+    "id": "unhex(md5(concat(:first, '-', n)))",
+    "tenant": "concat('tenant-', n % 5)",
+    "caller": "IF(n = 7, 'rare', concat('caller-', n % 1000))",
+    "operation": "IF(n = 7, 'rare.create', concat('orders.create-', n % 20))",
+    "lease_until": "IF(t.state = 2, :then + n * :step, t.lease_until)",
+    "operation_id": "unhex(concat(lpad(hex((:then + n * :step) DIV 1000), 12, '0'), left(md5(n), 20)))",
+    "key_hash": "unhex(sha2(n, 256))",
+    "answer_digest": "unhex(sha2(n, 256))",
+}
+MARIADB_SETTINGS: Final = ("innodb-buffer-pool-size=6G", "innodb-log-file-size=4G")  # to fill it; then it is made small
+MARIADB_POOL_BYTES: Final = 256 * 2**20  # what PostgreSQL has
+PIPELINE: Final = 5_000
 _POSTGRES_INDEXES: Final = (  # made anew behind the rows, as a restore does
     "CREATE UNIQUE INDEX semel_record_seq ON semel_record (seq)",
     "CREATE INDEX semel_record_operation ON semel_record (operation_id)",
@@ -73,6 +96,8 @@ def make_models(engine: Engine, items: int) -> None:
     with suppress(TimeoutError):
         engine.run(command("lost"), away)
     engine.run(command("refused"), lambda permit: Answer(409, ((b"x-id", b"2"),), b'{"code":"SOLD_OUT"}'))
+    if not has_rows(engine):
+        return
     Bulk(engine, operation="cases.approve", effects="idempotent").run(
         [{"n": n} for n in range(items)], lambda item: None, key="monday", caller="alice"
     )
@@ -229,6 +254,165 @@ def build_postgres(url: str, records: int, *, unknown: int = UNKNOWN, items: int
         run("CHECKPOINT")
 
 
+def build_mariadb(
+    url: str, records: int, *, unknown: int = UNKNOWN, items: int = ITEMS_MARIADB, open: int = OPEN
+) -> None:
+    """The same in MariaDB, without imports; its table is ordered by id, so that most of the time goes into that."""
+    made = Engine.connect(url)
+    made.migrate()
+    with made as engine, closing(connect_mariadb(url)) as db, db.cursor() as cursor:
+
+        def run(text: str, **values: int) -> list[Any]:
+            """Run a statement, whose parameters are whole numbers."""
+            for name, value in values.items():
+                text = text.replace(f":{name}", str(value))
+            cursor.execute(text)
+            return list(cursor.fetchall())
+
+        def look(permit: Permit) -> Answer:
+            """Keep the record as it is while its handler runs."""
+            run("CREATE TABLE bench_open AS SELECT * FROM semel_record WHERE state = 2")
+            return Answer(201, (), b"")
+
+        make_models(engine, items)
+        engine.run(command("open"), look)
+        now = int(time.time() * 1_000_000)
+        columns = [row[0] for row in run("SHOW COLUMNS FROM semel_record")]
+        run(
+            "CREATE TABLE bench_model AS SELECT * FROM semel_record AS r WHERE operation = 'orders.create' "
+            "AND NOT EXISTS (SELECT 1 FROM bench_open AS o WHERE o.id = r.id)"
+        )
+        run("ALTER TABLE semel_record MODIFY seq BIGINT NOT NULL")  # the indexes come back behind the rows
+        run("ALTER TABLE semel_record DROP INDEX semel_record_seq, DROP INDEX semel_record_operation")
+        values = ", ".join(_OWN_MARIADB.get(column, f"t.{column}") for column in columns)
+        insert = f"INSERT INTO semel_record ({', '.join(columns)}) SELECT {values} FROM "
+        counted = "(SELECT seq AS n FROM seq_0_to_:last) AS s JOIN {table} AS t ON {chosen}"
+        [(first,)] = run("SELECT max(seq) + 1 FROM semel_record")
+        old = now - (records + unknown + open) * STEP_US
+        refused = f"t.state = IF(n % 32 = 31, {int(State.FAILED_REPLAYABLE)}, {int(State.SUCCEEDED)})"
+        for table, chosen, count, then in (
+            ("bench_model", "t.state = 6", unknown, old),
+            ("bench_open", "true", open, old + unknown * STEP_US),
+            ("bench_model", refused, records, now - records * STEP_US),
+        ):
+            text = insert + counted.format(table=table, chosen=chosen)
+            run(text, last=count - 1, then=then, step=STEP_US, first=first)
+            first += count
+        run("ALTER TABLE semel_record ADD KEY semel_record_seq (seq), ADD KEY semel_record_operation (operation_id)")
+        run("ALTER TABLE semel_record MODIFY seq BIGINT NOT NULL AUTO_INCREMENT")
+        run(
+            "INSERT IGNORE INTO semel_attention (id) SELECT id FROM semel_record "
+            "WHERE state IN (1, 2, 6) AND seq < :old",
+            old=first - records,
+        )
+        run("UPDATE semel_meta SET horizon = (SELECT max(seq) FROM semel_record)")
+        run(
+            "INSERT INTO semel_inbox (consumer, message_id, handled_at, tries, forget_after) "
+            "SELECT 'billing', concat('message-', seq), :now, 0, :now + 604800000000 FROM seq_1_to_:count",
+            count=records // 10,
+            now=now,
+        )
+        run(
+            "INSERT INTO semel_bulk SELECT unhex(md5(seq)), total, done, succeeded, failed, retryable, "
+            "unknown, created_at - seq, touched_at - seq FROM semel_bulk, seq_1_to_:count",
+            count=records // 1000,
+        )
+        run(
+            "INSERT INTO semel_event (id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, "
+            "created_at, published_at, tries, parked_at, reason) SELECT uuid(), 'order', concat('order-', seq), "
+            "'placed', '{}', 'orders.placed', '{}', 'tenant-1', seq % 32, :now - seq, "
+            "IF(seq % 50 > 0, :now, NULL), IF(seq % 5000 = 0, 5, 0), "
+            "IF(seq % 5000 = 0, :now, NULL), IF(seq % 5000 = 0, 'refused', NULL) FROM seq_1_to_:count",
+            count=records // 10,
+            now=now,
+        )
+        run("DROP TABLE bench_open, bench_model")
+        run("ANALYZE TABLE semel_record, semel_attention, semel_inbox, semel_bulk, semel_event")
+
+
+def connect_mariadb(url: str) -> pymysql.connections.Connection[Any]:
+    """A connection of the bench's own."""
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname,
+        port=parts.port or 3306,
+        user=parts.username,
+        password=parts.password or "",
+        database=parts.path.strip("/"),
+        autocommit=True,
+    )
+
+
+def build_redis(url: str, records: int, *, unknown: int = UNKNOWN, open: int = OPEN) -> None:
+    """The same in Redis: records alone, since it has nothing else; each by the commands that the scripts send."""
+    made = Engine.connect(url)
+    made.migrate()
+    with made as engine, closing(redis.Redis.from_url(url.partition("?")[0])) as server:
+        models: dict[int, Record] = {}
+        keys = Keys(parse_qs(urlsplit(url).query).get("prefix", ["semel"])[0])
+
+        def look(permit: Permit) -> Answer:
+            """Keep the record as it is while its handler runs."""
+            models.update({each.state: each for each in found(engine)})
+            return Answer(201, (), b"")
+
+        make_models(engine, 0)
+        engine.run(command("open"), look)
+        now = int(time.time() * 1_000_000)
+        models = {state: read(engine, each.id) if state != State.PROCESSING else each for state, each in models.items()}
+        old = now - (records + unknown + open) * STEP_US
+        for states, count, then in (
+            ((State.UNKNOWN,), unknown, old),
+            ((State.PROCESSING,), open, old + unknown * STEP_US),
+            ((*(State.SUCCEEDED,) * 31, State.FAILED_REPLAYABLE), records, now - records * STEP_US),
+        ):
+            for begin in range(0, count, PIPELINE):
+                with server.pipeline(transaction=False) as sent:
+                    for n in range(begin, min(begin + PIPELINE, count)):
+                        send(sent, keys, models[states[n % len(states)]], n, then + n * STEP_US)
+                    sent.execute()
+
+
+def send(sent: Any, keys: Keys, model: Record, n: int, at: int) -> None:
+    """One record like the model, which was created then."""
+    row = model._replace(
+        id=secrets.token_bytes(16),
+        operation_id=uuid7_bytes(at // 1000, secrets.token_bytes(10)),
+        created_at=at,
+        first_started_at=at,
+        tenant=f"tenant-{n % 5}",
+        caller="rare" if n == 7 else f"caller-{n % 1000}",
+        operation="rare.create" if n == 7 else f"orders.create-{n % 20}",
+        key_hash=secrets.token_bytes(32),
+        lease_until=at if model.state == State.PROCESSING else model.lease_until,
+    )
+    id = row.id
+    sent.set(keys.record(id), encode(row))
+    sent.set(keys.operation(id, row.operation_id.hex().encode()), id)
+    sent.zadd(keys.all(id), {id: at})
+    if row.state in (State.PROCESSING, State.UNKNOWN):
+        sent.zadd(keys.open(id), {id: at})
+    if (due := due_at(row)) is not None:
+        sent.zadd(keys.due(id), {id: due})
+
+
+def found(engine: Engine) -> tuple[Record, ...]:
+    """The newest records."""
+    return engine.perform("find", lambda: engine.store.find(Find())).records
+
+
+def read(engine: Engine, id: bytes) -> Record:
+    """The whole record."""
+    [record] = engine.perform("read", lambda: engine.store.read([id]))
+    assert record is not None
+    return record
+
+
+def has_rows(engine: Engine) -> bool:
+    """Whether it is a SQL database, which has bulks, imports, messages and events."""
+    return hasattr(engine.store, "dialect")
+
+
 def command(key: str) -> Command:
     return Command(Scope("tenant-1", "caller-1", "orders.create"), key, bytes(32), "v1", Policy())
 
@@ -274,17 +458,23 @@ def pages_of(engine: Engine) -> list[str]:
     """The console's pages over what was built."""
     newest = engine.perform("find", lambda: engine.store.find(Find(operation="orders.create-7", limit=1)))
     lost = engine.perform("find", lambda: engine.store.find(Find(states=(State.UNKNOWN,), limit=1)))
-    [bulk] = newest_bulks(engine, ANY_BULK, 1)
     record, unknown = (uuid_text(each.records[0].operation_id) for each in (newest, lost))
-    return [
+    pages = [
         *("/", "/records", "/records?state=UNKNOWN", "/records?state=SUCCEEDED", "/records?lapsed=1"),
         *("/records?operation=orders.create-7", "/records?caller=caller-7", "/records?before=5000"),
         *("/records?caller=rare", "/records?operation=rare.create&state=UNKNOWN", "/records?state=FAILED_REPLAYABLE"),
         *(f"/records/{record}", f"/settle?id={unknown}", "/settle?doubt=error:TimeoutError"),
+        *("/policies", "/doctor"),
+    ]
+    if not has_rows(engine):
+        return pages
+    [bulk] = newest_bulks(engine, ANY_BULK, 1)
+    return [
+        *pages,
         *("/bulks", f"/bulks/{uuid_text(bulk.id)}", f"/bulks/{uuid_text(bulk.id)}?state=FAILED"),
         *("/imports", "/imports?supplier=S1", "/imports?state=FAILED"),
         *("/messages", "/messages?parked=1", "/messages?consumer=nothing"),
-        *("/events", "/events?parked=1", "/policies", "/doctor"),
+        *("/events", "/events?parked=1"),
     ]
 
 
@@ -294,8 +484,9 @@ def commands_of(engine: Engine) -> list[list[str]]:
     record = uuid_text(newest.records[0].operation_id)
     return [
         *(["census"], ["top", "--by", "operation"], ["top", "--by", "caller"], ["top", "--by", "doubt"]),
-        *(["list"], ["list", "--state", "unknown"], ["list", "--caller", "rare"], ["explain", record], ["bulk"]),
-        *(["messages"], ["events"], ["events", "--by-topic"], ["metrics", "gauges"]),
+        *(["list"], ["list", "--state", "unknown"], ["list", "--caller", "rare"], ["explain", record]),
+        ["metrics", "gauges"],
+        *([["bulk"], ["messages"], ["events"], ["events", "--by-topic"]] if has_rows(engine) else []),
     ]
 
 
@@ -314,11 +505,19 @@ def measure(url: str, rounds: int = ROUNDS) -> None:
         print(f"semel {' '.join(words):44} {first:9.1f} {then:9.1f}", flush=True)
 
 
+BUILDERS: Final[dict[str, Callable[[str, int], None]]] = {
+    "postgresql": build_postgres,
+    "mariadb": build_mariadb,
+    "redis": build_redis,
+}
+
+
 def main() -> None:
     """Build, measure, forget."""
     parser = argparse.ArgumentParser(prog="python -m bench.tenmillion", description=__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--postgresql", action="store_true", help="on a PostgreSQL that is started for it")
+    for name in BUILDERS:
+        parser.add_argument(f"--{name}", dest="server", action="store_const", const=name, help="on one started here")
     parser.add_argument("--file", type=Path, help="make the SQLite store there and keep it; use it where it is there")
     parser.add_argument("--url", help="measure a store that was made before")
     options = parser.parse_args()
@@ -327,11 +526,15 @@ def main() -> None:
         return
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        if options.postgresql:
-            with started({"postgresql"}, Path(folder)) as servers:
-                build_postgres(servers.urls["postgresql"], options.records)
+        if options.server:
+            with started({options.server}, Path(folder), {"mariadb": MARIADB_SETTINGS}) as servers:
+                url = servers.urls[options.server] + ("?persistence=none" if options.server == "redis" else "")
+                BUILDERS[options.server](url, options.records)
+                if options.server == "mariadb":
+                    with closing(connect_mariadb(url)) as db, db.cursor() as cursor:
+                        cursor.execute(f"SET GLOBAL innodb_buffer_pool_size = {MARIADB_POOL_BYTES}")
                 print(f"{options.records} records in {time.monotonic() - began:.0f} s", file=sys.stderr)
-                measure(servers.urls["postgresql"])
+                measure(url)
             return
         path = options.file or Path(folder) / "semel.db"
         if not path.exists():

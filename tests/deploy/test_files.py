@@ -6,16 +6,18 @@ import configparser
 import json
 import re
 import shlex
-import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from semel.cli.main import grammar
 from semel.workers.health import ANSWER_SECONDS, LIVE, READY
+from tests.servers.needed import needs, program
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
@@ -51,18 +53,17 @@ def test_a_unit_is_one_that_systemd_reads(file: Path) -> None:
     assert service["Restart"] == "always"
 
 
+@needs("systemd")
 @pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
 def test_systemd_itself_finds_nothing_wrong(file: Path, tmp_path: Path) -> None:
-    """Where systemd is installed; elsewhere its own rules are those of the test above."""
-    program = shutil.which("systemd-analyze")
     text = file.read_text("utf-8")
-    for command in re.findall(r"/opt/shop/venv/bin/\w+", text):
-        text = text.replace(command, "/bin/true")
+    for path in re.findall(r"/opt/shop/venv/bin/\w+", text):
+        text = text.replace(path, "/bin/true")
     unit = tmp_path / file.name
     unit.write_text(text.replace("User=semel", "User=root").replace("User=shop", "User=root"))
-    if program is not None:
-        done = subprocess.run([program, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
-        assert file.name not in done.stderr, done.stderr
+    command = [str(program("systemd")), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert file.name not in done.stderr, done.stderr
 
 
 def test_the_image_runs_its_process_directly_and_as_no_superuser() -> None:
@@ -72,6 +73,24 @@ def test_the_image_runs_its_process_directly_and_as_no_superuser() -> None:
     assert set(words) <= {"FROM", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
     assert words.index("USER") < words.index("CMD")
     assert json.loads(lines[-1].removeprefix("CMD "))[0] == "uvicorn"
+
+
+def test_the_linter_of_dockerfiles_finds_nothing() -> None:
+    linter = Path(sysconfig.get_path("scripts")) / "hadolint"
+    done = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["metadata"]["name"])
+def test_a_manifest_is_one_of_the_apis_schema(document: dict[str, Any]) -> None:
+    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    misspelled = {**document, "spec": {**document["spec"], "templat": {}}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(misspelled, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_every_file_is_tried_here() -> None:
+    assert {file.name for file in DEPLOY.iterdir()} == {*(file.name for file in UNITS), "Dockerfile", "kubernetes.yaml"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["metadata"]["name"])

@@ -32,6 +32,7 @@ PROGRAMS: Final[Mapping[str, tuple[str, ...]]] = {
     "pubsub-emulator": ("/usr/lib/google-cloud-sdk/platform/pubsub-emulator/bin/cloud-pubsub-emulator",),
     "rabbitmq": ("/usr/lib/rabbitmq/bin/rabbitmq-server",),
     "redis": ("redis-server",),
+    "systemd": ("systemd-analyze",),
 }
 """The programs of each server, one of which is enough. Its environment variable is ``SEMEL_TEST_<NAME>``."""
 

@@ -30,7 +30,8 @@ _UNENDED: Final = (*OPEN_STATES, State.UNKNOWN)
 class Census:
     """What two bounded reads of a store have found, at its time ``now`` in microseconds.
 
-    ``more``: more records need attention than were read. ``more_new``: there are older records than those read.
+    ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest
+    ones; None where these are all.
     """
 
     now: int
@@ -38,7 +39,12 @@ class Census:
     attention: tuple[Record, ...]
     newest: tuple[Record, ...]
     more: bool
-    more_new: bool
+    older: int | None
+
+    @property
+    def more_new(self) -> bool:
+        """Whether there are older records than those read."""
+        return self.older is not None
 
     @cached_property
     def unended(self) -> tuple[Record, ...]:
@@ -46,22 +52,22 @@ class Census:
         found = {record.id: record for record in (*self.newest, *self.attention) if record.state in _UNENDED}
         return tuple(sorted(found.values(), key=lambda record: record.created_at))
 
-    @property
+    @cached_property
     def open(self) -> tuple[Record, ...]:
         """Open records, the oldest first."""
         return tuple(record for record in self.unended if record.state in OPEN_STATES)
 
-    @property
+    @cached_property
     def lapsed(self) -> tuple[Record, ...]:
         """Open records whose lease is over: nobody runs them."""
         return tuple(record for record in self.open if has_lapsed(record, self.now))
 
-    @property
+    @cached_property
     def unknown(self) -> tuple[Record, ...]:
         """Records whose outcome is UNKNOWN, the oldest first."""
         return tuple(record for record in self.unended if record.state == State.UNKNOWN)
 
-    @property
+    @cached_property
     def new_seconds(self) -> float | None:
         """How long ago the oldest of the newest records was made; None where there is none."""
         return self.age_seconds(min(self.newest, key=_created)) if self.newest else None
@@ -82,21 +88,24 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
 
     Raises StoreError.
     """
-    needing = _needing(engine, _UNENDED, limit)
     dialect = getattr(engine.store, "dialect", None)
-    if needing.next_before is not None and (dialect is None or dialect.name == "sqlite"):  # a server gives both
+    if dialect is None or dialect.name == "sqlite":  # a server gives both
         unknown, resting = _needing(engine, (State.UNKNOWN,), limit), _needing(engine, OPEN_STATES, limit)
-        half = limit // 2
-        few = unknown.records[: max(limit - len(resting.records), limit - half)]
-        needing = needing._replace(records=(*few, *resting.records[: limit - len(few)]))
+        few = unknown.records[: max(limit - len(resting.records), limit - limit // 2)]
+        needing = (*few, *resting.records[: limit - len(few)])
+        left = unknown.next_before is not None or resting.next_before is not None
+        more = left or len(needing) < len(unknown.records) + len(resting.records)
+    else:
+        page = _needing(engine, _UNENDED, limit)
+        needing, more = page.records, page.next_before is not None
     newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
     return Census(
         newest.now,
         limit,
-        tuple(map(mended, needing.records)),
+        tuple(map(mended, needing)),
         tuple(map(mended, newest.records)),
-        needing.next_before is not None,
-        newest.next_before is not None,
+        more,
+        newest.next_before,
     )
 
 

@@ -14,7 +14,8 @@ from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
 LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
-LOOKED_PIECES_MAX: Final = 10_000  # the same where each record is read and unpacked to be looked at
+LOOKED_MARIADB_MAX: Final = 10_000  # its table lies in the order of the ids: each is a look-up of its own
+LOOKED_PIECES_MAX: Final = 2_000  # the same where each record is read and unpacked to be looked at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 
@@ -76,6 +77,6 @@ def bounded_page(engine: Engine, query: Find) -> Found:
     top = query.before
     if top is None:
         top = engine.perform("find", lambda: engine.store.find(Find(limit=1))).next_before or 0
-    after = max(0, top - LOOKED_MAX)
+    after = max(0, top - min(LOOKED_MAX, LOOKED_MARIADB_MAX if dialect.name == "mariadb" else LOOKED_MAX))
     found = next(pages(engine, query._replace(after=after), query.limit))
     return found if found.next_before is not None or after == 0 else found._replace(next_before=after + 1)

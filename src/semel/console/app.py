@@ -29,6 +29,7 @@ from semel.admin.explain import tell
 from semel.admin.filters import bounded_page
 from semel.admin.find import by_whole_id
 from semel.admin.receivers import receivers_behind
+from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import begun_steps
 from semel.bulk.rules import ItemState, is_bulk
@@ -74,7 +75,6 @@ PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
 FORM_BYTES_MAX: Final = 1024 * 1024  # a body of ANSWER_BYTES_MAX, as a form writes it
 FORM_FIELDS_MAX: Final = 100 + STEPS_MAX  # one for each step, 50 records, and the form's own
-BARS: Final = 24
 LIVE_SECONDS: Final = 3
 CODED_ITEMS_MAX: Final = 100_000
 POLICY_RECORDS: Final = 500
@@ -215,6 +215,7 @@ class Console:
         events = None
         if hasattr(self._engine.store, "dialect"):
             events = self._engine.perform("events", Events(dialect_of(self._engine.store, "events")).depth)
+        lag = purge_lag(self._engine, seen)
         return {
             "title": "Overview",
             "census": census_document(seen),
@@ -224,7 +225,9 @@ class Console:
             "events": events,
             "oldest_open": span_text(seen.now - seen.open[0].created_at) if seen.open else None,
             "oldest": span_text(events.oldest_us) if events is not None and events.waiting else None,
-            "bars": _bars([record.created_at for record in seen.newest]),
+            "hour": last_hour(self._engine, seen),
+            "lag": lag,
+            "lag_is_late": lag.seconds > LATE_SECONDS,
             "refresh": 10 if request.query_params.get("refresh") else None,
         }
 
@@ -261,7 +264,13 @@ class Console:
         older = None
         if page.next_before is not None:
             older = urlencode({**{key: value for key, value in given.items() if value}, "before": page.next_before})
-        return {"title": "Records", "rows": rows, "given": given, "states": list(_STATES), "older": older}
+        return {
+            "title": given["state"] if given["state"] == "UNKNOWN" else "Records",
+            "rows": rows,
+            "given": given,
+            "states": list(_STATES),
+            "older": older,
+        }
 
     def _record(self, request: Request, id: str) -> dict[str, Any]:
         _, record = self._found(id)
@@ -610,17 +619,6 @@ def _live(request: Request, is_running: bool) -> dict[str, Any]:
 
 def _may_be_settled(record: Record, now: int) -> bool:
     return record.state == State.UNKNOWN or has_lapsed(record, now) or is_unknown_by_lapse(record)
-
-
-def _bars(times: list[int]) -> list[int]:
-    """How many of the newest records came in each of equal spans, the oldest first."""
-    if not times:
-        return []
-    first, span = min(times), max(max(times) - min(times), 1)
-    bars = [0] * BARS
-    for each in times:
-        bars[min((each - first) * BARS // span, BARS - 1)] += 1
-    return bars
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from semel.admin.census import (
     read_document,
     what_was_read,
 )
+from semel.admin.recent import last_hour, purge_lag, recent_document, recent_lines
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
 from semel.cli.open_store import opened
@@ -30,8 +31,11 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "census",
         "what is open, lapsed, UNKNOWN and new, from a bounded number of rows",
-        "semel census\nsemel census --read 2000 --json\nsemel census --url postgresql://semel@db/shop",
+        "semel census\nsemel census --hour\nsemel census --read 2000 --json\nsemel census --url postgresql://semel@db/shop",
         f"{_BOUNDED} On a store of any size it takes as long.",
+    )
+    census.add_argument(
+        "--hour", action="store_true", help="also how many records the last hour brought, and how late the purge is"
     )
     _add_read(census)
     census.set_defaults(run=run_census)
@@ -63,8 +67,9 @@ def run_census(options: argparse.Namespace, out: Output) -> int:
     """One look."""
     with opened(options) as engine:
         seen = read_census(engine, options.read)
-    out.document(census_document(seen))
-    out.say(*census_lines(seen))
+        recent = (last_hour(engine, seen), purge_lag(engine, seen)) if options.hour else None
+    out.document({**census_document(seen), **(recent_document(*recent) if recent else {})})
+    out.say(*census_lines(seen), *(recent_lines(*recent) if recent else ()))
     doubts = groups(seen, "doubt")
     if doubts:
         out.say("")

@@ -51,7 +51,7 @@ SCHEMA_VERSION: Final = len(MIGRATIONS)
 # No process needs them, so that they raise no version and keep no older process away.
 ADDITIONS: Final = {"turns": "has_turns", "waiting_messages": "has_waiting_messages"}
 _WANTED: Final = frozenset({State.UNKNOWN})
-NEEDING_LOOKED_MAX: Final = 5_000  # of the records that need attention, so many are looked at for a census
+NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -155,7 +155,7 @@ class MariadbStore:
             "limit": query.limit + 1,
         }
         if query.is_census:
-            named["look"] = max(NEEDING_LOOKED_MAX, 2 * query.limit)
+            named["look"] = NEEDING_LOOKED * query.limit
         else:
             named |= {"before": query.before, **({} if small else {"after": query.after})}
             named |= {

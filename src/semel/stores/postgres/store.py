@@ -66,7 +66,7 @@ ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas", "waiting_messa
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _WANTED: Final = frozenset({State.UNKNOWN})
-NEEDING_LOOKED_MAX: Final = 5_000  # of the records that need attention, so many are looked at for a census
+NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
 
 def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
@@ -175,7 +175,7 @@ class PostgresStore:
             "limit": query.limit + 1,
         }
         if query.is_census:
-            named["look"] = max(NEEDING_LOOKED_MAX, 2 * query.limit)
+            named["look"] = NEEDING_LOOKED * query.limit
         else:
             named |= {"before": query.before, **({} if small else {"after": query.after})}
             named |= {

@@ -45,10 +45,12 @@ class Pages:
         cursor = query.before
         each = max(4, 2 * query.limit // TAGS + 2)
         looked = 0
+        narrows = any((query.states, query.tenant, query.caller, query.operation, query.lapsed))
+        chunk = ROWS_CHUNK if narrows else min(ROWS_CHUNK, query.limit + 1)  # no more than the page has
         while len(page) <= query.limit:
             placed, following = yield from self._newest(b"open" if few else b"all", cursor, each)
-            for begin in range(0, len(placed), ROWS_CHUNK):
-                piece = placed[begin : begin + ROWS_CHUNK]
+            for begin in range(0, len(placed), chunk):
+                piece = placed[begin : begin + chunk]
                 rows = yield from self._rows.read_small([id for _, id in piece])
                 page += [
                     (at, row) for (at, _), row in zip(piece, rows, strict=True) if row and matches(row, query, now)
