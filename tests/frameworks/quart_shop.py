@@ -1,6 +1,6 @@
-"""A Quart shop whose worker dies where a file says so: ``hypercorn tests.frameworks.quart_shop:app``.
+"""A Quart shop with views whose clients go away: ``hypercorn tests.frameworks.quart_shop:app``.
 
-``SHOP_FOLDER`` names the folder of its SQLite file, in which a file ``to-die`` lets the worker die once.
+``SHOP_FOLDER`` names the folder of its SQLite file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from quart import Quart, request
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from semel import AsyncEngine
 from semel.integrations.quart import Semel
@@ -30,25 +28,6 @@ semel = Semel(
     AsyncEngine.connect(f"sqlite:///{FOLDER}/shop.db"),
     caller=lambda: request.headers["authorization"],
 )
-
-
-def die_once() -> None:
-    """As kill -9, where the file says so."""
-    if (FOLDER / "to-die").exists():
-        (FOLDER / "to-die").unlink()
-        os._exit(9)
-
-
-@app.post("/atomic")
-@semel.command("shop.atomic", effects="atomic")
-async def atomic(session: Session = semel.atomic_session) -> Any:
-    """Write a row; die before the commit."""
-    data = await request.get_json()
-    session.execute(text("INSERT INTO effect VALUES (:what)"), {"what": data["what"]})
-    session.flush()
-    if data.get("do") == "kill":
-        die_once()
-    return data, 201
 
 
 @app.post("/slow")
@@ -86,25 +65,20 @@ async def effects() -> list[str]:
         return [what for (what,) in db.execute("SELECT what FROM effect")]
 
 
-class DiesAfter:
-    """A layer outside of everything, which sees the answer leave: that is behind the commit."""
+class SeesClientsGo:
+    """A layer outside of everything, which sees a client leave."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def leaving(message: Any) -> None:
-            if message["type"] == "http.response.start" and scope["query_string"] == b"die=after":
-                die_once()
-            await send(message)
-
         async def receiving() -> Any:
             message = await receive()
             if message["type"] == "http.disconnect":
                 (FOLDER / "gone").touch()
             return message
 
-        await self.inner(scope, receiving, leaving)
+        await self.inner(scope, receiving, send)
 
 
-app.asgi_app = DiesAfter(app.asgi_app)  # type: ignore[method-assign]
+app.asgi_app = SeesClientsGo(app.asgi_app)  # type: ignore[method-assign]
