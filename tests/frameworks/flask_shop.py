@@ -1,16 +1,10 @@
-"""A Flask shop of many small views, which do what their body asks for: ``{"what": ..., "do": ...}``.
-
-``python -m gunicorn 'tests.frameworks.flask_shop:served()'`` serves it; ``SHOP_FOLDER`` names the folder of its SQLite
-file, in which a file ``to-die`` lets a worker die once.
-"""
+"""A Flask shop of many small views, which do what their body asks for: ``{"what": ..., "do": ...}``."""
 
 from __future__ import annotations
 
 import functools
 import io
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Flask, Response, abort, g, jsonify, redirect, request, send_file
@@ -77,15 +71,6 @@ def asked(name: str) -> str:
     return str(found.get(name, ""))
 
 
-def die_once() -> None:
-    """End the process where a test has asked for it."""
-    try:
-        Path(os.environ["SHOP_FOLDER"], "to-die").unlink()
-    except (KeyError, FileNotFoundError):
-        return
-    os._exit(9)
-
-
 def made(what: str | None = None) -> Any:
     """Write one effect, then end as the body says."""
     do = asked("do")
@@ -108,8 +93,6 @@ def made(what: str | None = None) -> Any:
     if do == "elsewhere":
         db.session.add(Elsewhere())
         db.session.commit()
-    if do == "kill":
-        die_once()
     if do == "abort away":
         abort(redirect("/effects", 303))
     if do == "abort made":
@@ -366,17 +349,3 @@ def make_app(uri: str, engine: Engine, other: str = "sqlite://") -> Flask:
         db.create_all()
     semel.init_app(app, engine)
     return app
-
-
-def served() -> Callable[..., Any]:
-    """What gunicorn serves."""
-    file = Path(os.environ["SHOP_FOLDER"], "shop.db")
-    app = make_app(f"sqlite:///{file}", Engine.connect(f"sqlite:///{file}"))
-
-    def outer(environ: dict[str, Any], start_response: Any) -> Any:
-        pieces = app(environ, start_response)
-        if environ.get("QUERY_STRING") == "die=after":
-            die_once()
-        return pieces
-
-    return outer

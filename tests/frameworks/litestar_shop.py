@@ -13,9 +13,8 @@ from typing import Any
 
 from litestar import Litestar, Request, get, post
 from litestar.exceptions import NotAuthorizedException
-from litestar.params import JSONBody
 
-from semel import AsyncEngine, Permit
+from semel import AsyncEngine
 from semel.http.caller import Caller
 from semel.integrations.litestar import Semel
 from tests.frameworks.listed import imports_on, list_on
@@ -36,16 +35,6 @@ def die_once() -> None:
     if (FOLDER / "to-die").exists():
         (FOLDER / "to-die").unlink()
         os._exit(9)
-
-
-@post("/atomic")
-@semel.command("shop.atomic", effects="atomic")
-async def atomic(data: JSONBody[dict[str, str]], permit: Permit = semel.permit) -> dict[str, str]:
-    """Write a row; die before the commit."""
-    permit.connection.execute("INSERT INTO effect VALUES (?)", (data["what"],))
-    if data.get("do") == "kill":
-        die_once()
-    return data
 
 
 async def leave(message: Any, scope: Any) -> None:
@@ -88,7 +77,7 @@ def may(request: Request[Any, Any, Any], supplier: str) -> bool:
 
 cases = semel.bulk(*list_on(semel.engine, die_once))
 shop = Litestar(
-    [atomic, effects, post("/cases/{store:str}", guards=[let_in])(cases.answer)],
+    [effects, post("/cases/{store:str}", guards=[let_in])(cases.answer)],
     plugins=[semel],
 )
 semel.imports(

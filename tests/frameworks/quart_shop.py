@@ -1,4 +1,4 @@
-"""A Quart shop whose worker dies where a file says so: ``hypercorn tests.frameworks.quart_shop:app``.
+"""A Quart shop whose clients go away and whose worker dies: ``hypercorn tests.frameworks.quart_shop:app``.
 
 ``SHOP_FOLDER`` names the folder of its SQLite file, in which a file ``to-die`` lets the worker die once.
 """
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from quart import Quart, abort, request
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from semel import AsyncEngine
 from semel.integrations.quart import Semel
@@ -38,18 +36,6 @@ def die_once() -> None:
     if (FOLDER / "to-die").exists():
         (FOLDER / "to-die").unlink()
         os._exit(9)
-
-
-@app.post("/atomic")
-@semel.command("shop.atomic", effects="atomic")
-async def atomic(session: Session = semel.atomic_session) -> Any:
-    """Write a row; die before the commit."""
-    data = await request.get_json()
-    session.execute(text("INSERT INTO effect VALUES (:what)"), {"what": data["what"]})
-    session.flush()
-    if data.get("do") == "kill":
-        die_once()
-    return data, 201
 
 
 @app.post("/slow")
@@ -105,8 +91,8 @@ semel.imports(
 )
 
 
-class DiesAfter:
-    """A layer outside of everything, which sees the answer leave: that is behind the commit."""
+class Outermost:
+    """A layer outside of everything: it sees a client leave, and may die when an answer leaves, behind the commit."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -126,4 +112,4 @@ class DiesAfter:
         await self.inner(scope, receiving, leaving)
 
 
-app.asgi_app = DiesAfter(app.asgi_app)  # type: ignore[method-assign]
+app.asgi_app = Outermost(app.asgi_app)  # type: ignore[method-assign]

@@ -85,35 +85,6 @@ def test_duplicates_at_two_servers_have_one_effect_and_one_answer(servers: dict[
     assert servers["gunicorn"].effects().count(what) == 1
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", ["gunicorn", "uvicorn"])
-def test_the_contract_over_a_real_server(servers: dict[str, Served], name: str, path: str) -> None:
-    served, key, what = servers[name], str(uuid.uuid4()), uuid.uuid4().hex[:12]
-    assert served.ask(path, {"what": what}).json["code"] == "MISSING_IDEMPOTENCY_KEY"
-    assert served.ask(path, {"what": what}, key=key, caller="").status in (401, 403)  # CSRF, or nobody
-    first, second = (served.ask(path, {"what": what}, key=key) for _ in range(2))
-    assert (first.status, second.replayed, second.body) == (201, True, first.body)
-    assert served.ask(path, {"what": "other"}, key=key).status == 422
-    assert served.ask(f"{path}?a=1", {"what": what}, key=key).status == 422
-    found = served.ask(f"/operations/?key={key}", method="GET").json
-    assert found["state"] == "SUCCEEDED"
-    assert served.ask(f"/operations/{found['operationId']}", method="GET").json["state"] == "SUCCEEDED"
-    assert served.ask(f"/operations/{found['operationId']}", method="GET", caller="bob").status == 404
-    assert served.effects().count(what) == 1
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_around_the_commit_leaves_all_or_nothing(servers: dict[str, Served], when: str) -> None:
-    served, key, what = servers["gunicorn"], str(uuid.uuid4()), uuid.uuid4().hex[:12]
-    (served.folder / "to-die").touch()
-    body = {"what": what, "do": f"kill {when}"}
-    assert served.ask("/atomic", body, key=key).status == 0
-    assert not (served.folder / "to-die").exists()
-    answer = served.until_final("/atomic", body, key)
-    assert (answer.status, answer.replayed) == (201, when == "after")
-    assert served.effects().count(what) == 1
-
-
 def test_an_async_view_whose_client_has_gone_runs_to_its_end(servers: dict[str, Served]) -> None:
     served, key, what = servers["uvicorn"], str(uuid.uuid4()), uuid.uuid4().hex[:12]
     gate = served.folder / "gate"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import io
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from semel.http.exchange import AnswerTooLarge, IncompleteAnswer
 from semel.http.wsgi.route import RouteCall
 from semel.integrations.flask import Semel
 from tests.frameworks import flask_shop
-from tests.frameworks.served import GUNICORN, Served, serving
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres
 
@@ -127,16 +124,6 @@ def test_a_key_is_required_unless_it_is_optional(shop: Shop) -> None:
     assert shop.effects() == ["u"]
 
 
-def test_two_callers_never_meet(shop: Shop) -> None:
-    answers = {who: shop.ask("/atomic", {"do": "cookie"}, caller=who) for who in ("alice", "bob")}
-    assert [each.headers.get("Idempotency-Replayed") for each in answers.values()] == [None, None]
-    again = shop.ask("/atomic", {"do": "cookie"}, caller="alice")
-    assert again.data == answers["alice"].data
-    assert "secret alice" in answers["alice"].headers["Set-Cookie"]
-    assert "Set-Cookie" not in again.headers
-    assert len(shop.effects()) == 2
-
-
 @pytest.mark.parametrize("path", ["/atomic", "/external"])
 def test_what_refuses_before_the_view_leaves_no_record(shop: Shop, path: str) -> None:
     assert shop.ask(path, {"what": "a"}, caller=None).status_code == 401
@@ -145,30 +132,6 @@ def test_what_refuses_before_the_view_leaves_no_record(shop: Shop, path: str) ->
     assert shop.state() is None
     assert shop.ask(path, {"what": "c"}).status_code == 201
     assert shop.effects() == ["c"]
-
-
-def test_only_one_of_many_at_once_runs(shop: Shop) -> None:
-    for path in ("/atomic", "/external"):
-        shop.key = uuid.uuid4().hex
-        barrier = threading.Barrier(8)
-
-        def ask(path: str = path, barrier: threading.Barrier = barrier) -> Any:
-            barrier.wait(20)
-            return shop.ask(path, {"what": path})
-
-        with ThreadPoolExecutor(8) as pool:
-            answers = [each.result() for each in [pool.submit(ask) for _ in range(8)]]
-        assert {each.status_code for each in answers} <= {201, 409}
-        assert shop.effects().count(path) == 1
-        assert shop.ask(path, {"what": path}).status_code == 201
-
-
-def test_the_status_is_for_its_caller_alone(shop: Shop) -> None:
-    link = shop.ask("/external").headers["Link"].partition(">")[0].strip("<")
-    assert shop.ask(link, method="GET", key=None).status_code == 200
-    assert shop.ask(link, method="GET", key=None, caller="bob").status_code == 404
-    assert shop.ask(link, method="GET", key=None, caller=None).status_code == 401
-    assert b"MISSING_IDEMPOTENCY_KEY" in shop.ask("/operations/problems", method="GET", caller=None).data
 
 
 # --- how views end ----------------------------------------------------------------------------------------
@@ -338,11 +301,6 @@ def test_no_spelling_runs_a_view_twice(shop: Shop) -> None:
         assert shop.ask(path, {"what": "s"}, method=method).status_code == 201
     shop.ask("//external", {"what": "s"})
     assert shop.effects() == ["s"]
-
-
-def test_a_key_may_come_from_the_path(shop: Shop) -> None:
-    assert [shop.ask(f"/numbered/{n}", key=None).status_code for n in (7, 7, 8)] == [201] * 3
-    assert shop.effects() == ["number 7", "number 8"]
 
 
 def test_a_form_with_a_file_is_read_before_and_after_the_claim(shop: Shop) -> None:
@@ -813,33 +771,3 @@ def test_semel_check_finds_the_operations(shop: Shop) -> None:
 
 def answer_to(operation: CheckedOperation, question: str) -> CheckAnswer:
     return next(each for each in answers(operation) if each.question == question)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("flask")
-    end(sqlite_shop(folder))  # it has its tables before two workers look for them
-    with serving(folder, *GUNICORN, "tests.frameworks.flask_shop:served()") as served:
-        yield served
-
-
-@pytest.mark.parametrize("path", COMMANDS)
-def test_duplicates_at_two_workers_have_one_effect_and_one_answer(server: Served, path: str) -> None:
-    what, key = uuid.uuid4().hex[:12], uuid.uuid4().hex
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(server.until_final, path, {"what": what}, key) for _ in range(8)]
-        answers = [each.result() for each in asked]
-    assert {(each.status, each.body) for each in answers} == {(201, answers[0].body)}
-    assert sum(not each.replayed for each in answers) == 1
-    assert server.ask("/effects", method="GET").body.count(what.encode()) == 1
-
-
-@pytest.mark.parametrize(("do", "path"), [("kill", "/atomic"), ("", "/atomic?die=after")])
-def test_a_kill_around_the_commit_leaves_all_or_nothing(server: Served, do: str, path: str) -> None:
-    what, key = uuid.uuid4().hex[:12], uuid.uuid4().hex
-    (server.folder / "to-die").touch()
-    assert server.ask(path, {"what": what, "do": do}, key=key).status == 0
-    assert not (server.folder / "to-die").exists()
-    answer = server.until_final(path, {"what": what, "do": do}, key)
-    assert (answer.status, answer.replayed) == (201, do == "")
-    assert server.ask("/effects", method="GET").body.count(what.encode()) == 1

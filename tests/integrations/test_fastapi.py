@@ -65,17 +65,6 @@ def test_what_is_refused_before_the_claim_is_never_recorded(
     assert (made.ran, made.web.records()) == ([], [])
 
 
-def test_a_request_that_was_invalid_may_be_corrected_under_the_same_key(made: Made) -> None:
-    assert made.web.call("/payments", BAD).status == 422
-    assert made.web.call("/payments", PAYMENT).status == 201
-
-
-def test_nothing_is_replayed_to_whom_the_application_does_not_let_in(made: Made) -> None:
-    assert made.web.call("/payments", PAYMENT).status == 201
-    assert made.web.call("/payments", PAYMENT, caller=None).status == 401
-    assert made.web.call("/payments", BAD).status == 422
-
-
 def test_another_request_under_the_same_key_is_refused_in_every_state(made: Made) -> None:
     other = {"amount": 1}
     made.fails = RuntimeError("lost")
@@ -86,12 +75,6 @@ def test_another_request_under_the_same_key_is_refused_in_every_state(made: Made
     assert made.web.call("/payments", PAYMENT, key="second").status == 201
     assert made.web.call("/payments", other, key="second").code == REUSED
     assert made.ran == [1250, 1250]
-
-
-def test_the_same_key_of_another_caller_is_another_command(made: Made) -> None:
-    for caller in ("alice", "bob"):
-        assert not made.web.call("/payments", PAYMENT, caller=caller).replayed
-    assert len(made.ran) == 2
 
 
 @pytest.mark.parametrize(

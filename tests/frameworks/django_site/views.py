@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,16 +27,6 @@ from tests.frameworks.django_site.models import Effect
 
 HOOKS: list[str] = []
 GATE = Path(settings.FOLDER, "gate")
-TO_DIE = Path(settings.FOLDER, "to-die")
-
-
-def die_once() -> None:
-    """End the process where a test has asked for it."""
-    try:
-        TO_DIE.unlink()
-    except FileNotFoundError:
-        return
-    os._exit(9)
 
 
 def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
@@ -46,10 +35,6 @@ def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
     made = Effect.objects.using(using).create(what=what)
     if do == "raise":
         raise ZeroDivisionError
-    if do == "kill before":
-        die_once()
-    if do == "kill after":
-        transaction.on_commit(die_once, using=using)
     if do == "missing":
         raise Http404
     if do == "denied":

@@ -205,7 +205,8 @@ class _HeldAnswer(WsgiCall):
                 return answer
             if left is not None:
                 raise left
-            return capture.first()  # the page that the application made of its exception
+            # The page that the application made of its exception, with where the command stands.
+            return capture.first(() if self._exchange.route.atomic else self._exchange.honours(self._permit))
         finally:
             call.end_answer()
             failure = left = raised = None

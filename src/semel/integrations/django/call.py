@@ -186,7 +186,7 @@ class DjangoCall(InsideCall):
         if answer is None:
             if isinstance(failure, IncompleteAnswer):
                 raise failure
-            return response
+            return self._honoured(response)  # a page that was made of an exception, with where the command stands
         if (answer.status, answer.body) != (response.status_code, response.content):
             return in_place_of(response, self.capture.instead(answer))
         return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
