@@ -58,7 +58,7 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
     ),
     Feature.KILL: (
         "tests/grpc/test_killed.py::test_a_server_that_dies_around_the_commit_leaves_one_effect",
-        f"{NO}not tested on a server of its own",
+        "tests/frameworks/test_strawberry_served.py::test_a_kill_before_the_commit_of_an_atomic_field_undoes_it",
     ),
     Feature.EXCEPTION: (
         f"{_GRPC}::test_an_exception_is_unknown_and_the_first_caller_sees_it_as_grpc_has_it",
@@ -68,7 +68,10 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         f"{NO}streaming methods are refused where they are declared",
         f"{NO}a subscription is refused where it is declared",
     ),
-    Feature.FORM: (f"{NO}a message is its bytes", f"{NO}the arguments count; a file among them is not tested"),
+    Feature.FORM: (
+        f"{NO}a message is its bytes",
+        "tests/frameworks/test_strawberry_served.py::test_files_count_by_their_bytes_also_after_a_kill",
+    ),
     Feature.STATUS: (
         f"{NO}serve it over HTTP; the id is in `semel-operation`",
         f"{_BERRY}::test_the_status_of_an_unknown_outcome_is_linked",

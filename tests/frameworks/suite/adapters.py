@@ -89,16 +89,9 @@ ADAPTERS: Final = (
         "quart",
         "hypercorn",
         "quart",
-        {Feature.BULK: "not yet", Feature.IMPORTS: "not yet", Feature.OPENAPI: _NO_SCHEMA},
+        {Feature.OPENAPI: _NO_SCHEMA},
     ),
-    Adapter(
-        "Litestar",
-        "litestar.md",
-        "litestar",
-        "uvicorn",
-        "litestar",
-        {Feature.BULK: "not yet", Feature.IMPORTS: "not yet", Feature.OPENAPI: "not yet"},
-    ),
+    Adapter("Litestar", "litestar.md", "litestar", "uvicorn", "litestar"),
     Adapter("ASGI middleware", "starlette.md#any-asgi-application", "asgi", "hypercorn", "starlette", _MIDDLEWARE),
     Adapter("WSGI middleware", "wsgi.md", "wsgi", "waitress", "werkzeug", _MIDDLEWARE),
 )

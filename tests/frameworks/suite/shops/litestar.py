@@ -15,7 +15,7 @@ from litestar.response import Stream
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from semel import AsyncEngine, Permit
+from semel import AsyncBulk, AsyncEngine, Permit
 from semel.http.caller import Caller
 from semel.integrations.litestar import Semel
 from tests.frameworks.suite import shop
@@ -51,7 +51,8 @@ def swallow(request: Request[Any, Any, Any], error: Exception) -> Response[str]:
 
 
 def make() -> Litestar:
-    semel = Semel(AsyncEngine.connect(shop.store()), caller=caller)
+    engine = AsyncEngine.connect(shop.store())
+    semel = Semel(engine, caller=caller)
 
     @post("/pay")
     @semel.command("pay")
@@ -101,9 +102,16 @@ def make() -> Litestar:
     async def ship(data: JSONBody[Asked], permit: Permit = semel.permit) -> str:
         return await shop.ship_async(asdict(data), permit)
 
-    return Litestar(
-        [pay, book, stream, upload, close, put_order, ship],
+    approvals = semel.bulk(AsyncBulk(engine, operation="approve"), shop.approve_async)
+    app = Litestar(
+        [pay, book, stream, upload, close, put_order, ship, post("/approvals")(approvals.answer)],
         plugins=[semel],
         guards=[authenticated],
         exception_handlers={shop.Swallowed: swallow},
     )
+    semel.imports(app, shop.stock(engine), path=shop.IMPORTS, supplier="path:supplier", may=shop.may_upload)
+    return app
+
+
+def document(app: Litestar) -> Any:
+    return app.openapi_schema.to_schema()

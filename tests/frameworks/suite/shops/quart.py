@@ -10,7 +10,7 @@ from quart import Quart, Response, abort, g, jsonify, request
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from semel import AsyncEngine, Permit
+from semel import AsyncBulk, AsyncEngine, Permit
 from semel.integrations.quart import Semel
 from tests.frameworks.suite import shop
 
@@ -29,7 +29,8 @@ def checked(view: Callable[..., Any]) -> Callable[..., Any]:
 
 def make() -> Quart:
     app = Quart("shop")
-    semel = Semel(app, AsyncEngine.connect(shop.store()), caller=lambda: g.user, tenant="shop")
+    engine = AsyncEngine.connect(shop.store())
+    semel = Semel(app, engine, caller=lambda: g.user, tenant="shop")
 
     @app.before_request
     async def authenticate() -> None:
@@ -98,4 +99,7 @@ def make() -> Quart:
     async def ship(permit: Permit = semel.permit) -> Any:
         return await shop.ship_async(await request.get_json(), permit), 201
 
+    approvals = semel.bulk(AsyncBulk(engine, operation="approve"), shop.approve_async)
+    app.post("/approvals")(approvals.answer)
+    semel.imports(app, shop.stock(engine), path=shop.IMPORTS, supplier="path:supplier", may=shop.may_upload)
     return app
