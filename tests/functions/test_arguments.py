@@ -20,7 +20,7 @@ from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, Missing
 from semel.functions import Caller, Codec, single_caller
 from semel.functions.arguments import key_maker
 from semel.functions.fingerprints import Fingerprints
-from semel.http.keys import KeyFormat
+from semel.keys import KeyFormat
 from semel.policy import Policy
 from tests.functions.stage import Stage, staged
 

@@ -45,7 +45,7 @@ from semel.errors import (
     RecordUnreadableError,
 )
 from semel.http.fingerprint.fingerprinter import BodyCheck
-from semel.http.keys import KEY_LENGTH_MAX
+from semel.keys import KEY_LENGTH_MAX
 from semel.policy import Command, Policy
 
 Source = Iterable[Any] | PathLike[str]

@@ -32,9 +32,9 @@ from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InProgressError, InvalidBody
 from semel.http.asgi.tasks import KeptAlive
-from semel.http.fingerprint.recipe import check_headers
 from semel.http.settings import HttpSettings
 from semel.integrations.starlette import response_of
+from semel.recipe import check_headers
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 

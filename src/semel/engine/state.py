@@ -71,7 +71,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.http.keys import weakness
+from semel.keys import weakness
 from semel.outbox.run import Emission, ring
 from semel.policy import Command, Policy
 from semel.stores.failures import BROKEN_RULE

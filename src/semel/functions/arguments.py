@@ -17,7 +17,7 @@ from uuid import UUID
 from semel.core.identity import frame
 from semel.errors import ConfigurationError, InvalidKey, MissingKey, RequestError
 from semel.http.caller import Caller, single_caller
-from semel.http.keys import KEY_LENGTH_MAX
+from semel.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):

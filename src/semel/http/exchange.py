@@ -58,12 +58,12 @@ from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, 
 from semel.http.headers import BODYLESS_STATUSES, sendable
 from semel.http.honoured import Headers
 from semel.http.json_check import check_depth, check_json, reads_json
-from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
 from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool
+from semel.keys import parse_key
 from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
 from semel.policy import Command
 from semel.resuming.request import pack_head

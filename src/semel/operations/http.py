@@ -24,11 +24,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey, SemelError
 from semel.http.asgi.call import Receive, Send, send_answer
 from semel.http.caller import Caller
-from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
+from semel.keys import parse_key
 from semel.operations.flow import find_operation, find_operations
 from semel.steps.doubts import DOUBT, names_a_step
 

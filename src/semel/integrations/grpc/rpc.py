@@ -16,8 +16,8 @@ from semel.errors import ConfigurationError, InvalidKey, MissingKey, PolicyError
 from semel.functions.arguments import check_key
 from semel.functions.fingerprints import digest
 from semel.http.caller import Caller
-from semel.http.keys import parse_key
 from semel.http.refused import CallerNotKnown
+from semel.keys import parse_key
 from semel.operations.flow import check_kept
 from semel.policy import Command, Policy
 

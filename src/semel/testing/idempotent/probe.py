@@ -10,9 +10,9 @@ from typing import Final
 from semel.check.discovery import CheckedOperation
 from semel.errors import ConfigurationError
 from semel.http.caller import single_caller
-from semel.http.fingerprint.recipe import Members
 from semel.http.settings import AnyEngine
 from semel.policy import Policy
+from semel.recipe import Members
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import counted
 from semel.testing.idempotent.failing import Clocks
