@@ -360,7 +360,7 @@ def _shown(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A number of seconds as somebody would write it, not 2.592e+06."""
+    """A number of seconds in plain digits, not 2.592e+06."""
     return f"{max(-1e300, min(1e300, value)):.15g}"  # an int may be larger than any float
 
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the settings: where they come from, and variables that nobody reads."""
+"""What `semel doctor` checks of the settings: where they come from, and variables that no process reads."""
 
 from __future__ import annotations
 

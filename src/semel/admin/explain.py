@@ -279,7 +279,7 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
 
 
 def _between_steps(record: Record, id: str, listed: object) -> list[str]:
-    """A command that rests: whoever has the key goes on, and an operator can end it where nobody has it."""
+    """A command between its steps: a client with the key continues it; without one, an operator can end it."""
     steps: Steps = ()
     recorded = ["No step has begun."]
     try:

@@ -407,7 +407,7 @@ class ItemRollback:
 
 @contextmanager
 def no_rollback(connection: Any) -> Iterator[None]:
-    """Let a handler's habit of rolling back undo nobody else's item."""
+    """Confine a handler's rollback to its own item."""
     try:
         connection.rollback = ItemRollback(connection.rollback)
     except AttributeError:  # asyncpg's connections have none

@@ -413,7 +413,7 @@ class Telling:
 
 
 def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """What a client is told of one item.
+    """What an answer says about one item.
 
     >>> from semel.bulk.rules import ItemState
     >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]

@@ -80,7 +80,7 @@ def downstream(operation: CheckedOperation) -> Said:
 
 
 def reconciliation(operation: CheckedOperation) -> Said:
-    """Who finds out what nobody could prove."""
+    """Who finds out an outcome that could not be proven."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
         return "ok", "not needed: a crash leaves nothing", ""

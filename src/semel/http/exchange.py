@@ -195,7 +195,7 @@ def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
 
 
 def _uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
-    """A request of nobody who is known."""
+    """A request of an unknown caller."""
     if caller is not None:
         raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
     return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()

@@ -1,4 +1,4 @@
-"""Where a command stands: the status resource, by operation id, key or business reference, for its own caller only.
+"""The state of a command: the status resource, by operation id, key or business reference, for its own caller only.
 
 Another caller's operation is not found, exactly like one that never was. The document names states and
 times; it never contains a stored answer, a key or a fingerprint.
@@ -55,7 +55,7 @@ class FoundOperation(NamedTuple):
 
 
 class _Queries:
-    """Status queries of one surface, without IO: what is looked for, and what is told of it."""
+    """Status queries of one surface, without IO: what to look up, and how to answer."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object)
 
 
 def unfinished(steps: Steps) -> Steps:
-    """The steps that an end of the execution answers for: they had begun, and nobody has recorded how they ended."""
+    """The steps that an end of the execution answers for: they had begun, and their ends are not recorded."""
     return tuple(step for step in steps if has_begun(step) and not step.finished)
 
 

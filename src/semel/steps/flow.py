@@ -274,7 +274,7 @@ class StepLedger:
             raise StoreTimeout(_UNSEEN.format(step=repr(step.shown)))
 
     def _learn(self) -> Flow[None]:
-        """Read the list once, unless nobody can have written one."""
+        """Read the list once, unless none can have been written."""
         if self._learned:
             return
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))

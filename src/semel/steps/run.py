@@ -314,5 +314,5 @@ def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
 
 
 def found_result(name: str, value: Any) -> bytes:
-    """The result of a step that somebody has found out, as it is recorded. Raises StepError."""
+    """The result of a step that was settled from outside, as it is recorded. Raises StepError."""
     return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]

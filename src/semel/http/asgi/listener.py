@@ -17,7 +17,7 @@ _DISCONNECTS: Final = frozenset(
 
 
 class ListenerGone(ConnectionError):
-    """Nobody takes the answer any more. Applications know it as the ``OSError`` that ASGI speaks of."""
+    """The client has disconnected. Applications see it as the ``OSError`` that ASGI defines."""
 
 
 class Listener:
@@ -31,7 +31,7 @@ class Listener:
         self._sending: asyncio.Timeout | None = None
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send a message, which must not wait for somebody who has left."""
+        """Send a message, without waiting for a client that has disconnected."""
         if self._gone:
             raise ListenerGone("whoever called this application has gone")
         try:
@@ -52,7 +52,7 @@ class Listener:
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Whether an error of sending says that nobody listens.
+    """Whether an error of sending says that the client has disconnected.
 
     >>> is_disconnect(BrokenPipeError()), is_disconnect(ValueError())
     (True, False)

@@ -98,7 +98,7 @@ class NatsSink:
         ]
 
     async def _look(self, client: Client, topic: str) -> Reply:
-        """What it means that nobody answered a subject."""
+        """The error for a subject without a responder."""
         subject = f"{self._prefix}{topic}"
         try:
             stream = await client.jetstream(timeout=LOOK_SECONDS).find_stream_name_by_subject(subject)

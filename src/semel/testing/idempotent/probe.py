@@ -117,7 +117,7 @@ class Probe:
         return body.names if isinstance(body, Members) else ()
 
     def key(self, purpose: str) -> str:
-        """A key that nobody has used, also not in an earlier run on the same store."""
+        """A key that was never used, also not in an earlier run on the same store."""
         made = str(uuid.uuid5(self._run, purpose))
         return made if self.case.new_key is None else self.case.new_key(made)
 
