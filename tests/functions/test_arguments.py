@@ -188,7 +188,7 @@ def test_who_calls(stage: Stage, caller: Any, tenant: str, id: str) -> None:
         (
             "order.customer",
             Order(1, None),
-            "caller='order.customer' is None; nothing runs for a caller that nobody knows",
+            "caller='order.customer' is None; nothing runs for an unknown caller",
         ),
         ("order.nobody", Order(1), r"caller='order.nobody' is not there \(order, a Order, has no attribute 'nobody'\)"),
         (("order.tenant", "order.customer"), Order(1, ""), "caller='order.customer' is ''"),

@@ -84,7 +84,7 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     return Finding(
         "resting",
         "note",
-        f"{count} between their steps or items, held by nobody, the oldest begun {age} ago",
+        f"{count} between their steps or items, held by no process, the oldest begun {age} ago",
         "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
     )
 
@@ -104,7 +104,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     yield Finding(
         "abandoned",
         "warning",
-        f"{count} resumable, held by nobody, the oldest for {oldest}: {names}",
+        f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
         "no completer brings them to their end: semel worker --complete MODULE:APP",
     )
 

@@ -320,7 +320,7 @@ def _metrics(operation: CheckedOperation) -> Said:
             )
         return (
             "unsafe",
-            "none: nobody hears of unknown outcomes, mismatches and lapsed leases",
+            "none: no process is notified of unknown outcomes, mismatches and lapsed leases",
             "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
         )
     return (

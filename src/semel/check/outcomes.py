@@ -56,7 +56,7 @@ def downstream(operation: CheckedOperation) -> Said:
     span = seconds(policy.dedup_for_seconds)
     match policy.effects:
         case Effects.ATOMIC:
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
+            return "ok", "not needed: nothing leaves the transaction (see that the handler calls no other system)", ""
         case Effects.IDEMPOTENT:
             return (
                 "open",
@@ -73,7 +73,7 @@ def downstream(operation: CheckedOperation) -> Said:
         case _:
             return (
                 "open",
-                "none is declared: after a crash nobody can prove what happened",
+                "none is declared: after a crash it cannot be proven what happened",
                 "where the provider deduplicates by a key, declare effects='idempotent' and pass permit.key_for(...); "
                 "where there are several calls, steps=True",
             )

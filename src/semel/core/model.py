@@ -267,7 +267,7 @@ class InProgress:
 class KeyReused:
     """Another request holds this key, of the same caller by construction: its operation, and how far that is.
 
-    ``state`` is UNKNOWN also where the holder's lease ran out and nobody can prove the outcome. None: not known here.
+    ``state`` is UNKNOWN also where the holder's lease ran out and the outcome cannot be proven. None: not known here.
     """
 
     operation_id: bytes | None = field(default=None, compare=False)

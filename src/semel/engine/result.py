@@ -138,7 +138,7 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case OutcomeUnknown(operation_id, doubt):
             return OutcomeUnknownError(
-                f"nobody can prove how the command ended ({doubt}); keep the key and query the operation",
+                f"it cannot be proven how the command ended ({doubt}); keep the key and query the operation",
                 operation_id=uuid_text(operation_id),
             )
         case KeyExpired(operation_id):

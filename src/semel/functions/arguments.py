@@ -229,4 +229,4 @@ def _named(path: Path, value: object) -> str:
     return text
 
 
-_NO_CALLER: Final = "nothing runs for a caller that nobody knows"
+_NO_CALLER: Final = "nothing runs for an unknown caller"

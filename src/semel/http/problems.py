@@ -132,7 +132,7 @@ _STANDING: Final[Mapping[State | None, str]] = {
     State.SUCCEEDED: "has succeeded",
     State.FAILED_REPLAYABLE: "was refused",
     State.FAILED_NOT_REPLAYABLE: "had no effect",
-    State.UNKNOWN: "nobody can prove how it ended",
+    State.UNKNOWN: "it cannot be proven how it ended",
 }
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds

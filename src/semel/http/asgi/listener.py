@@ -33,13 +33,13 @@ class Listener:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send a message, without waiting for a client that has disconnected."""
         if self._gone:
-            raise ListenerGone("whoever called this application has gone")
+            raise ListenerGone("the client has disconnected")
         try:
             async with asyncio.timeout(None) as self._sending:
                 await self._send(message)
         except Exception as error:
             if self._gone or is_disconnect(error):
-                raise ListenerGone("whoever called this application has gone") from error
+                raise ListenerGone("the client has disconnected") from error
             raise
         finally:
             self._sending = None

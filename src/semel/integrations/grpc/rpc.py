@@ -35,7 +35,7 @@ _NOT_HERE: Final = {
     "success": "end the call with a code: context.abort(...)",
     "redact": "answers='seal' encrypts the whole response",
     "rebuild": "answers='seal' or 'forget' keeps nothing of it in clear",
-    "resumable": "nobody could answer the call that a completer goes on with",
+    "resumable": "the call that a completer continues has no client to answer",
     "on_unprotected": "a call runs protected or not at all; key='optional' lets those without a key pass",
 }
 
@@ -131,7 +131,7 @@ class DeclaredRpc:
             raise CallerNotKnown
         if not isinstance(caller, Caller):
             raise ConfigurationError(
-                f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None for nobody"
+                f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None"
             )
         canonical = _canonical(raw, message)
         secret = self._engine.core.id_secret

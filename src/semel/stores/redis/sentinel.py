@@ -95,7 +95,7 @@ class Sentinel:
 def _no_primary(node: Node, answer: Any) -> str | None:
     """Why a server is not the primary that the Sentinels name; None where it is."""
     if isinstance(answer, StoreError):
-        return f"{answer}; the Sentinels still name it: nobody has taken over yet, retry with the same key"
+        return f"{answer}; the Sentinels still name it: no server has taken over yet, retry with the same key"
     role = answer[0]
     if type(role) is RedisRefused:
         return f"Redis at {node}, which the Sentinels name: {role.code} {role.text} (its user needs ROLE)"
