@@ -192,7 +192,7 @@ def test_an_unreadable_list_is_ended_with_an_answer_only(process: Process, tmp_p
     rests(process, Shop())
     with closing(sqlite3.connect(tmp_path / "semel.db")) as other, other:
         other.execute("UPDATE semel_record SET steps = x'00'")
-    with pytest.raises(ResolveRefused, match="nobody knows which steps have finished"):
+    with pytest.raises(ResolveRefused, match="it is not known which steps have finished"):
         end(process, "not")
     assert end(process) == Resolved(State.FAILED_REPLAYABLE)
     assert process.run(stepped(), never).answer == REFUNDED
