@@ -292,7 +292,10 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (Odd(1), r"the argument order is a .*Odd, which has no canonical form, so that this command .*exclude=\('order',\)"),
+        (
+            Odd(1),
+            r"the argument order is a .*Odd, which has no canonical form, so that .*exclude=\('order',\)",
+        ),
         ({"a": [Odd(1)]}, r"the argument order.a\[0\] is a .*Odd"),
         ([Order(Odd(1))], r"the argument order\[0\].id is a .*exclude=\('order',\)"),
         (Order, "the argument order is a type"),
