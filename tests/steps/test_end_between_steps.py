@@ -267,7 +267,7 @@ def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.Capt
         said = capsys.readouterr()
         return code, said.out + said.err
 
-    assert "1 between their steps or items, held by nobody" in " ".join(semel("doctor")[1].split())
+    assert "1 between their steps or items, held by no process" in " ".join(semel("doctor")[1].split())
     operator = json.loads(semel("explain", id, "--json")[1])["story"]["operator"]
     assert "Step 'charge': finished." in operator
     assert "Step 'mail': had begun, and may be repeated." in operator
