@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from semel.errors import SemelError as SemelError
     from semel.functions.declare import command as command
     from semel.http.fingerprint.fingerprinter import Recipe as Recipe
-    from semel.http.keys import KeyFormat as KeyFormat
     from semel.inbox.run import AsyncInbox as AsyncInbox
     from semel.inbox.run import Inbox as Inbox
     from semel.inbox.run import Poison as Poison
+    from semel.keys import KeyFormat as KeyFormat
     from semel.operations.run import Execution as Execution
     from semel.operations.run import Reference as Reference
     from semel.operations.run import find_execution as find_execution
@@ -71,7 +71,7 @@ _HOMES = {
     "ItemFailed": "semel.errors",
     "ItemOutcome": "semel.bulk.rules",
     "ItemState": "semel.bulk.rules",
-    "KeyFormat": "semel.http.keys",
+    "KeyFormat": "semel.keys",
     "NothingHappened": "semel.errors",
     "Outbox": "semel.outbox.run",
     "Permit": "semel.engine.permit",

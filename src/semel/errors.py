@@ -162,7 +162,7 @@ class InProgressError(CommandError):
 
 
 class OutcomeUnknownError(CommandError):
-    """Nobody can prove how the command ended. Keep the key and query the operation."""
+    """It cannot be proven how the command ended. Keep the key and query the operation."""
 
 
 class KeyExpiredError(CommandError):
@@ -225,7 +225,7 @@ class NotReplicated(StoreTimeout):
 
 
 class SupersededError(SemelError):
-    """The record was granted or settled by somebody else; this holder's write was refused."""
+    """The record was granted to, or settled by, another process; this holder's write was refused."""
 
 
 class StepInDoubt(SemelError):

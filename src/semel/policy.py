@@ -17,11 +17,9 @@ from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
 from semel.core.quota import Quota, check_quota
 from semel.core.redaction import check_redact, paths_of
 from semel.errors import PolicyError, RequestError, RequestTooLarge
-from semel.http.fingerprint.fingerprinter import Body, Recipe, as_recipe, check_headers
-from semel.http.headers import NEVER_REPLAYED as NEVER_REPLAYED
-from semel.http.headers import REPLAY_HEADERS as REPLAY_HEADERS
-from semel.http.keys import KeyFormat
+from semel.keys import KeyFormat
 from semel.operations.references import check_reference, check_sources
+from semel.recipe import Body, Recipe, as_recipe, check_headers
 from semel.steps.options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000
@@ -41,6 +39,51 @@ COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
 RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
 SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
+
+# What is replayed beside status and body. Everything else stays with the first answer.
+REPLAY_HEADERS: Final = frozenset(
+    name.encode()
+    for name in (
+        "content-type",
+        "content-encoding",  # the kept bytes mean nothing without it (decision 0005)
+        "content-language",
+        "content-disposition",
+        "content-location",
+        "location",
+        "etag",
+        "last-modified",
+        "link",
+        "retry-after",
+        "vary",
+    )
+)
+# Never stored, whatever a policy asks for: they belong to one connection, one session or one caller.
+NEVER_REPLAYED: Final = frozenset(
+    name.encode()
+    for name in (
+        "set-cookie",
+        "set-cookie2",
+        "authorization",
+        "proxy-authorization",
+        "authentication-info",
+        "proxy-authentication-info",
+        "www-authenticate",
+        "proxy-authenticate",
+        "x-csrf-token",
+        "x-xsrf-token",
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "content-length",
+        "upgrade",
+        "date",
+        "server",
+        "age",
+    )
+)
 
 
 class CommandOptions(TypedDict, total=False):
@@ -99,7 +142,7 @@ class Policy:
             proven), ``"idempotent"`` (the downstream deduplicates by a derived key) or ``"atomic"``
             (all effects are writes in one transaction with the record).
         key: ``"required"`` or ``"optional"``.
-        key_format: an optional :class:`~semel.http.keys.KeyFormat`.
+        key_format: an optional :class:`~semel.keys.KeyFormat`.
         key_from: over HTTP, where the key is if not in its header (which is then ignored): ``"path:orderId"``,
             ``"body:/orderId"`` (a JSON pointer), ``"form:_key"`` (a field of a form), or ``"reference"``: what
             ``reference_from`` names.
@@ -108,7 +151,7 @@ class Policy:
             callers of one tenant must not be able to take each other's references.
         fingerprint: the :class:`~semel.Recipe` under which requests are compared; or only what of the body
             counts, such as ``NoBody()``, or a function of the request's facts and its body
-            (:class:`~semel.http.fingerprint.recipe.Computed`).
+            (:class:`~semel.recipe.Computed`).
         counts: over HTTP, names of request headers that count beside it: ``("stripe-account", "if-match")``. None: the
             application's.
         fingerprints_known: former recipes, still recognised on records that were made under them; a recipe's former
@@ -317,7 +360,7 @@ def _shown(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    """A number of seconds as somebody would write it, not 2.592e+06."""
+    """A number of seconds in plain digits, not 2.592e+06."""
     return f"{max(-1e300, min(1e300, value)):.15g}"  # an int may be larger than any float
 
 

@@ -83,7 +83,7 @@ def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: C
     with engine, pytest.raises(KeyboardInterrupt):
         Bulk(engine, operation="count", chunk_items=1).run(CASES, handler, key="monday", caller="alice")
     assert "running: its lease is for" in seen[0]
-    assert "interrupted: nobody runs it; call it again" in said(capsys, "monday", "--url", url)[1]
+    assert "interrupted: no process runs it; call it again" in said(capsys, "monday", "--url", url)[1]
 
 
 def test_what_may_be_tried_again_comes_out_of_the_same_list(

@@ -14,10 +14,10 @@ from semel import AsyncBulk, AsyncEngine, BulkItem, Engine, KeyFormat, Policy, R
 from semel.functions import command
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.caller import Caller, from_state, from_user, single_caller
-from semel.http.fingerprint.recipe import DigestField, Members
 from semel.http.routing import Operation
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations.fastapi import Semel
+from semel.recipe import DigestField, Members
 from semel.telemetry import Logging
 from semel.testing.required import Case as Tried
 from semel.testing.required import suite

@@ -19,13 +19,13 @@ from semel.cli.commands.metrics import shipped
 from semel.cli.main import grammar
 from semel.core.model import Effects, State
 from semel.http.asgi import SemelMiddleware as AsgiMiddleware
-from semel.http.fingerprint.recipe import Recipe
 from semel.http.problems import KINDS, MIDDLEWARE_KINDS, PROXY_KINDS, Kind
 from semel.http.settings import HttpSettings
 from semel.http.wsgi import SemelMiddleware as WsgiMiddleware
 from semel.imports.http import KINDS as IMPORT_KINDS
 from semel.operations.http import BAD_QUERY, NOT_FOUND
 from semel.policy import REPLAY_HEADERS, Policy
+from semel.recipe import Recipe
 from semel.reference.settings import Settings
 from semel.telemetry import EVENTS
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, blocks, documents, links, maker, name_of

@@ -20,7 +20,7 @@ from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, Missing
 from semel.functions import Caller, Codec, single_caller
 from semel.functions.arguments import key_maker
 from semel.functions.fingerprints import Fingerprints
-from semel.http.keys import KeyFormat
+from semel.keys import KeyFormat
 from semel.policy import Policy
 from tests.functions.stage import Stage, staged
 
@@ -188,7 +188,7 @@ def test_who_calls(stage: Stage, caller: Any, tenant: str, id: str) -> None:
         (
             "order.customer",
             Order(1, None),
-            "caller='order.customer' is None; nothing runs for a caller that nobody knows",
+            "caller='order.customer' is None; nothing runs for an unknown caller",
         ),
         ("order.nobody", Order(1), r"caller='order.nobody' is not there \(order, a Order, has no attribute 'nobody'\)"),
         (("order.tenant", "order.customer"), Order(1, ""), "caller='order.customer' is ''"),
@@ -292,7 +292,10 @@ CYCLE.append(CYCLE)
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (Odd(1), r"the argument order is a .*Odd, which has no canonical form, so that nobody .*exclude=\('order',\)"),
+        (
+            Odd(1),
+            r"the argument order is a .*Odd, which has no canonical form, so that .*exclude=\('order',\)",
+        ),
         ({"a": [Odd(1)]}, r"the argument order.a\[0\] is a .*Odd"),
         ([Order(Odd(1))], r"the argument order\[0\].id is a .*exclude=\('order',\)"),
         (Order, "the argument order is a type"),

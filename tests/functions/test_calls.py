@@ -217,7 +217,7 @@ def test_any_other_exception_is_unknown_to_those_who_ask_later(stage: Stage) -> 
     with pytest.raises(TimeoutError) as caught:
         once("A")
     assert caught.value is error
-    with pytest.raises(OutcomeUnknownError, match="nobody can prove how the command ended"):
+    with pytest.raises(OutcomeUnknownError, match="it cannot be proven how the command ended"):
         once("A")
 
 

@@ -15,8 +15,8 @@ from semel.core.model import MovedOn, Resolution, State, Superseded, Unreadable
 from semel.core.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
 from semel.engine.urls import connect_backend
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
-from semel.http.keys import parse_key
 from semel.http.routing import Operation
+from semel.keys import parse_key
 from semel.operations.http import Operations
 from semel.policy import Policy
 from semel.stores.memory.store import granted_row

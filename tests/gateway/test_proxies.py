@@ -25,8 +25,8 @@ from semel.errors import InvalidKey
 from semel.gateway import Guarded
 from semel.gateway.configurations import WRITERS, Edge
 from semel.gateway.guarded import KEY
-from semel.http.keys import parse_key
 from semel.http.problems import INVALID_KEY, MISSING_KEY
+from semel.keys import parse_key
 from tests.servers.needed import needs, program
 from tests.servers.ports import free_port
 from tests.servers.running import Running, launch, stop

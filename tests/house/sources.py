@@ -45,7 +45,7 @@ class Module:
 
 
 def parse(texts: Mapping[str, str]) -> dict[str, Module]:
-    """Modules from text by file name relative to src/, such as `semel/http/keys.py`."""
+    """Modules from text by file name relative to src/, such as `semel/http/headers.py`."""
     modules = {}
     for file, text in texts.items():
         parts = Path(file).with_suffix("").parts
@@ -130,7 +130,7 @@ def _targets(
     source = _absolute(node, module)
     for alias in node.names:
         name = f"{source}.{alias.name}"
-        # `from semel.http import keys` names a module, `from semel.errors import KeyReused` something inside one.
+        # `from semel.http import headers` names a module, `from semel.errors import KeyReused` something inside one.
         yield source if source in known and name not in known else name
 
 

@@ -93,7 +93,7 @@ def test_nats_without_jetstream_is_away_and_no_event_is_refused(tmp_path: Path) 
         async with sink_of(nats.url(server)) as sink:
             [reply] = await sink.publish([event("s.a")])
             assert isinstance(reply, Unreached)
-            assert "nobody answers the subject s.a" in reply.reason
+            assert "no responder listens on the subject s.a" in reply.reason
 
     server = nats.start(tmp_path, jetstream=False)
     try:

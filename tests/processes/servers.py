@@ -141,7 +141,7 @@ class Load:
         return sorted({int(body.rsplit(b":", 1)[1]) for body in said})
 
     def unknown(self) -> set[str]:
-        """Keys whose outcome nobody can prove: the worker was killed in the middle."""
+        """Keys whose outcome cannot be proven: the worker was killed in the middle."""
         return {key for (_, key), said in self.told.items() if any(one.status != 201 for one in said)}
 
     def check_answers(self) -> None:

@@ -80,7 +80,7 @@ def test_one_that_still_names_the_old_primary_is_not_believed() -> None:
     nodes, told = asked(routes, NAMES_HERE, AWAY, NAMES_HERE)
     assert nodes == [FIRST, HERE, SECOND]  # a server that hangs is waited for once
     assert told == (
-        "nobody listens there; the Sentinels still name it: nobody has taken over yet, retry with the same key"
+        "nobody listens there; the Sentinels still name it: no server has taken over yet, retry with the same key"
     )
 
 

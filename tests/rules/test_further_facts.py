@@ -13,7 +13,7 @@ import pytest
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
 from semel.http.fingerprint import fingerprinter as fingerprint
 from semel.http.fingerprint.fingerprinter import FURTHER, Facts, Fingerprinter, Hashing, Recipe
-from semel.http.fingerprint.recipe import Computed, DigestField, Members, NoBody, as_recipe, check_headers
+from semel.recipe import Computed, DigestField, Members, NoBody, as_recipe, check_headers
 
 JSON = b'{"amount":1}'
 FACTS = Facts("pay", "POST", (), b"", "acme", "alice", "application/json")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.errors import InvalidKey, KeyTooOld, MissingKey, PolicyError
-from semel.http.keys import KeyFormat, parse_key, weakness
+from semel.keys import KeyFormat, parse_key, weakness
 from semel.policy import Policy
 
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"

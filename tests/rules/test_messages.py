@@ -8,8 +8,8 @@ import pytest
 
 from semel.errors import InvalidBody, InvalidKey, MissingKey, PolicyError
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter
-from semel.http.fingerprint.recipe import DigestField, Members, Recipe
-from semel.http.keys import KeyFormat, parse_key
+from semel.keys import KeyFormat, parse_key
+from semel.recipe import DigestField, Members, Recipe
 
 KEYS: list[tuple[list[bytes], str]] = [
     ([], "The request has no Idempotency-Key; send one, unique to what you want done once."),

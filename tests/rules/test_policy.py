@@ -10,9 +10,9 @@ import pytest
 
 from semel.core.model import AfterExpiry, Effects, Scope, State
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.fingerprint.recipe import Recipe
-from semel.http.keys import KeyFormat
+from semel.keys import KeyFormat
 from semel.policy import NEVER_REPLAYED, REPLAY_HEADERS, Command, Policy
+from semel.recipe import Recipe
 
 NAN, ENDLESS = float("nan"), float("inf")
 

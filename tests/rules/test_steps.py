@@ -333,7 +333,7 @@ def test_what_has_moved_on_keeps_its_list() -> None:
 def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
     row = unknown()
     told = (
-        "the list of steps is damaged, so that nobody knows which steps have finished, and a retry might make them "
+        "the list of steps is damaged, so that it is not known which steps have finished, and a retry might make them "
         "again; settle the whole command as succeeded, with an answer that tells the client how it ended"
     )
     with pytest.raises(ResolveRefused, match=f"^{told}$"):

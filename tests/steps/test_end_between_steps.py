@@ -192,7 +192,7 @@ def test_an_unreadable_list_is_ended_with_an_answer_only(process: Process, tmp_p
     rests(process, Shop())
     with closing(sqlite3.connect(tmp_path / "semel.db")) as other, other:
         other.execute("UPDATE semel_record SET steps = x'00'")
-    with pytest.raises(ResolveRefused, match="nobody knows which steps have finished"):
+    with pytest.raises(ResolveRefused, match="it is not known which steps have finished"):
         end(process, "not")
     assert end(process) == Resolved(State.FAILED_REPLAYABLE)
     assert process.run(stepped(), never).answer == REFUNDED
@@ -267,7 +267,7 @@ def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.Capt
         said = capsys.readouterr()
         return code, said.out + said.err
 
-    assert "1 between their steps or items, held by nobody" in " ".join(semel("doctor")[1].split())
+    assert "1 between their steps or items, held by no process" in " ".join(semel("doctor")[1].split())
     operator = json.loads(semel("explain", id, "--json")[1])["story"]["operator"]
     assert "Step 'charge': finished." in operator
     assert "Step 'mail': had begun, and may be repeated." in operator

@@ -227,5 +227,5 @@ def test_a_doctor_finds_what_nobody_brings_to_its_end(seconds: int, level: str, 
         [found] = [each for each in look_at_records(engine) if each.check == "abandoned"]
     assert found.level == level
     if level == "warning":
-        assert f"1 resumable, held by nobody, the oldest for 60 s: {SCOPE.operation}" in found.detail
+        assert f"1 resumable, held by no process, the oldest for 60 s: {SCOPE.operation}" in found.detail
         assert "semel worker --complete" in (found.remedy or "")

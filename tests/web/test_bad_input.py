@@ -8,8 +8,8 @@ import pytest
 
 from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.fingerprint.fingerprinter import DigestField, Members, Recipe
-from semel.http.keys import KeyFormat
 from semel.http.routing import Operation
+from semel.keys import KeyFormat
 from semel.policy import Policy
 from tests.web.conftest import MakeWeb
 from tests.web.driving import ALICE, KEY, Reply, Web

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from semel import recipe
 from semel.errors import PolicyError
 from semel.http.caller import from_state
 from semel.http.fingerprint import fingerprinter as fingerprint
-from semel.http.fingerprint import recipe
 from semel.http.fingerprint.fingerprinter import Members, Recipe, Version
 from semel.http.routing import Operation
 from semel.policy import Policy

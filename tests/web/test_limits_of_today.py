@@ -13,8 +13,8 @@ import pytest
 from semel.http.caller import from_state
 from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.fingerprint.fingerprinter import Recipe
-from semel.http.keys import KeyFormat
 from semel.http.routing import Operation
+from semel.keys import KeyFormat
 from semel.policy import Policy
 from semel.testing.clock import SettableClock
 from tests.functions.stage import Mode, staged

@@ -75,7 +75,7 @@ def test_a_state_that_nobody_sets_is_told_once(
         assert from_state("user")(request) is None
     [told] = caplog.records
     assert (told.name, told.levelname) == ("semel", "WARNING")
-    assert "nobody has set request.state.user" in told.getMessage()
+    assert "no middleware has set request.state.user" in told.getMessage()
     assert "request.state.user = user.id" in told.getMessage()
     assert from_state("account")({"state": {}}) is None
     assert len(caplog.records) == 2

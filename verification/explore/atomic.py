@@ -73,7 +73,7 @@ class _Transaction:
                 self.staged, self.ended = self.committed, True
                 return None
             case _:
-                raise AssertionError(f"nobody performs {type(needed).__name__}")
+                raise AssertionError(f"no driver performs {type(needed).__name__}")
 
 
 def atomic_steps(world: World, mode: Mode) -> Iterator[Step]:

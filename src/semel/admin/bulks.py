@@ -82,7 +82,7 @@ def bulk_standing(record: Record, now: int) -> str:
         return shown_state(state_name(record, now))
     if record.lease_until > now:
         return f"running: its lease is for {span_text(record.lease_until - now)} more, and renewed"
-    return "interrupted: nobody runs it; call it again with the same key and list, and it goes on"
+    return "interrupted: no process runs it; call it again with the same key and list, and it goes on"
 
 
 def bulk_names(record: Record | None, id: bytes, now: int) -> dict[str, Json]:

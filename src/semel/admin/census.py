@@ -59,7 +59,7 @@ class Census:
 
     @cached_property
     def lapsed(self) -> tuple[Record, ...]:
-        """Open records whose lease is over: nobody runs them."""
+        """Open records whose lease is over: no process runs them."""
         return tuple(record for record in self.open if has_lapsed(record, self.now))
 
     @cached_property

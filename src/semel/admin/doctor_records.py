@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the records: damaged ones, unknown ones, lapsed ones that nobody takes."""
+"""What `semel doctor` checks of the records: damaged and unknown ones, and lapsed ones that no worker takes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _count(engine: Engine) -> Finding:
 
 
 def _about_resting(resting: _Standing, now: int) -> Finding:
-    """The commands between their steps or items that nobody holds: no retry is late by itself, and some never come."""
+    """The commands between their steps or items that no process holds: some of their retries never come."""
     if resting.oldest is None:
         return Finding("resting", "ok", "none")
     count = f"{'more than ' if resting.more else ''}{resting.count}"
@@ -84,13 +84,13 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     return Finding(
         "resting",
         "note",
-        f"{count} between their steps or items, held by nobody, the oldest begun {age} ago",
+        f"{count} between their steps or items, held by no process, the oldest begun {age} ago",
         "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
     )
 
 
 def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
-    """The resumable executions that nobody holds and nobody goes on with. Those that failed rest, and are none."""
+    """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
     if getattr(engine.store, "dialect", None) is None:
         return
     [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
@@ -104,7 +104,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     yield Finding(
         "abandoned",
         "warning",
-        f"{count} resumable, held by nobody, the oldest for {oldest}: {names}",
+        f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
         "no completer brings them to their end: semel worker --complete MODULE:APP",
     )
 

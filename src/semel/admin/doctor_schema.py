@@ -16,7 +16,7 @@ from semel.stores.sql.statements import Query, script, statements
 
 SQL: Final = statements("semel.admin", "schema.sql")
 REMEDY: Final = (
-    "somebody changed the tables by hand, or restored a part of them: restore them all from one backup, or make what "
+    "the tables were changed by hand, or restored in part: restore them all from one backup, or make what "
     "is missing as semel/stores/migrations says; semel migrate makes no version twice"
 )
 _FOLDERS: Final = {"postgresql": "postgres", "mariadb": "mariadb", "sqlite": "sqlite"}

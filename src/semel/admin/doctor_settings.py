@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the settings: where they come from, and variables that nobody reads."""
+"""What `semel doctor` checks of the settings: where they come from, and variables that no process reads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _is_shared(path: str) -> bool:
 
 def _look_at_secret(path: str | None) -> Iterator[Finding]:
     if not path:
-        yield Finding("id-secret", "ok", "none: whoever reads the store can try out keys that are easily guessed")
+        yield Finding("id-secret", "ok", "none: a reader of the store can try out keys that are easily guessed")
         return
     if _is_shared(path):
         yield Finding("id-secret", "note", "others than its owner may read its file", f"chmod 600 {path}")

@@ -153,7 +153,7 @@ def _meaning(record: Record, verdict: Verdict) -> str:
             name = type(verdict).__name__
             return {
                 "KeyReused": "nothing runs; it is refused, whatever became of the first request",
-                "OutcomeUnknown": "nothing runs; it is told that nobody can prove the outcome",
+                "OutcomeUnknown": "nothing runs; it is told that the outcome cannot be proven",
                 "KeyExpired": "nothing runs; it is told that the answer is no longer kept",
                 "NotReplayable": "nothing runs; it is told that it was done and that the answer was not kept",
             }.get(name, "nothing runs; it is refused, because the record cannot be read")
@@ -196,7 +196,7 @@ def _standing(record: Record, now: int) -> str:
         return f"The record is damaged: {what} what no Semel writes."
     match State(record.state):
         case State.CLAIMED if relinquished(record) and record.doubt is None:
-            return f"{state}: what was in doubt has been settled; whoever asks next goes on where it was."
+            return f"{state}: what was in doubt has been settled; the next attempt continues where it was."
         case State.CLAIMED | State.PROCESSING if relinquished(record):
             return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."
         case State.CLAIMED | State.PROCESSING if has_lapsed(record, now):
@@ -222,14 +222,14 @@ def _standing(record: Record, now: int) -> str:
 
 def _doubt(doubt: str | None) -> str:
     if doubt is None:
-        return "nobody can prove the outcome"
+        return "the outcome cannot be proven"
     if doubt.startswith("http-"):
         return f"the handler answered {doubt.removeprefix('http-')}, which proves nothing about the effect"
     if doubt.startswith("error:"):
         return f"the handler raised {doubt.removeprefix('error:')}, which proves nothing about the effect"
     step = step_of(doubt)
     if step is not None:
-        return f"step {step!r} had begun, and nobody can prove how it ended; the steps before it are not in doubt"
+        return f"step {step!r} had begun, and how it ended cannot be proven; the steps before it are not in doubt"
     return _DOUBTS.get(doubt, doubt)
 
 
@@ -279,7 +279,7 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
 
 
 def _between_steps(record: Record, id: str, listed: object) -> list[str]:
-    """A command that rests: whoever has the key goes on, and an operator can end it where nobody has it."""
+    """A command between its steps: a client with the key continues it; without one, an operator can end it."""
     steps: Steps = ()
     recorded = ["No step has begun."]
     try:

@@ -19,7 +19,7 @@ from semel.core.identity import ID_BYTES, key_hash, record_id, uuid_bytes, uuid_
 from semel.core.model import Find, Record, Scope
 from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey
-from semel.http.keys import parse_key
+from semel.keys import parse_key
 
 SHOWN_MAX: Final = 5  # of several records that fit, so many are named
 PREFIX_LENGTH_MIN: Final = 6

@@ -25,7 +25,7 @@ class Finding:
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody should act."""
+        """Whether an operator should act."""
         return self.level in ("warning", "problem")
 
 

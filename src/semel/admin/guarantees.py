@@ -68,7 +68,7 @@ def _level(terms: Terms) -> str:
                 f"one effect, as long as the other side deduplicates by the derived key for {span_text(terms.dedup_us)}"
             )
         case _:
-            return "started at most once; an outcome that nobody can prove reads UNKNOWN"
+            return "started at most once; an outcome that cannot be proven reads UNKNOWN"
 
 
 def promises(ground: Ground) -> list[Promise]:

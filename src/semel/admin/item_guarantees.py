@@ -37,7 +37,7 @@ def level_of_items(items: ItemEffects, terms: Terms) -> str:
                 f"{span_text(terms.dedup_us)}"
             )
         case "external":
-            return f"{_LIST}: each started at most once; one whose outcome nobody can prove reads UNKNOWN, alone"
+            return f"{_LIST}: each started at most once; one whose outcome cannot be proven reads UNKNOWN, alone"
         case "undeclared":
             return f"{_LIST}, each with an outcome of its own; which effects they have says the bulk's declaration"
 
@@ -64,7 +64,7 @@ def _one_effect(items: ItemEffects) -> Promise:
         case "idempotent":
             return Promise(name, "limited", "one that had begun in a crash is run again, with the same derived keys")
         case "external":
-            return Promise(name, "not promised", "nobody can prove what became of one that had begun in a crash")
+            return Promise(name, "not promised", "it cannot be proven what became of one that was running in a crash")
         case "undeclared":
             return Promise(name, "not promised", "records do not tell: semel config module:app shows what is declared")
 

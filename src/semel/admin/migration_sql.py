@@ -1,4 +1,4 @@
-"""What `semel migrate` would run, as SQL for whoever may: nothing of it is run."""
+"""The SQL that `semel migrate` would run, for a database administrator. Nothing is run here."""
 
 from __future__ import annotations
 

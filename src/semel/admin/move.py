@@ -127,7 +127,7 @@ class Mover:
 
 
 def named(record: Record) -> str:
-    """A record as people are told of it."""
+    """Describe a record for people."""
     return f"operation {uuid_text(record.operation_id)} ({record.operation})"
 
 

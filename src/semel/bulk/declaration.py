@@ -45,7 +45,7 @@ from semel.errors import (
     RecordUnreadableError,
 )
 from semel.http.fingerprint.fingerprinter import BodyCheck
-from semel.http.keys import KEY_LENGTH_MAX
+from semel.keys import KEY_LENGTH_MAX
 from semel.policy import Command, Policy
 
 Source = Iterable[Any] | PathLike[str]
@@ -407,7 +407,7 @@ class ItemRollback:
 
 @contextmanager
 def no_rollback(connection: Any) -> Iterator[None]:
-    """Let a handler's habit of rolling back undo nobody else's item."""
+    """Confine a handler's rollback to its own item."""
     try:
         connection.rollback = ItemRollback(connection.rollback)
     except AttributeError:  # asyncpg's connections have none

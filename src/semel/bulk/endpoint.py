@@ -30,8 +30,8 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InProgressError
 from semel.http.asgi.request import AsgiRequest
 from semel.http.asgi.tasks import KeptAlive
-from semel.http.fingerprint.recipe import check_headers
 from semel.http.settings import HttpSettings
+from semel.recipe import check_headers
 
 R = TypeVar("R")
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024

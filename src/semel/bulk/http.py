@@ -39,7 +39,6 @@ from semel.http.caller import Caller
 from semel.http.exchange import declared_headers
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
 from semel.http.honoured import Honoured
-from semel.http.keys import parse_key
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
 from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.problems import (
@@ -56,6 +55,7 @@ from semel.http.problems import (
 from semel.http.problems import KINDS as PROBLEMS
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
+from semel.keys import parse_key
 from semel.policy import RETRY_BYTES_MAX
 
 ARRAY_TYPE: Final = "application/json"
@@ -413,7 +413,7 @@ class Telling:
 
 
 def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """What a client is told of one item.
+    """What an answer says about one item.
 
     >>> from semel.bulk.rules import ItemState
     >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]

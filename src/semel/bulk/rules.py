@@ -149,7 +149,7 @@ class ListedItem(NamedTuple):
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=code, retryable=True)
 
     def as_unknown(self, doubt: str) -> ItemOutcome:
-        """Nobody can prove what became of it."""
+        """Its outcome cannot be proven."""
         return ItemOutcome(self.place, self.item_id, ItemState.UNKNOWN, error_code=doubt)
 
 

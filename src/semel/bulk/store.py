@@ -136,7 +136,7 @@ class Items:
         ]
 
     def relinquish(self, grant: Grant) -> Flow[int]:
-        """Give the lease back, so that whoever asks next goes on at once."""
+        """Give the lease back, so that the next caller continues at once."""
         return (yield from self._dialect.write(self._sql["relinquish"], _holder(grant)))
 
     def tally(self, operation_id: bytes) -> Flow[Tally | None]:

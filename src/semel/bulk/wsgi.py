@@ -29,12 +29,12 @@ from semel.bulk.run_sync import Bulk
 from semel.core.model import Answer
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, InProgressError, InvalidBody
-from semel.http.fingerprint.recipe import check_headers
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import headers_of as fields_of
 from semel.http.wsgi.body import BodyPieces
+from semel.recipe import check_headers
 
 Around = Callable[[Callable[[], None]], Callable[[], None]]
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -25,7 +25,7 @@ from semel.check.outcomes import (
 )
 from semel.engine.async_engine import AsyncEngine
 from semel.http.caller import FromUser, single_caller
-from semel.http.fingerprint.recipe import Computed, DigestField, Members, NoBody
+from semel.recipe import Computed, DigestField, Members, NoBody
 from semel.telemetry import Silence
 
 ANSWER_SECONDS_MIN: Final = 3600  # a client's retries, a queue's back-off and a night's restart are minutes to hours
@@ -320,7 +320,7 @@ def _metrics(operation: CheckedOperation) -> Said:
             )
         return (
             "unsafe",
-            "none: nobody hears of unknown outcomes, mismatches and lapsed leases",
+            "none: no process is notified of unknown outcomes, mismatches and lapsed leases",
             "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
         )
     return (

@@ -62,7 +62,7 @@ def _downstream(operation: CheckedOperation) -> Said:
     bulk = _declared(operation)
     match bulk.effects:
         case "atomic":
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
+            return "ok", "not needed: nothing leaves the transaction (see that the handler calls no other system)", ""
         case "idempotent":
             return (
                 "open",

@@ -56,7 +56,7 @@ def downstream(operation: CheckedOperation) -> Said:
     span = seconds(policy.dedup_for_seconds)
     match policy.effects:
         case Effects.ATOMIC:
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls nobody else)", ""
+            return "ok", "not needed: nothing leaves the transaction (see that the handler calls no other system)", ""
         case Effects.IDEMPOTENT:
             return (
                 "open",
@@ -73,14 +73,14 @@ def downstream(operation: CheckedOperation) -> Said:
         case _:
             return (
                 "open",
-                "none is declared: after a crash nobody can prove what happened",
+                "none is declared: after a crash it cannot be proven what happened",
                 "where the provider deduplicates by a key, declare effects='idempotent' and pass permit.key_for(...); "
                 "where there are several calls, steps=True",
             )
 
 
 def reconciliation(operation: CheckedOperation) -> Said:
-    """Who finds out what nobody could prove."""
+    """Who finds out an outcome that could not be proven."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
         return "ok", "not needed: a crash leaves nothing", ""

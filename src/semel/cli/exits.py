@@ -20,7 +20,7 @@ class Exit(IntEnum):
 
 # The one table: `--help` prints it, and the page of the command line is compared with it.
 EXIT_CODES: Final[Mapping[Exit, str]] = {
-    Exit.OK: "done; also where whoever read the output has gone",
+    Exit.OK: "done; also where the reader of the output has gone",
     Exit.REFUSED: "refused, or something was found (doctor, check), or an expectation failed (demo)",
     Exit.USAGE: "an argument or an environment variable is wrong",
     Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity; "

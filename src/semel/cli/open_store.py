@@ -23,7 +23,7 @@ def connect(options: argparse.Namespace) -> Engine:
 
 
 def require_shared(store: Store, url: str) -> None:
-    """Raises UsageFailed: nobody but this process sees what the store holds."""
+    """Raises UsageFailed: no other process sees what the store holds."""
     if not store.capabilities.shared_between_processes:
         scheme = url.partition("://")[0]
         raise UsageFailed(f"--url: {scheme}:// lives and dies with its process; name a store that others can see")

@@ -97,7 +97,7 @@ class ProgressLine:
 
 
 def told(name: str, work: Callable[[], T], *, asked: bool) -> T:
-    """Do one long piece of work that cannot tell how far it is: the seconds it takes are told.
+    """Do one long piece of work without measurable progress, and show the seconds it has taken.
 
     It is done in a thread, so that Ctrl-C is heard while a database library is at work. Raises what the work raises.
 

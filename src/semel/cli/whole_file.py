@@ -70,7 +70,7 @@ class WholeFile:
                 os.close(folder)
 
     def _linked(self) -> bool:
-        """Give the file its name if nobody else has it by now; False on file systems without hard links."""
+        """Give the file its name if no other file has it by now; False on file systems without hard links."""
         assert self._temporary is not None
         try:
             os.link(self._temporary, self._target)

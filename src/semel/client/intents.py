@@ -47,7 +47,7 @@ from semel.client.plan import (
 from semel.core.identity import derived_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json
-from semel.http.keys import parse_key
+from semel.keys import parse_key
 
 LOG: Final = logging.getLogger("semel.client")
 KEY_HEADER: Final = "Idempotency-Key"

@@ -326,7 +326,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """Nobody can say yet whether the command took effect. The key is kept; never repeat the command under a new one.
+    """It is not known yet whether the command took effect. The key is kept; never repeat the command under a new one.
 
     ``operation_url`` is where the server says what has become of it; without one, look for your business reference.
     """

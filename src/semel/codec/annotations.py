@@ -45,7 +45,7 @@ class Shapes:
         self._known: dict[Any, Shape] = {}
 
     def of(self, annotation: Any, where: str) -> Shape:
-        """The shape of an annotation, which stands at ``where``.
+        """The shape of the annotation at ``where``.
 
         Raises ConfigurationError, naming what cannot be kept and the remedy.
         """

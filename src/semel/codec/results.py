@@ -24,7 +24,7 @@ _NEVER_REPLAYED: Final = "a refusal is a type of its own: declare the exceptions
 
 
 class KeptResult(NamedTuple):
-    """An answer, and the value that whoever gets it gets."""
+    """An answer, and the value that its caller gets."""
 
     answer: Answer
     value: Any

@@ -44,7 +44,7 @@ from semel.console.settling import (
     STEP_FIELD,
     TEXTS,
     NotSettled,
-    Recorded,
+    RecordedSteps,
     Word,
     call_names,
     recorded_of,
@@ -577,7 +577,9 @@ def _base(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def _settle_context(records: list[Record], word: Word, errors: dict[str, str], recorded: Recorded) -> dict[str, Any]:
+def _settle_context(
+    records: list[Record], word: Word, errors: dict[str, str], recorded: RecordedSteps
+) -> dict[str, Any]:
     return {
         "title": "Settle",
         "records": [shown(each) for each in records],

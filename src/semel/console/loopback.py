@@ -20,7 +20,7 @@ _WELCOME: Final = """<!doctype html>
 
 
 class Loopback:
-    """Lets one browser in by a link, and nobody by another name of this machine.
+    """Lets one browser in by a link, and none by another name of this machine.
 
     Parameters: ``user`` the operator's name; ``hosts`` as browsers write them, such as ``127.0.0.1:8085``. Its
     ``console`` is set afterwards, with :meth:`operator` as its ``authorise``.

@@ -64,7 +64,7 @@ TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedSteps:
     """The steps of one command, in their order, with what is recorded of each.
 
     ``open``: those that had begun, and of which nobody has recorded how they ended. ``resting``: nothing is in doubt,
@@ -82,17 +82,17 @@ class NotSettled(str):
     """Why one record was not settled."""
 
 
-def recorded_of(engine: Engine, records: Sequence[Record]) -> Recorded:
+def recorded_of(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
     """The steps of the only record; nothing where there are several, or where it is a bulk. Raises StoreError."""
     if len(records) != 1 or is_bulk(records[0].recipe) or is_damaged(records[0]):
-        return Recorded()
+        return RecordedSteps()
     [record] = records
     resting = record.state == State.CLAIMED
     try:
         steps = unpack_steps(begun_steps(engine, record), record.generation)
     except Unpackable as error:
-        return Recorded(resting=resting, damage=str(error))
-    return Recorded(
+        return RecordedSteps(resting=resting, damage=str(error))
+    return RecordedSteps(
         tuple((step.shown, state_text(step)) for step in steps),
         tuple(step.shown for step in unfinished(steps)),
         tuple(step.shown for step in steps if step.finished),
@@ -114,7 +114,7 @@ def call_names(record: Record, listed: object) -> list[str]:
 
 
 def word_of(
-    form: Mapping[str, str], records: Sequence[Record] = (), recorded: Recorded | None = None
+    form: Mapping[str, str], records: Sequence[Record] = (), recorded: RecordedSteps | None = None
 ) -> tuple[Word, dict[str, str]]:
     """The word on these records, and what is wrong with it by field.
 
@@ -150,7 +150,7 @@ def word_of(
         errors["status"] = status
     if body := _wrong_body(word):
         errors["body"] = body
-    if steps := _wrong_steps(word, recorded or Recorded()):
+    if steps := _wrong_steps(word, recorded or RecordedSteps()):
         errors["steps"] = steps
     if len(records) > 1 and word.steps:
         errors["one"] = "Steps belong to one command: settle each record by itself."
@@ -169,7 +169,7 @@ def word_of(
     return word, errors
 
 
-def _wrong_steps(word: Word, recorded: Recorded) -> str | None:
+def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
     """The store decides under the record's lock; this says the same in the words of the form."""
     if word.word == "step-succeeded" and word.ends:
         return (

@@ -209,7 +209,7 @@ def settle_inside(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -
 
 
 def is_visible(store: Store, grant: Grant) -> Flow[bool]:
-    """Whether this grant can be seen from outside its transaction: then somebody has committed it."""
+    """Whether this grant can be seen from outside its transaction: then it was committed early."""
     [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
     return row is not None and row.nonce == grant.nonce
 

@@ -90,14 +90,14 @@ TABLE: Final[Mapping[Situation, Rule]] = {
         Unreadable, "its handler would make the finished steps again: only a version with steps can continue"
     ),
     Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
-    Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: somebody committed early"),
+    Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: it was committed early"),
     Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
     Situation.EFFECTS_CHANGED: Rule(
         OutcomeUnknown, "the effect may have happened, and the handler of today does not promise the same derived keys"
     ),
     Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
     Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
-    Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened, and nobody can prove it"),
+    Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened; it cannot be proven"),
     Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
     Situation.ANSWER_SEALED: Rule(Unseal, "replayed once it is opened; what does not open is never shown"),
     Situation.ANSWER_REBUILT: Rule(Rebuild, "made again of what is there today; the handler never runs for that"),

@@ -253,7 +253,7 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody runs it now; ``lease_left_us`` until the holder must have renewed.
+    """A process runs it now; ``lease_left_us`` until the holder must have renewed.
 
     ``own`` False: it is another command's with the same business reference, or nobody could look whose it is.
     """
@@ -267,7 +267,7 @@ class InProgress:
 class KeyReused:
     """Another request holds this key, of the same caller by construction: its operation, and how far that is.
 
-    ``state`` is UNKNOWN also where the holder's lease ran out and nobody can prove the outcome. None: not known here.
+    ``state`` is UNKNOWN also where the holder's lease ran out and the outcome cannot be proven. None: not known here.
     """
 
     operation_id: bytes | None = field(default=None, compare=False)
@@ -276,7 +276,7 @@ class KeyReused:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """Nobody can prove the outcome; ``doubt`` says where it was lost."""
+    """The outcome cannot be proven; ``doubt`` says where it was lost."""
 
     operation_id: bytes
     doubt: str
@@ -368,7 +368,7 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The settlement stands."""
+    """The settlement was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,7 @@ class Resolution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The resolution stands; the former holder is superseded."""
+    """The resolution was written; the former holder is superseded."""
 
     state: State
 

@@ -42,7 +42,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Unprovable:
-    """Nobody can say what happened: UNKNOWN, with its doubt; and what it came from, where that says more."""
+    """What happened cannot be known: UNKNOWN, with its doubt, and its cause where that says more."""
 
     doubt: str
     cause: str | None = None

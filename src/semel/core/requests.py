@@ -1,4 +1,4 @@
-"""The asks of the engine's own flows: what claiming, waiting and settling need from whoever performs them."""
+"""The asks of the engine's own flows: what claiming, waiting and settling need from a driver."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answe
 
 
 def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
-    """The replay that a sealed answer is to those who can open it; Unreadable to everybody else."""
+    """The replay of a sealed answer where a key opens it, otherwise Unreadable."""
     name = key_name(verdict.answer.body)
     if sealer is None:
         return Unreadable(verdict.operation_id, UNSEALED, key=name)

@@ -51,7 +51,7 @@ def introduction(core: Core, backend: Backend) -> Flow[None]:
 
 
 class FirstLook:
-    """The check of an engine that nobody opened, in ordinary threads: those who come meanwhile share it.
+    """The check of an engine that was not opened, in ordinary threads: concurrent callers share it.
 
     One that failed is repeated by whoever comes next.
     """

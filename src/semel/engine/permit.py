@@ -205,11 +205,11 @@ class Permit:
         return self.unit.connection
 
     def when_lost(self, act: Callable[[], object]) -> None:
-        """What to do when the record is granted to somebody else while this handler runs."""
+        """What to do when the record is granted to another attempt while this handler runs."""
         self._on_lost = act
 
     def lose(self) -> None:
-        """Somebody else was granted the record; from here on every write of this permit is refused."""
+        """Another attempt was granted the record; from here on every write of this permit is refused."""
         if not self.lost:
             self.lost = True
             if self._on_lost is not None:

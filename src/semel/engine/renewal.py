@@ -1,4 +1,4 @@
-"""What an engine does beside its commands: renewing live leases, and releasing claims nobody owns.
+"""What an engine does beside its commands: renewing live leases, and releasing claims without an owner.
 
 A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
 that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
@@ -100,7 +100,7 @@ class AsyncUpkeep:
         self._renew_task: asyncio.Task[Any] | None = None
 
     def _check_loop(self) -> None:
-        """Timers and tasks of another loop are nobody's here."""
+        """Drop timers and tasks of another loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._begin_loop(loop)

@@ -74,7 +74,7 @@ class Result:
 
 
 def begun_result(verdict: Refusal) -> Result:
-    """The result of a command that somebody else ran: the replay, or the error its verdict is raised as."""
+    """The result of a command that another attempt ran: the replay, or the error its verdict is raised as."""
     if isinstance(verdict, Replay):
         return Result(verdict.answer, True, uuid_text(verdict.operation_id))
     raise command_error(verdict)
@@ -138,7 +138,7 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case OutcomeUnknown(operation_id, doubt):
             return OutcomeUnknownError(
-                f"nobody can prove how the command ended ({doubt}); keep the key and query the operation",
+                f"it cannot be proven how the command ended ({doubt}); keep the key and query the operation",
                 operation_id=uuid_text(operation_id),
             )
         case KeyExpired(operation_id):

@@ -179,7 +179,7 @@ class AsyncPerformer:
             case PauseToLook():
                 return await self._pause_to_look(needed)
             case _:
-                raise AssertionError(f"nobody performs {type(needed).__name__}")
+                raise AssertionError(f"no driver performs {type(needed).__name__}")
 
     async def _pause_to_look(self, needed: PauseToLook) -> bool:
         loop = asyncio.get_running_loop()
@@ -296,7 +296,7 @@ class SyncPerformer:
             case PauseToLook():
                 return self._pause_to_look(needed)
             case _:
-                raise AssertionError(f"nobody performs {type(needed).__name__}")
+                raise AssertionError(f"no driver performs {type(needed).__name__}")
 
     def _pause_to_look(self, needed: PauseToLook) -> bool:
         woken, told = threading.Event(), [False]

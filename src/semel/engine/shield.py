@@ -224,7 +224,7 @@ _threads = _Threads()
 
 
 def begin_own_thread() -> None:
-    """Note that this thread is Semel's own: nobody interrupts it, and it performs its calls itself."""
+    """Note that this thread is Semel's own: it is never interrupted, and performs its calls itself."""
     _here.is_own = True
 
 

@@ -71,7 +71,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.http.keys import weakness
+from semel.keys import weakness
 from semel.outbox.run import Emission, ring
 from semel.policy import Command, Policy
 from semel.stores.failures import BROKEN_RULE
@@ -272,7 +272,7 @@ class Core:
         return cover_resolution(word, self.needs.policies.get(operation), self.sealer)
 
     def conclude(self, permit: Permit) -> None:
-        """The permit is over: no more renewals; whoever waits in this process looks again."""
+        """The permit is over: no more renewals; waiters in this process look again."""
         self.live.pop(permit.grant.nonce, None)
         if permit.unit is not None:
             mine = self.running.get(permit.grant.id)

@@ -1,4 +1,4 @@
-"""Work that a cancelled caller does not cut in half: what it said to the store is known, whoever is left to hear it."""
+"""Run a coroutine to its end even if its caller is cancelled."""
 
 from __future__ import annotations
 

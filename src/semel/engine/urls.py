@@ -89,7 +89,7 @@ def _unknown_option(name: str, scheme: str) -> str:
 
 
 def _accepts_loss(options: dict[str, str]) -> bool:
-    """Whether whoever chose the server says that it may forget EXTERNAL commands."""
+    """Whether the URL accepts that the server may forget EXTERNAL commands."""
     persistence = options.pop("persistence", "required")
     if persistence not in ("required", "none"):
         raise UrlError(f"persistence must be required or none; it is {persistence!r}")

@@ -17,7 +17,7 @@ from uuid import UUID
 from semel.core.identity import frame
 from semel.errors import ConfigurationError, InvalidKey, MissingKey, RequestError
 from semel.http.caller import Caller, single_caller
-from semel.http.keys import KEY_LENGTH_MAX
+from semel.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):
@@ -229,4 +229,4 @@ def _named(path: Path, value: object) -> str:
     return text
 
 
-_NO_CALLER: Final = "nothing runs for a caller that nobody knows"
+_NO_CALLER: Final = "nothing runs for an unknown caller"

@@ -218,7 +218,7 @@ class DeclaredCommand:
         return CommandCall(self, self.engine(), self.shape(), self.kept.unpack(request, receivers), None)
 
     def bypass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """What the function is called with where nobody protects it. It is counted."""
+        """Bind the arguments of an unprotected call, and count it."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         self.engine().core.tell("unprotected", self.name, reason="asked-for")

@@ -54,7 +54,7 @@ class _Command:
         self._declared.shape()
 
     def check_resumable(self) -> None:
-        """Raise ConfigurationError where nobody could go on with it without its caller."""
+        """Raise ConfigurationError where it could not be continued without its caller."""
         kept = self._declared.kept
         if kept is None:
             raise ConfigurationError(
@@ -142,7 +142,7 @@ class Once(_Command, Generic[P, R]):
         return self._declared.function(*arguments.args, **arguments.kwargs)
 
     def record(self, *args: P.args, **kwargs: P.kwargs) -> Record | None:
-        """Where this command stands in the store; None where it was never seen. Nothing runs."""
+        """This command's state in the store; None where it was never seen. Nothing runs."""
         call = self._declared.begin((*self._before, *args), kwargs, self._key)
         id = call.record_id()
         rows: list[Record | None] = call.engine.perform("read", lambda: call.engine.store.read((id,)))

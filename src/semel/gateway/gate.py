@@ -8,9 +8,9 @@ from typing import Any
 
 from semel.errors import ConfigurationError, InvalidKey, MissingKey
 from semel.gateway.guarded import Guarded, ordered, refusal
-from semel.http.keys import parse_key
 from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
 from semel.http.spelling import normal_raw_segments, normal_segments
+from semel.keys import parse_key
 from semel.proxy.configuration import KEYED
 
 Scope = MutableMapping[str, Any]

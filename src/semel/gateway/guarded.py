@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from semel.check.discovery import discover
 from semel.errors import ConfigurationError
-from semel.http.keys import KEY_LENGTH_MAX
 from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
 from semel.http.spelling import normal_segments
+from semel.keys import KEY_LENGTH_MAX
 from semel.proxy.configuration import Proxied
 
 KEY_HEADER: Final = "Idempotency-Key"
-# The grammar of semel.http.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
+# The grammar of semel.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
 # key, or a quoted one with parameters. What passes here and is no key all the same is refused by the service.
 BARE: Final = r"[!#-+\x2d-:<-~]{1,255}"
 QUOTED: Final = r"\x22([!#-\x5b\x5d-~]|\x5c[\x22\x5c]){1,255}\x22( *;[ -~]*)?"

@@ -81,8 +81,8 @@ def _tell_unset(name: str) -> None:
     import logging  # a process whose callers are set never needs it
 
     logging.getLogger("semel").warning(
-        "from_state(%r): nobody has set request.state.%s, so that no caller is known and commands are refused with "
-        "401. Let your authentication set it before Semel asks: in a dependency of the path operation, or in a "
+        "from_state(%r): no middleware has set request.state.%s, so that no caller is known and commands are refused "
+        "with 401. Let your authentication set it before Semel asks: in a dependency of the path operation, or in a "
         "middleware outside of Semel's: request.state.%s = user.id (logged once)",
         name,
         name,

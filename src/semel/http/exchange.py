@@ -58,12 +58,12 @@ from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, 
 from semel.http.headers import BODYLESS_STATUSES, sendable
 from semel.http.honoured import Headers
 from semel.http.json_check import check_depth, check_json, reads_json
-from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
 from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool
+from semel.keys import parse_key
 from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
 from semel.policy import Command
 from semel.resuming.request import pack_head
@@ -195,7 +195,7 @@ def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
 
 
 def _uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
-    """A request of nobody who is known."""
+    """A request of an unknown caller."""
     if caller is not None:
         raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
     return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()

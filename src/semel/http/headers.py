@@ -6,54 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from semel.policy import NEVER_REPLAYED
+
 BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
 BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
 find_control: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
-
-# What is replayed beside status and body. Everything else stays with the first answer.
-REPLAY_HEADERS: Final = frozenset(
-    name.encode()
-    for name in (
-        "content-type",
-        "content-encoding",  # the kept bytes mean nothing without it (decision 0005)
-        "content-language",
-        "content-disposition",
-        "content-location",
-        "location",
-        "etag",
-        "last-modified",
-        "link",
-        "retry-after",
-        "vary",
-    )
-)
-# Never stored, whatever a policy asks for: they belong to one connection, one session or one caller.
-NEVER_REPLAYED: Final = frozenset(
-    name.encode()
-    for name in (
-        "set-cookie",
-        "set-cookie2",
-        "authorization",
-        "proxy-authorization",
-        "authentication-info",
-        "proxy-authentication-info",
-        "www-authenticate",
-        "proxy-authenticate",
-        "x-csrf-token",
-        "x-xsrf-token",
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "content-length",
-        "upgrade",
-        "date",
-        "server",
-        "age",
-    )
-)
 
 
 def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from semel.policy import Policy
 GUARANTEES: Final = {
     Effects.ATOMIC: "one committed effect per key, under any crash: the record is in the effect's own transaction",
     Effects.IDEMPOTENT: "repeated only with the same derived keys, within the downstream's own deduplication",
-    Effects.EXTERNAL: "never run twice for one key; an outcome that nobody can prove is reported as unknown",
+    Effects.EXTERNAL: "never run twice for one key; an outcome that cannot be proven is reported as unknown",
 }
 _PROBLEM: Final = {
     "type": {"type": "string"},

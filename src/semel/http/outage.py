@@ -1,4 +1,4 @@
-"""What the log is told of a store that fails under commands: their clients are not told why, since it names hosts."""
+"""Logs why a store fails under commands. Answers to clients leave the reason out, since it names hosts."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ _STANDING: Final[Mapping[State | None, str]] = {
     State.SUCCEEDED: "has succeeded",
     State.FAILED_REPLAYABLE: "was refused",
     State.FAILED_NOT_REPLAYABLE: "had no effect",
-    State.UNKNOWN: "nobody can prove how it ended",
+    State.UNKNOWN: "it cannot be proven how it ended",
 }
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
@@ -243,7 +243,7 @@ class Problems:
         return self.answer(KEY_REUSED, f"{first} {then}", operation_id=operation_id, state=state, key_action=action)
 
     def unknown(self, operation_id: bytes) -> Answer:
-        """The answer where nobody can say how the command ended."""
+        """The answer where it is not known how the command ended."""
         text = "How this command ended cannot be proven. Keep the key, query the operation, do not retry blindly."
         return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
 
@@ -252,7 +252,7 @@ class Problems:
         return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")
 
     def caller_unknown(self) -> Answer:
-        """The answer to a command of nobody: a key means something only for its caller."""
+        """The answer to a command without a caller: a key means something only for its caller."""
         text = "A key means something only for its caller. Authenticate and send the command again."
         extra = ((b"www-authenticate", self.challenge.encode()),)
         return self.answer(CALLER_UNKNOWN, text, extra=extra)

@@ -16,13 +16,13 @@ from semel.engine.requirements import NO_STEPS
 from semel.engine.state import Core
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller, CallerOf, CallerOfScope
-from semel.http.fingerprint.recipe import check_headers
 from semel.http.honoured import Honoured
 from semel.http.outage import Outage
 from semel.http.problems import Problems
 from semel.http.routing import Operation, Params, Route, Routes
 from semel.operations.flow import check_kept
 from semel.policy import Policy
+from semel.recipe import check_headers
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}").fullmatch
 WAIT_SECONDS_MAX: Final = 3600

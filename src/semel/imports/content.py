@@ -54,7 +54,7 @@ class Forgets(Protocol):
     """A :class:`Content` that can drop bytes. One that cannot needs a rule of its own, such as a bucket's lifecycle."""
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
-        """Drop bytes that nobody needs and that were left alone for an hour; how many digests."""
+        """Drop bytes that no job needs and that are unused for an hour; returns how many digests."""
 
 
 class DatabaseContent:
@@ -103,7 +103,7 @@ class DatabaseContent:
         await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id, form))
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
-        """Drop bytes that nobody needs."""
+        """Drop bytes that no job needs."""
         gone = 0
         for digest in await self._engine.perform("import_content", lambda: self._rows.unused(limit)):
             gone += await self._engine.perform("import_content", lambda id=digest: self._rows.drop_blob(id))  # type: ignore[misc]
@@ -180,7 +180,7 @@ class FolderContent:
             file.close()
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
-        """Drop bytes that nobody needs, and temporary files of processes that have died."""
+        """Drop bytes that no job needs, and temporary files of processes that have died."""
         gone = 0
         old = time.time() - GRACE_US / 1_000_000
         for path in await asyncio.to_thread(self._old, old):

@@ -279,7 +279,7 @@ class ImportRows:
         return (yield from self.has_blob(digest, form))
 
     def doubt_blob(self, digest: bytes, form: int = PLAIN) -> Flow[int]:
-        """The kept bytes are damaged: they are dropped, and written anew by whoever sends them again."""
+        """The kept bytes are damaged: drop them; the next upload of the file writes them again."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest, "others": (PLAIN | SEALED) ^ form})
         return (yield from self._dialect.write(self._sql["drop_form"], {"digest": digest, **_places(form)}))
@@ -296,7 +296,7 @@ class ImportRows:
         return [cast(bytes, digest) for (digest,) in rows]
 
     def drop_blob(self, digest: bytes) -> Flow[bool]:
-        """Drop bytes that still nobody needs, with their parts."""
+        """Drop bytes that still no job needs, with their parts."""
         yield from self._dialect.together()
         gone = yield from self._dialect.write(self._sql["drop_blob"], {"digest": digest, "grace": GRACE_US})
         if gone:

@@ -244,7 +244,7 @@ class Semel(EndpointCommands[Response]):
 
 
 async def tell_problems(request: Request) -> Response:
-    """The page about the codes of problem documents, for everybody."""
+    """The public page about the codes of problem documents."""
     return response_of(problem_page())
 
 

@@ -41,8 +41,8 @@ from semel.functions.arguments import NotThere, Path, check_key, text_of
 from semel.functions.declare import check_function
 from semel.http import problems
 from semel.http.caller import Caller, single_caller
-from semel.http.keys import parse_key
 from semel.http.refused import CallerNotKnown, RefusedCall
+from semel.keys import parse_key
 from semel.policy import CommandOptions, Policy
 
 if TYPE_CHECKING:

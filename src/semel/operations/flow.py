@@ -162,7 +162,7 @@ def find_operation(
     record_id: bytes | None = None,
     ref_id: bytes | None = None,
 ) -> Flow[tuple[Record | None, Operation | None]]:
-    """Where an operation stands, by one of its names: its record, while there is one, and what outlives it."""
+    """The state of an operation, by one of its names: its record, while there is one, and what outlives it."""
     kept = OperationRows(store) if is_kept_by(store) else None
     record: Record | None = None
     operation: Operation | None = None

@@ -1,4 +1,4 @@
-"""Where a command stands: the status resource, by operation id, key or business reference, for its own caller only.
+"""The state of a command: the status resource, by operation id, key or business reference, for its own caller only.
 
 Another caller's operation is not found, exactly like one that never was. The document names states and
 times; it never contains a stored answer, a key or a fingerprint.
@@ -24,11 +24,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey, SemelError
 from semel.http.asgi.call import Receive, Send, send_answer
 from semel.http.caller import Caller
-from semel.http.keys import parse_key
 from semel.http.outage import NO_STORE
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
+from semel.keys import parse_key
 from semel.operations.flow import find_operation, find_operations
 from semel.steps.doubts import DOUBT, names_a_step
 
@@ -55,7 +55,7 @@ class FoundOperation(NamedTuple):
 
 
 class _Queries:
-    """Status queries of one surface, without IO: what is looked for, and what is told of it."""
+    """Status queries of one surface, without IO: what to look up, and how to answer."""
 
     def __init__(
         self,

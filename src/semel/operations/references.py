@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from semel.errors import ConfigurationError, InvalidBody, InvalidKey, MissingKey, PolicyError, RequestError
-from semel.http.fingerprint.multipart import form_values
 
 REFERENCE_LENGTH_MAX: Final = 255
 REFERENCE: Final = "reference"  # the key is the business reference itself
@@ -105,6 +104,8 @@ class Source:
         return value
 
     def _field(self, body: bytes, media_type: str) -> str | None:
+        from semel.http.fingerprint.multipart import form_values  # HTTP alone reads forms; a policy is made without it
+
         values = form_values(body, media_type, self.steps[0])
         if values is None or len(values) > 1:
             raise InvalidBody(

@@ -16,7 +16,7 @@ from semel.operations.flow import find_operation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Where one execution stands. ``remembered``: its key is forgotten, and this is what outlives it.
+    """The state of one execution. ``remembered``: its key is forgotten, and this is what outlives it.
 
     Times in microseconds by the store's clock. Whoever shows it to a caller compares tenant and caller first.
     """
@@ -48,7 +48,7 @@ class Reference:
 
 
 def find_execution(engine: Engine, name: str | Reference) -> Execution | None:
-    """Where an execution stands; None where it was never heard of, or is forgotten.
+    """The state of an execution; None where it was never seen, or is forgotten.
 
     Parameters: ``name`` its operation id, or a :class:`Reference`.
 

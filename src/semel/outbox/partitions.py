@@ -63,7 +63,7 @@ class Lanes:
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
 
     def free(self) -> Flow[int]:
-        """How many lanes nobody holds."""
+        """How many partitions no relay holds."""
         [(lanes,)] = yield from self._dialect.rows(self._sql["free"], {})
         return cast(int, lanes)
 

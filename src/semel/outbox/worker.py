@@ -156,7 +156,7 @@ class Relay:
     # --- one batch --------------------------------------------------------------------------
 
     async def run_once(self, *, wait_seconds: float = 0.0) -> int:
-        """Publish what is there, until nothing more may be; how many. What is refused, or held back, stays.
+        """Publish all pending events and return the count. Rejected or blocked events stay in the outbox.
 
         Parameters: ``wait_seconds`` how long events are waited for that are in the lanes of other relays, which publish
         them or are dead; ``held_elsewhere`` then says whether some are left.

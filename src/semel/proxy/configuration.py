@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from semel.core.outcomes import StatusIn
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, CallerOf, single_caller
-from semel.http.fingerprint.recipe import check_headers
 from semel.http.routing import Operation, Routes
 from semel.policy import Policy
+from semel.recipe import check_headers
 
 TIMEOUT_SECONDS: Final = 30.0
 GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end; commands have longer

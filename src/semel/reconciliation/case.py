@@ -1,4 +1,4 @@
-"""What a reconciler is given: everything that is known of one execution whose outcome nobody could prove."""
+"""What a reconciler is given: all that is known of one execution whose outcome could not be proven."""
 
 from __future__ import annotations
 

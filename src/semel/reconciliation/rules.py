@@ -66,7 +66,7 @@ class DidNotHappen:
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """Nobody can say yet, and why."""
+    """It is not known yet, and why."""
 
     reason: str
 

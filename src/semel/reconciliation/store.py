@@ -27,7 +27,7 @@ class Standing(NamedTuple):
     reason: str
 
     def is_due(self, fence: int) -> bool:
-        """Whether somebody should ask about the record as it is now."""
+        """Whether a reconciler should ask about the record as it is now."""
         if self.lease_until > self.now:
             return False
         return self.fence != fence or (self.gave_up_at is None and self.next_at <= self.now)
@@ -71,7 +71,7 @@ class Reconciliations:
         return (yield from self.standings((record,)))[record]
 
     def note(self, record: bytes, token: bytes, again: Again) -> Flow[bool]:
-        """It is still unknown. False: somebody else has taken it since."""
+        """It is still unknown. False: another reconciler has taken it since."""
         said: Values = {
             "record_id": record,
             "token": token,
@@ -87,5 +87,5 @@ class Reconciliations:
         yield from self._dialect.write(self._sql["forget"], {"record_id": record})
 
     def sweep(self) -> Flow[int]:
-        """Forget what was settled by somebody else; how many."""
+        """Forget what was settled elsewhere; returns how many."""
         return (yield from self._dialect.write(self._sql["sweep"], {}))

@@ -1,4 +1,4 @@
-"""Reconcilers: code that finds out what became of an execution whose outcome nobody could prove, and who runs it.
+"""Reconcilers: code that finds out what became of an execution whose outcome could not be proven, and its worker.
 
 A reconciler asks the other side and answers what it found. The worker asks with back-off and a bounded number
 of times, alone for each record, and settles by compare-and-set on the record's fence: whoever was quicker wins, and a

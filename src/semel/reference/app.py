@@ -71,7 +71,7 @@ class Parts:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who is calling, by the bearer token, or by the cookie of the form without scripts; 401 for everybody else."""
+    """Who is calling, by the bearer token, or by the cookie of the form without scripts; 401 for all others."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if request.url.path == "/checkout" and not scheme:
         scheme, token = "bearer", request.cookies.get(page.COOKIE, "")

@@ -84,7 +84,7 @@ class DemoClient:
 
 
 class Operator:
-    """Somebody with a shell: runs the real `semel` command."""
+    """An operator with a shell: runs the real `semel` command."""
 
     def __init__(self, url: str) -> None:
         self._url = url

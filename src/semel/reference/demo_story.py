@@ -53,7 +53,7 @@ class Teller:
         self._out.say_styled("bold", f"{len(self.steps)}. {title}")
 
     def saw(self, line: str) -> None:
-        """What somebody saw."""
+        """What a client saw."""
         self.steps[-1].saw.append(line)
         self._out.say(f"   {line}")
 

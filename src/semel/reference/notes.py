@@ -19,13 +19,13 @@ class Note:
 
 
 class Notes:
-    """Writes each key's note once, whoever asks how often. ``path`` is the file of its ledger."""
+    """Writes each key's note once, however often it is sent. ``path`` is the file of its ledger."""
 
     def __init__(self, path: Path) -> None:
         self._ledger = Ledger(path)
 
     def write(self, key: str, caller: str, text: str) -> Note:
-        """Write a note durably; a known key answers with the note that stands. Blocks for one fsync."""
+        """Write a note durably; for a known key, return the note that was written first. Blocks for one fsync."""
         entry: LedgerLine = {
             "key": key,
             "id": f"note_{secrets.token_hex(8)}",

@@ -1,4 +1,4 @@
-"""The payment provider simulator: somebody else's system, with its own ledger.
+"""The payment provider simulator: a third party's system, with its own ledger.
 
 It does **not** deduplicate by the key it is given, as some real providers do not: a charge asked for twice
 is charged twice, and its ledger shows it. That is what makes the demonstration worth anything.

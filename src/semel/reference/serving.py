@@ -30,7 +30,9 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--workers", type=whole_number(1, WORKERS_MAX), help="how many processes (default: $SEMEL_WORKERS, or else 1)"
     )
-    parser.add_argument("--no-supervisor", action="store_true", help="serve in this process; nobody restarts it")
+    parser.add_argument(
+        "--no-supervisor", action="store_true", help="serve in this process, which is not restarted when it ends"
+    )
     parser.set_defaults(run=run)
 
 

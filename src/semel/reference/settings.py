@@ -31,7 +31,7 @@ class SettingsError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the reference service is told from outside.
+    """The settings of the reference service.
 
     Variables: ``HOST`` and ``PORT`` to listen on (port 0: any free one); ``SEMEL_URL`` of the store;
     ``SEMEL_METRICS`` as ``[HOST:]PORT`` where Prometheus is answered (nowhere by default; the host is 127.0.0.1);

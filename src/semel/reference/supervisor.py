@@ -159,7 +159,7 @@ class Supervisor:
                 self._replace(worker, code)
 
     def _replace(self, worker: WorkerProcess, code: int) -> None:
-        """A worker has ended that nobody had asked to."""
+        """A worker has ended unexpectedly."""
         short = time.monotonic() - worker.started < SHORT_LIFE_SECONDS
         self._short_lives = self._short_lives + 1 if short else 0
         self._failed_starts = self._failed_starts + 1 if code > 0 else 0

@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
             os.write(self._tells, b"1")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any more, take the requests of those who have just come, drain."""
+        """Accept no new connections, serve the requests of those just accepted, drain."""
         for server in self.servers:
             server.close()
         for _ in range(LOOKS_MAX):  # at least once: what was accepted becomes a connection in the loop's next turns

@@ -128,7 +128,7 @@ class Completer(Loop):
         self._turns = None
 
     async def run_once(self) -> int:
-        """Take over what nobody holds and wait for it; how many executions came to their end here.
+        """Take over abandoned executions and wait for them; returns how many came to their end here.
 
         Raises StoreError: the rest is met by the next call.
         """
@@ -292,7 +292,7 @@ class _HandlerFailed(Exception):
 
 
 def running(completer: Completer | None) -> AbstractAsyncContextManager[object]:
-    """Runs an application's own completer meanwhile, if it has one and nobody outside completes for it."""
+    """Runs an application's own completer meanwhile, if it has one and no outside process completes for it."""
     return nullcontext() if completer is None or COMPLETED_OUTSIDE.get() else completer
 
 

@@ -42,8 +42,8 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
         steps = unpack_steps(listed, row.generation)
     except Unpackable as error:
         raise ResolveRefused(
-            f"{error}, so that nobody knows which steps have finished, and a retry might make them again; settle the "
-            "whole command as succeeded, with an answer that tells the client how it ended"
+            f"{error}, so that it is not known which steps have finished, and a retry might make them again; settle "
+            "the whole command as succeeded, with an answer that tells the client how it ended"
         ) from error
     if step_of(row.doubt) is None:
         return steps or None  # what had not finished goes on, or begins
@@ -81,7 +81,7 @@ def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object)
         if word.happened:
             return None
         raise ResolveRefused(
-            f"{error}, so that nobody knows which steps have finished, and a retry might make them again; end the "
+            f"{error}, so that it is not known which steps have finished, and a retry might make them again; end the "
             "command as succeeded or refused, with an answer that tells the client how it ended"
         ) from error
     _check_answered(steps, said)
@@ -97,7 +97,7 @@ def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object)
 
 
 def unfinished(steps: Steps) -> Steps:
-    """The steps that an end of the execution answers for: they had begun, and nobody has recorded how they ended."""
+    """The steps that an end of the execution answers for: they had begun, and their ends are not recorded."""
     return tuple(step for step in steps if has_begun(step) and not step.finished)
 
 

@@ -46,7 +46,7 @@ from semel.steps.rules import (
 )
 from semel.steps.store import Recorded, StepRows
 
-_SUPERSEDED: Final = "the record was granted to somebody else, or settled: step {step} was not begun"
+_SUPERSEDED: Final = "the record was granted to another attempt, or settled: step {step} was not begun"
 _UNSEEN: Final = (
     "the start of an earlier step was not confirmed by the store, and may be written yet, over what comes later: step "
     "{step} was not begun; the next run goes on"
@@ -274,12 +274,12 @@ class StepLedger:
             raise StoreTimeout(_UNSEEN.format(step=repr(step.shown)))
 
     def _learn(self) -> Flow[None]:
-        """Read the list once, unless nobody can have written one."""
+        """Read the list once, unless none can have been written."""
         if self._learned:
             return
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:
-            raise SupersededError("the record was granted to somebody else, or settled: no step was begun")
+            raise SupersededError("the record was granted to another attempt, or settled: no step was begun")
         try:
             self._steps = self._stored = unpack_steps(seen.steps, self._generation)
         except Unpackable as error:

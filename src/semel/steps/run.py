@@ -62,7 +62,7 @@ class StepBook:
         if permit.settling:
             raise StepError(f"step {name!r} was asked for after its command had ended; await every step in the handler")
         if permit.lost:
-            raise SupersededError(f"the record was granted to somebody else: step {name!r} was not begun")
+            raise SupersededError(f"the record was granted to another attempt: step {name!r} was not begun")
         # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
         # downstream remembers is thought to end early rather than late.
         left = permit.deadline_monotonic - time.monotonic()
@@ -314,5 +314,5 @@ def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
 
 
 def found_result(name: str, value: Any) -> bytes:
-    """The result of a step that somebody has found out, as it is recorded. Raises StepError."""
+    """The result of a step that was settled from outside, as it is recorded. Raises StepError."""
     return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]

@@ -1,6 +1,6 @@
 """The steps of one execution in its record's row: read and written by its holder alone, under its fence and nonce.
 
-No statement here changes a record that was granted to somebody else, was settled, or whose lease was given back.
+No statement here changes a record that was granted to another attempt, was settled, or whose lease was given back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """An execution that nobody holds, of an operation that is declared resumable."""
+    """An execution that no process holds, of an operation that is declared resumable."""
 
     id: bytes
     operation: str
@@ -71,7 +71,7 @@ class StepRows:
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
 
     def abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
-        """A page of the executions of resumable operations that may go on and that nobody holds, oldest lease first.
+        """A page of the resumable executions that may continue and that no process holds, oldest lease first.
 
         Parameters: ``after`` the lease and the id of the last one of the page before.
         """

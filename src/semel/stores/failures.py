@@ -21,7 +21,7 @@ BROKEN_RULE: Final = (
 
 
 def still_unknown(error: StoreUnavailable) -> StoreTimeout:
-    """The error for a statement whose connection ended under it, and which could not be said again.
+    """The error for a statement whose connection was lost, and which could not be retried.
 
     "Unavailable" would say that nothing was written, and nobody would release a claim that had landed after all.
     """

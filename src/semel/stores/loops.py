@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class Loops(Generic[V]):
-    """``make`` makes the value of a loop; ``drop`` ends that of one that is over, where nobody can be awaited."""
+    """``make`` makes the value of a loop; ``drop`` ends that of one that is over, where nothing can be awaited."""
 
     def __init__(self, make: Callable[[], V], drop: Callable[[V], None]) -> None:
         self._make = make

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
 from semel.errors import StoreUnavailable
 from semel.stores.deadline import Deadline
+from semel.stores.loops import Loops
+from semel.stores.process import begin_in_children
 
 C = TypeVar("C")
 
@@ -141,3 +143,37 @@ class Lifo(Generic[C]):
             self.count -= len(idle)
             self._changed.notify_all()
         return idle
+
+
+class HasConnectionsMax(Protocol):
+    """A server, as its URL describes it."""
+
+    @property
+    def connections_max(self) -> int: ...
+
+
+S = TypeVar("S", bound=HasConnectionsMax)
+
+
+class AsyncUnitPool(Generic[S, C]):
+    """The connections of units, on each event loop that they are used on."""
+
+    _open: Callable[[Deadline], Coroutine[Any, Any, C]]
+    _drop: Callable[[AsyncLifo[C]], None]  # what is idle on a loop that is over
+
+    def __init__(self, server: S) -> None:
+        self.server = server
+        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with no connections, also in a forked child."""
+        self._inherited.append(getattr(self, "_loops", None))
+        self._loops: Loops[AsyncLifo[C]]
+        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), self._drop)
+
+    @property
+    def lifo(self) -> AsyncLifo[C]:
+        """Those of this process and the running loop."""
+        return self._loops.here()

@@ -1,4 +1,4 @@
-"""What runs beside an application: the relay, the reaper, the completer, reconcilers, and what is said to them.
+"""What runs beside an application: the relay, the reaper, the completer, reconcilers, and how they are configured.
 
 Each name is loaded on first use: who runs a reaper does not load a relay.
 """

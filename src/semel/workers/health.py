@@ -1,4 +1,4 @@
-"""A worker's health over HTTP, for whoever restarts it: is its event loop alive, and does it reach its store?"""
+"""A worker's health over HTTP, for its supervisor: is its event loop alive, and does it reach its store?"""
 
 from __future__ import annotations
 

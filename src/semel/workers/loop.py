@@ -48,7 +48,7 @@ class Loop(ABC):
             self._task = None
 
     async def run(self) -> None:
-        """Go on until cancelled. A store that comes back finds its worker alive; so does an error that nobody expects.
+        """Go on until cancelled. A store that comes back finds its worker alive; so does an unexpected error.
 
         Such an error is logged once, and the next look comes after a rest of up to 30 seconds.
         """

@@ -1,4 +1,4 @@
-"""The reaper: what nobody holds any more becomes visible, and what is over is forgotten.
+"""The reaper: makes lapsed records visible, and forgets expired ones.
 
 A lapsed EXTERNAL command reads UNKNOWN within its lease and one second, whether or not anybody retries;
 expired answers and tombstones go hourly. Several reapers on one store are safe: every write they make is

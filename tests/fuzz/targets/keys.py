@@ -8,7 +8,7 @@ import http_sf
 from http_sf.errors import StructuredFieldError
 
 from semel.errors import InvalidKey
-from semel.http.keys import KEY_LENGTH_MAX, KeyFormat, parse_key, weakness
+from semel.keys import KEY_LENGTH_MAX, KeyFormat, parse_key, weakness
 
 TOKENS = (
     *(b'"', b'\\"', b"\\\\", b"\\", b";", b"; ", b"=", b",", b" ", b"\t", b"a", b"key-1", b"8e03978e-40d5-43dd-bc93-"),

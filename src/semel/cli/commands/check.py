@@ -67,7 +67,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Answer, run, and say how it stands."""
+    """Run the check and report its result."""
     if options.application is None and options.tests is None:
         raise UsageFailed("give an application, such as shop.main:app, or --run module:tests (see semel check --help)")
     document: dict[str, Any] = {}

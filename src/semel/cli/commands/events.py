@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.topic is not None and options.id is None and options.action in ("retry", "drop"):
         return _all_of(options, out)
     if options.action == "park" and not options.reason:
-        raise UsageFailed("semel events park needs a --reason: whoever finds it parked must know why")
+        raise UsageFailed("semel events park needs a --reason: an operator who finds it parked must know why")
     event = _named(options.action, options.id)
     with opened(options) as engine:
         events = Events(dialect_of(engine.store, "events"))

@@ -31,7 +31,7 @@ from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Find, Record, Scope
 from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey
-from semel.http.keys import parse_key
+from semel.keys import parse_key
 
 
 def add(commands: Commands[Parser]) -> None:

@@ -35,7 +35,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Find it and say where it stands."""
+    """Find the operation and print its state."""
     name = _name(options)
     with opened(options) as engine:
         found = find_execution(engine, name)

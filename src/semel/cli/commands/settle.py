@@ -1,4 +1,4 @@
-"""`semel settle`: an operator's word on a command whose outcome nobody could prove.
+"""`semel settle`: an operator's decision about a command whose outcome could not be proven.
 
 It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
 and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
@@ -153,7 +153,7 @@ def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
 
 
 def _steps(given: list[str]) -> dict[str, bool]:
-    """What is said of each step. Raises UsageFailed."""
+    """Read the options that settle single steps. Raises UsageFailed."""
     said: dict[str, bool] = {}
     for each in given:
         name, _, what = each.rpartition("=")

@@ -17,7 +17,7 @@ _DISCONNECTS: Final = frozenset(
 
 
 class ListenerGone(ConnectionError):
-    """Nobody takes the answer any more. Applications know it as the ``OSError`` that ASGI speaks of."""
+    """The client has disconnected. Applications see it as the ``OSError`` that ASGI defines."""
 
 
 class Listener:
@@ -31,15 +31,15 @@ class Listener:
         self._sending: asyncio.Timeout | None = None
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Send a message, which must not wait for somebody who has left."""
+        """Send a message, without waiting for a client that has disconnected."""
         if self._gone:
-            raise ListenerGone("whoever called this application has gone")
+            raise ListenerGone("the client has disconnected")
         try:
             async with asyncio.timeout(None) as self._sending:
                 await self._send(message)
         except Exception as error:
             if self._gone or is_disconnect(error):
-                raise ListenerGone("whoever called this application has gone") from error
+                raise ListenerGone("the client has disconnected") from error
             raise
         finally:
             self._sending = None
@@ -52,7 +52,7 @@ class Listener:
 
 
 def is_disconnect(error: BaseException) -> bool:
-    """Whether an error of sending says that nobody listens.
+    """Whether an error of sending says that the client has disconnected.
 
     >>> is_disconnect(BrokenPipeError()), is_disconnect(ValueError())
     (True, False)

@@ -1,4 +1,4 @@
-"""Keeping handlers alive whose clients have gone: each in a task of its own, unless nobody would cancel it."""
+"""Keeping handlers alive whose clients have gone: each in a task of its own, unless no server would cancel it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KeptAlive:
         return task
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Nobody waits for a task any more: what it still raises is reported."""
+        """Report what a task raises that is not awaited any more."""
         task.add_done_callback(_report)
 
     def is_needless(self, task: asyncio.Task[Any] | None) -> bool:

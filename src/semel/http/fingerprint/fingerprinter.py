@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json, plain_json, select_members
 from semel.http.fingerprint.multipart import MultipartDigest, form_canonical, parse_media_type
-from semel.http.fingerprint.recipe import (
+from semel.recipe import (
     Body,
     Computed,
     DigestField,

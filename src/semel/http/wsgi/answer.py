@@ -17,7 +17,7 @@ _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"conte
 
 
 def headers_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The request's fields; a list, for whoever keeps the request reads them again."""
+    """The request's fields, as a list: a kept request is read more than once."""
     found = []
     for name, value in environ.items():
         if name.startswith("HTTP_"):

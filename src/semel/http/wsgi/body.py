@@ -46,7 +46,7 @@ class KeptBody(io.RawIOBase):
         self.spool.close()
 
     def begin_anew(self) -> None:
-        """Read from the first byte once more, whoever has read it before.
+        """Read from the first byte once more.
 
         Raises ConfigurationError where the beginning is not kept any more.
         """

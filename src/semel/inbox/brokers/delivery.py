@@ -21,7 +21,7 @@ Handler = Callable[[Message, Any], Awaitable[object]]
 
 
 class Deliveries:
-    """Takes deliveries for one inbox. ``failed`` is told each exception that is not the last of its message."""
+    """Takes deliveries for one inbox. ``failed`` is called with each exception that is not the last of its message."""
 
     def __init__(
         self, inbox: AsyncInbox, handler: Handler, failed: Callable[[str, Exception], object] | None = None
@@ -70,7 +70,7 @@ def fitting(message_id: str) -> str:
 
 
 def log_busy(message_id: str) -> None:
-    """A concurrent duplicate: nothing failed, and nobody needs to act."""
+    """A concurrent duplicate: nothing failed, and no action is needed."""
     _LOG.info("message %s is being handled by another worker; it is tried again later", field(message_id))
 
 

@@ -35,7 +35,7 @@ from semel.core.identity import uuid_text
 from semel.core.model import CURSOR_MAX, Answer, Find, Record, Resolution, State
 from semel.errors import RecordUnreadableError, SchemaError, StoreError
 from semel.integrations.django.models import Record as RecordModel
-from semel.integrations.django.site import Place, site
+from semel.integrations.django.site import ProjectStore, site
 from semel.steps.doubts import step_of
 
 PAGE_ROWS: Final = 50
@@ -134,7 +134,7 @@ class Named(NamedTuple):
     """One record of one store."""
 
     database: str
-    place: Place
+    place: ProjectStore
     record: Record
 
     @property
@@ -325,11 +325,11 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return found
 
 
-def _places() -> dict[str, Place]:
+def _places() -> dict[str, ProjectStore]:
     return dict(site().stores())
 
 
-def _place(database: str) -> tuple[str, Place]:
+def _place(database: str) -> tuple[str, ProjectStore]:
     places = _places()
     name = database or site().database
     if name not in places:

@@ -14,7 +14,7 @@ from semel.http.exchange import Exchange
 from semel.http.outage import NO_STORE, UNCLAIMED
 from semel.integrations.django.answer import in_place_of, lines_of, response_of, whole_of, with_lines
 from semel.integrations.django.call import DjangoCall
-from semel.integrations.django.site import Place
+from semel.integrations.django.site import ProjectStore
 from semel.policy import Command
 from semel.stores.sql import django as databases
 
@@ -57,7 +57,7 @@ class AtomicRun:
 
 
 def run_atomic(
-    call: DjangoCall, place: Place, alias: str, command: Command, request: Any, view: Callable[[], Any]
+    call: DjangoCall, place: ProjectStore, alias: str, command: Command, request: Any, view: Callable[[], Any]
 ) -> Any:
     """Call the view in the outermost block of its database, with the command's record in it.
 

@@ -27,7 +27,7 @@ from semel.stores.sql import django as databases
 if TYPE_CHECKING:
     from semel.integrations.django.atomic import AtomicRun
     from semel.integrations.django.middleware import SemelMiddleware
-    from semel.integrations.django.site import Place
+    from semel.integrations.django.site import ProjectStore
 
 CALL: Final = "semel_call"
 
@@ -46,7 +46,7 @@ class DjangoCall(InsideCall):
                 request._stream, _length_of(request), site().body_bytes_max
             )  # what reads the form, as the CSRF check does, leaves the bytes for the claim
 
-    def command_of(self, place: Place, route: Route, params: Params, request: Any) -> Command | Answer | None:
+    def command_of(self, place: ProjectStore, route: Route, params: Params, request: Any) -> Command | Answer | None:
         """The view's command; or the answer that leaves instead, or None to run unprotected.
 
         Parameters: ``request`` that the caller function reads: Django's, or REST framework's.

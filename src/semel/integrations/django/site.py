@@ -44,7 +44,7 @@ BULKS: Final[list[str]] = []  # the names of lists, likewise
 
 
 @dataclass(slots=True)
-class Place:
+class ProjectStore:
     """One store of the project: its engine, its surface, and its operations by name."""
 
     url: str
@@ -64,7 +64,7 @@ class Site:
         self._lock = threading.RLock()
         self._declared = _DECLARED
         self.plain = _PLAIN
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, ProjectStore] = {}
         self._templates: dict[str, set[str]] | None = None
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"SEMEL must be a dictionary of settings; it is {given!r}")
@@ -135,7 +135,7 @@ class Site:
 
     # --- stores -----------------------------------------------------------------------------------
 
-    def place(self, alias: str) -> Place:
+    def place(self, alias: str) -> ProjectStore:
         """The store of a database alias, as Django's settings are now."""
         url = self.url(alias)
         found = self._places.get(alias)
@@ -155,12 +155,12 @@ class Site:
             return self._url
         return databases.store_url_of(alias)
 
-    def _made(self, alias: str, url: str) -> Place:
+    def _made(self, alias: str, url: str) -> ProjectStore:
         if self._url is None or alias != self.database:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
         surface = HttpSettings.of(engine, self.surface_options)
-        place = Place(url, engine, surface, SyncOperations(surface, engine, lambda: (*self._declared, *BULKS)))
+        place = ProjectStore(url, engine, surface, SyncOperations(surface, engine, lambda: (*self._declared, *BULKS)))
         for each in self._declared.values():
             if each.using == alias:
                 place.declared[each.name] = declare_endpoint(
@@ -169,11 +169,11 @@ class Site:
         self._templates = None
         return place
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[ProjectStore]:
         """The stores of all operations, the project's own first."""
         return (place for _, place in self.stores())
 
-    def stores(self) -> Iterator[tuple[str, Place]]:
+    def stores(self) -> Iterator[tuple[str, ProjectStore]]:
         """As :meth:`places`, each with the alias of its database."""
         for alias in dict.fromkeys([self.database, *(each.using for each in self._declared.values())]):
             yield alias, self.place(alias)

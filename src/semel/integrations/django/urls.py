@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 
 from semel.core.model import Answer
 from semel.integrations.django.answer import response_of
-from semel.integrations.django.site import Place, site
+from semel.integrations.django.site import ProjectStore, site
 
 
 def _asked(request: Any, ask: Any) -> Any:
@@ -27,7 +27,7 @@ def _asked(request: Any, ask: Any) -> Any:
 def by_id(request: Any, operation_id: str) -> Any:
     """An operation of the caller's, by its id."""
 
-    def ask(place: Place) -> Answer:
+    def ask(place: ProjectStore) -> Answer:
         return place.operations.by_id(operation_id, request)
 
     return _asked(request, ask)
@@ -38,7 +38,7 @@ def by_key(request: Any) -> Any:
     """An operation of the caller's, by its key or reference."""
     query = str(request.META.get("QUERY_STRING", "")).encode("latin-1")
 
-    def ask(place: Place) -> Answer:
+    def ask(place: ProjectStore) -> Answer:
         return place.operations.by_key(query, request)
 
     return _asked(request, ask)

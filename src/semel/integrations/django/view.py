@@ -22,7 +22,7 @@ from semel.http.routing import PATH, UNSAFE_METHODS, Params
 from semel.integrations.django.answer import response_of, stream_of
 from semel.integrations.django.atomic import run_atomic
 from semel.integrations.django.call import CALL, DjangoCall, environ_of
-from semel.integrations.django.site import BULKS, Declared, Place, site
+from semel.integrations.django.site import BULKS, Declared, ProjectStore, site
 from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
 from semel.policy import Command, Policy, PolicyOptions
 from semel.stores.sql import django as databases
@@ -224,7 +224,7 @@ def _call_of(declared: Declared, request: Any) -> DjangoCall | None:
 
 def _command(
     call: DjangoCall, declared: Declared, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Place, Command | Answer | None]:
+) -> tuple[ProjectStore, Command | Answer | None]:
     here = site()
     place = here.place(declared.using)
     here.look_at_routes()

@@ -16,8 +16,8 @@ from semel.errors import ConfigurationError, InvalidKey, MissingKey, PolicyError
 from semel.functions.arguments import check_key
 from semel.functions.fingerprints import digest
 from semel.http.caller import Caller
-from semel.http.keys import parse_key
 from semel.http.refused import CallerNotKnown
+from semel.keys import parse_key
 from semel.operations.flow import check_kept
 from semel.policy import Command, Policy
 
@@ -35,7 +35,7 @@ _NOT_HERE: Final = {
     "success": "end the call with a code: context.abort(...)",
     "redact": "answers='seal' encrypts the whole response",
     "rebuild": "answers='seal' or 'forget' keeps nothing of it in clear",
-    "resumable": "nobody could answer the call that a completer goes on with",
+    "resumable": "the call that a completer continues has no client to answer",
     "on_unprotected": "a call runs protected or not at all; key='optional' lets those without a key pass",
 }
 
@@ -131,7 +131,7 @@ class DeclaredRpc:
             raise CallerNotKnown
         if not isinstance(caller, Caller):
             raise ConfigurationError(
-                f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None for nobody"
+                f"caller= returned a {type(caller).__name__}; it must return a Caller(tenant, id), or None"
             )
         canonical = _canonical(raw, message)
         secret = self._engine.core.id_secret

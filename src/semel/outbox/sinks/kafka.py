@@ -102,7 +102,7 @@ class KafkaSink:
         return future
 
     async def _missing(self, producer: Any, topics: set[str]) -> dict[str, Refused | Unreached]:
-        """What is said of topics that cannot be written to: the client would look for each until its time is over.
+        """The error for topics that cannot be written to: the client would look for each until its timeout.
 
         Raises KafkaError, OSError, TimeoutError where the cluster does not say.
         """

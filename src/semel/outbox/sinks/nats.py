@@ -98,7 +98,7 @@ class NatsSink:
         ]
 
     async def _look(self, client: Client, topic: str) -> Reply:
-        """What it means that nobody answered a subject."""
+        """The error for a subject without a responder."""
         subject = f"{self._prefix}{topic}"
         try:
             stream = await client.jetstream(timeout=LOOK_SECONDS).find_stream_name_by_subject(subject)
@@ -106,7 +106,7 @@ class NatsSink:
             return Refused(f"no stream takes the subject {subject}; make one on the broker")
         except (NatsError, OSError, TimeoutError) as error:
             return Unreached(
-                f"nobody answers the subject {subject}, nor JetStream what its streams are ({told(error)})"
+                f"no responder listens on the subject {subject}, nor JetStream what its streams are ({told(error)})"
             )
         return Unreached(f"the stream {stream!r}, which takes the subject {subject}, does not answer")
 

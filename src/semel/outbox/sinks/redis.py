@@ -17,7 +17,7 @@ from semel.outbox.sinks.redis_streams import AppendLost, Streams
 
 
 class RedisSink:
-    """Appends to a server's streams. Parameters as ``Streams``; ``prefix`` stands before each topic."""
+    """Appends to a server's streams. Parameters as ``Streams``; ``prefix`` is put before each topic."""
 
     def __init__(self, url: str, *, prefix: str = "", maxlen: int | None = None, create: bool = True) -> None:
         self.name = shown_url(url)

@@ -92,7 +92,7 @@ class AsyncmyLoop:
             await close(connection)
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        """As ``close_idle``, where the loop is over: nothing can be awaited."""
         drop(self._lifo)
 
     async def close(self) -> None:

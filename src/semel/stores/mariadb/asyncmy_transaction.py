@@ -11,13 +11,11 @@ from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
-from semel.stores.loops import Loops
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
-from semel.stores.pool import AsyncLifo
-from semel.stores.process import begin_in_children
+from semel.stores.pool import AsyncUnitPool
 
 T = TypeVar("T")
 
@@ -234,25 +232,10 @@ class AsyncmyUnit:
             await self._pool.give(self._taken, sound=False)
 
 
-class AsyncmyUnitPool:
+class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
     """The connections of units, on each event loop that they are used on."""
 
-    def __init__(self, server: MariadbServer) -> None:
-        self.server = server
-        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self.begin_process()
-        begin_in_children(self)
-
-    def begin_process(self) -> None:
-        """Start with no connections, also in a forked child."""
-        self._inherited.append(getattr(self, "_loops", None))
-        self._loops: Loops[AsyncLifo[Taken]]
-        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
-
-    @property
-    def lifo(self) -> AsyncLifo[Taken]:
-        """Those of this process and the running loop."""
-        return self._loops.here()
+    _drop = staticmethod(drop)
 
     async def begin(self) -> AsyncmyUnit:
         """A unit on a connection of its own.

@@ -64,7 +64,7 @@ class Lost(Exception):
 
 
 class MariadbRefused(Exception):
-    """The server answered a statement with an error; the connection stands."""
+    """The server answered a statement with an error; the connection is still usable."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)

@@ -143,7 +143,7 @@ def written(statement: Statement, params: Params | Row, clock: Clock | None) -> 
 
 
 def converse(make: MakeFlow[T], clock: Clock | None, packet_max: int, *, inside: bool = False) -> Conversation[T]:
-    """A flow as a conversation. ``inside`` a transaction that somebody else ends.
+    """A flow as a conversation. ``inside`` a transaction that another party ends.
 
     Raises Refused, and StatementRefused for what fits into no packet of the server's.
     """

@@ -83,7 +83,7 @@ class AsyncpgDriver:
         return result
 
     async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        """As ``run_async``, for a task of the engine that is never cancelled and has waited ``waited`` seconds."""
         return await self._loop().run(make, waited)
 
     @property
@@ -181,7 +181,7 @@ class _Loop:
                 await taken.connection.close(timeout=1)
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        """As ``close_idle``, where the loop is over: nothing can be awaited."""
         for taken in self._connections.forget_idle():
             drop(taken.connection)
 

@@ -10,7 +10,6 @@ As with psycopg, a session begins its next command with its settings and its use
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -18,24 +17,20 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import HandlerRefused, StoreError, StoreUnavailable
+from semel.errors import StoreError, StoreUnavailable
 from semel.stores.deadline import Deadline
-from semel.stores.failures import WENT_ON
-from semel.stores.loops import Loops
-from semel.stores.pool import AsyncLifo
-from semel.stores.postgres.asyncpg_driver import BROKEN, drop, told
-from semel.stores.postgres.errors import cannot_connect, is_conflict
+from semel.stores.pool import AsyncLifo, AsyncUnitPool
+from semel.stores.postgres.asyncpg_driver import BROKEN, drop, is_lost, told
+from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import Notices
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer
-from semel.stores.postgres.psycopg_pipeline import is_outdated
-from semel.stores.process import begin_in_children
+from semel.stores.postgres.psycopg_driver import PostgresServer
+from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive_async
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")
 
 _LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
 _RESET: Final = "BEGIN; RESET ALL; RESET ROLE; END; "  # as in ``psycopg_unit``
-_BROKEN: Final = (asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError)
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
 
 
@@ -61,17 +56,28 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             await super().close(**options)
 
 
-class AsyncpgUnit:
+class _NotOwn(Exception):
+    """The claim is not this transaction's own."""
+
+
+class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
     """One transaction. Made by :class:`AsyncpgUnitPool`."""
 
+    _library = Library(
+        errors=(*_LOST, TimeoutError),
+        not_own=(_NotOwn,),
+        broken=(asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError),
+        told=told,
+        is_lost=lambda error: isinstance(error, OSError) or is_lost(error),
+    )
+
     def __init__(self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection, deadline: Deadline) -> None:
-        self._raw = connection
+        super().__init__(pool, connection)
+        connection.handed_out = False
         self._lent: Any = None
-        self._pool = pool
-        self._pid = os.getpid()
         self._transaction = connection.transaction()
         self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
-        self._ended = False
+        self._notices = Notices()
 
     @property
     def connection(self) -> Any:
@@ -95,46 +101,32 @@ class AsyncpgUnit:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost.
         """
-        conflicts = 0
-        while True:
-            flow = make()
-            try:
-                needed = next(flow)
-                while True:
-                    assert type(needed) is Query
-                    needed = flow.send(await self._ask(needed))
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            except (*_LOST, TimeoutError) as error:
-                conflicts += 1
-                again = is_conflict(error) or is_outdated(error)
-                if isinstance(error, TimeoutError):  # asyncpg would wait for the answer before it says anything else
-                    self._raw.terminate()
-                if self._lent is not None or not again or conflicts > CONFLICTS_MAX:
-                    raise told(error) from error
-            await self._begin_again()  # the claim names its nonce, so it may be made again
+        return await drive_async(self._performing(make))
 
     async def _begin_again(self) -> None:
-        try:
-            async with asyncio.timeout(self._call().for_answer()):
-                await self._transaction.rollback()
-            self._transaction = self._raw.transaction()
-            await self.begin()
-        except (*_LOST, TimeoutError) as error:
-            raise told(error) from error
+        async with asyncio.timeout(self._call().for_answer()):
+            await self._transaction.rollback()
+        self._transaction = self._connection.transaction()
+        await self.begin()
+
+    def _asking(self, needed: Query) -> Talk[list[Any]]:
+        rows: list[Any] = yield lambda: self._ask(needed)
+        return rows
 
     async def _ask(self, needed: Query) -> list[Any]:
-        server = self._pool.server
-        values = server.values(needed.statement, needed.params)
-        async with asyncio.timeout(self._call().for_answer()):
-            rows = await self._raw.fetch(needed.statement.numbered, *values)
+        values = self._pool.server.values(needed.statement, needed.params)
+        try:
+            async with asyncio.timeout(self._call().for_answer()):
+                rows = await self._connection.fetch(needed.statement.numbered, *values)
+        except TimeoutError:  # asyncpg would wait for the answer before it says anything else
+            self._connection.terminate()
+            raise
         return [tuple(row) for row in rows]
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
-        self._raw.handed_out = self._raw.worn = True
-        self._lent = PoolConnectionProxy(None, self._raw)
+        self._connection.handed_out = self._connection.worn = True
+        self._lent = PoolConnectionProxy(None, self._connection)
         self._deadline = None
         return self._lent
 
@@ -145,96 +137,56 @@ class AsyncpgUnit:
             HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
-        assert isinstance(needed, Query)
-        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``rollback_async``
-            return False
-        self._raw.handed_out = False
+        return await drive_async(self._settling(needed))
+
+    def _taking_back(self) -> Talk[None]:
+        self._connection.handed_out = False
         self._deadline = Deadline(self._pool.server.patience_seconds)
+        yield from ()
+
+    async def _settle_and_commit(self, needed: Query) -> None:
+        """Run the settle, then COMMIT: asyncpg cannot send them together."""
         try:
             await self._ask(needed)
-        except asyncpg.DivisionByZeroError:
-            await self.rollback_async()
-            return False
-        except _BROKEN as error:
-            await self.rollback_async()
-            raise HandlerRefused(WENT_ON) from error
-        except TimeoutError as error:
-            await self._end(sound=False)
-            raise told(error) from error
-        except _LOST as error:
-            await self.rollback_async()
-            raise told(error) from error
-        await self._commit()
-        return True
-
-    async def _commit(self) -> None:
-        notices = Notices()
+        except asyncpg.DivisionByZeroError as error:
+            raise _NotOwn from error
+        hear = self._notices.hear
+        self._connection.add_log_listener(hear)
         try:
-            self._raw.add_log_listener(notices.hear)
-            try:
-                async with asyncio.timeout(self._call().for_answer()):
-                    await self._transaction.commit()
-            finally:
-                self._raw.remove_log_listener(notices.hear)  # asyncpg warns of one that is left where it is given back
-        except asyncpg.PostgresError as error:
-            await self.rollback_async()
-            raise told(error) from error
-        except (*_LOST, TimeoutError) as error:
-            await self._end(sound=False)
-            raise told(error) from error
-        await self._end(sound=not notices.unreplicated)
-        notices.check()
+            async with asyncio.timeout(self._call().for_answer()):
+                await self._transaction.commit()
+        finally:
+            self._connection.remove_log_listener(hear)  # asyncpg warns of one that is left where it is given back
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        if self._ended:
-            return
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-            return
-        self._raw.handed_out = False
-        sound = False
-        with suppress(*_LOST, TimeoutError):
-            if not self._raw.is_closed() and self._raw.is_in_transaction():
-                async with asyncio.timeout(self._call().for_answer()):
-                    await self._raw.execute("ROLLBACK")
-            sound = True
-        await self._end(sound=sound)
+        await drive_async(self._rolling_back())
 
-    async def _end(self, *, sound: bool) -> None:
-        if self._ended:
-            return
-        self._ended = True
+    def _undoing(self) -> Talk[bool]:
+        self._connection.handed_out = False
+        try:
+            yield self._undo
+        except (*_LOST, TimeoutError):
+            return False
+        return True
+
+    async def _undo(self) -> None:
+        if not self._connection.is_closed() and self._connection.is_in_transaction():
+            async with asyncio.timeout(self._call().for_answer()):
+                await self._connection.execute("ROLLBACK")
+
+    async def _give_back(self, sound: bool) -> None:
+        raw = self._connection
         if self._lent is not None:
             self._lent._detach()  # what the handler may have kept of it is closed for good
-            self._raw._on_release()
-        self._raw.handed_out = False
-        self._raw._top_xact = None  # it was ended by words, not by its object
-        await self._pool.give(self._raw, sound=sound and not self._raw.is_closed())
+            raw._on_release()
+        raw.handed_out = False
+        raw._top_xact = None  # it was ended by words, not by its object
+        await self._pool.give(raw, sound=sound and not raw.is_closed())
 
 
-class AsyncpgUnitPool:
+class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
     """The connections of units, on each event loop that they are used on."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.server = server
-        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin()
-        begin_in_children(self)
-
-    def _begin(self) -> None:
-        self._loops: Loops[AsyncLifo[AsyncpgUnitConnection]]
-        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), _drop_idle)
-
-    def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
-        self._inherited.append(self._loops)
-        self._begin()
-
-    @property
-    def lifo(self) -> AsyncLifo[AsyncpgUnitConnection]:
-        """Those of this process and the running loop."""
-        return self._loops.here()
 
     async def begin(self) -> AsyncpgUnit:
         """Begin a unit on a connection of its own.
@@ -286,16 +238,16 @@ class AsyncpgUnitPool:
             raise cannot_connect(str(error) or type(error).__name__) from error
         return connection
 
+    @staticmethod
+    def _drop(lifo: AsyncLifo[AsyncpgUnitConnection]) -> None:
+        for connection in lifo.forget_idle():
+            drop(connection)
+
     async def close(self) -> None:
         """Close what is idle on this loop."""
         for connection in self.lifo.forget_idle():
             with suppress(*_LOST, TimeoutError):
                 await connection.close(timeout=1)
-
-
-def _drop_idle(lifo: AsyncLifo[AsyncpgUnitConnection]) -> None:
-    for connection in lifo.forget_idle():
-        drop(connection)
 
 
 def _unbegun(error: BaseException) -> StoreError:

@@ -70,7 +70,7 @@ class Line(Protocol):
         """Roll back what the join itself began, and nothing else; awaited on a loop."""
 
     def fail(self) -> None:
-        """The settlement was refused: see to it that nobody commits, where the library has a word for it."""
+        """The settlement was refused: mark the transaction for rollback, where the library can."""
 
 
 class PostgresHome:

@@ -1,4 +1,4 @@
-"""What libpq takes for a connection string, so that a mistake in one is told before anything is opened."""
+"""Parses connection strings with libpq, so that a mistake in one is found before anything is opened."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class PsycopgDriver:
         return result
 
     async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        """As ``run_async``, for a task of the engine that is never cancelled and has waited ``waited`` seconds."""
         return await self._loop().run(make, waited)
 
     def _loop(self) -> _Loop:
@@ -272,7 +272,7 @@ class _Loop:
             await connection.close()
 
     def drop_idle(self) -> None:
-        """As ``close_idle``, where the loop is over: nobody can be awaited."""
+        """As ``close_idle``, where the loop is over: nothing can be awaited."""
         for connection in self._connections.forget_idle():
             connection.pgconn.finish()
 

@@ -5,7 +5,7 @@ transaction no round trip of its own. The connection that is handed out ends no 
 ``commit()`` keeps the writes for Semel's COMMIT, its ``rollback()`` undoes the handler's writes alone. A COMMIT
 written as SQL does end it; then the settle fails by itself, since the claim is not its transaction's own.
 
-What a unit does is written once, as generators that yield each call; threads make it, event loops await it.
+``transaction`` says what a unit does; threads make its calls here, event loops in ``psycopg_transaction_async``.
 
 A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
 and committed, was that command's.
@@ -14,9 +14,8 @@ and committed, was that command's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.pq import PGconn, TransactionStatus
@@ -25,13 +24,13 @@ from semel.core.flow import Ask, MakeFlow
 from semel.engine.shield import later
 from semel.errors import HandlerRefused
 from semel.stores.deadline import Deadline
-from semel.stores.failures import WENT_ON
 from semel.stores.pool import Lifo
-from semel.stores.postgres.errors import cannot_connect, is_conflict
+from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg_arrays import with_arrays
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX, PostgresServer, is_lost, is_stale, told
-from semel.stores.postgres.psycopg_pipeline import Said, is_outdated, names_of, said
+from semel.stores.postgres.psycopg_driver import PostgresServer, is_lost, is_stale, told
+from semel.stores.postgres.psycopg_pipeline import Said, names_of, said
 from semel.stores.postgres.psycopg_timeout import PatientConnection, opening
+from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Query
 
@@ -100,24 +99,19 @@ def successor(connection: C) -> C:
 
 
 def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, server: PostgresServer) -> tuple[Said, ...]:
-    """What is said before BEGIN. Behind a pooler the session is everybody's, and not reset."""
+    """The statements before BEGIN. Behind a pooler the session is shared, and not reset."""
     return RESET if connection.worn and server.prepared else ()
 
 
-Talk = Generator[Callable[[], Any], Any, T]
-"""What a unit does, in either colour: it yields each call that waits for the server, and is sent what came of it."""
+class PsycopgTalk(UnitTalk[C]):
+    """One transaction through psycopg, in either colour. Nothing is sent before the claim."""
 
-
-class UnitTalk(Generic[C]):
-    """One transaction. Nothing is sent before the claim; a shell makes the calls, or awaits them."""
+    _library = Library((psycopg.Error,), (psycopg.errors.DivisionByZero,), BROKEN, told, is_lost)
 
     def __init__(self, pool: Any, connection: C, *, was_idle: bool) -> None:
-        self._connection = connection
-        self._pool = pool
-        self._pid = os.getpid()
+        super().__init__(pool, connection)
         self._was_idle = was_idle
         self._begun = False
-        self._ended = False
 
     @property
     def connection(self) -> C:
@@ -127,13 +121,15 @@ class UnitTalk(Generic[C]):
         """
         if self._ended:
             raise psycopg.ProgrammingError(LATE)
-        return self._connection
+        connection: C = self._connection
+        return connection
 
     def hand_out(self) -> C:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self._connection.handed_out = self._connection.worn = True
         self._connection.deadline = None
-        return self._connection
+        connection: C = self._connection
+        return connection
 
     def _said(self, *statements: Said) -> Any:
         """All of them in one round trip. The rows of the one that has values."""
@@ -151,32 +147,9 @@ class UnitTalk(Generic[C]):
         finally:
             connection.deadline = None  # the handler may take its time
 
-    def _performing(self, make: MakeFlow[T]) -> Talk[T]:
-        conflicts = 0
-        while True:
-            flow = make()
-            try:
-                needed = next(flow)
-                while True:
-                    assert type(needed) is Query
-                    needed = flow.send((yield from self._asking(needed)))
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            except psycopg.Error as error:
-                conflicts += 1
-                again = is_conflict(error) or is_outdated(error)
-                if self._connection.handed_out or not again or conflicts > CONFLICTS_MAX:
-                    raise told(error) from error
-            yield from self._beginning_again()
-
-    def _beginning_again(self) -> Talk[None]:
-        """Another transaction was first. The claim names its nonce, so it may be made again, on a new snapshot."""
-        try:
-            yield partial(self._connection.execute, b"ROLLBACK")
-        except psycopg.Error as error:
-            raise told(error) from error
+    def _begin_again(self) -> Any:
         self._begun = False
+        return self._connection.execute(b"ROLLBACK")
 
     def _asking(self, needed: Query) -> Talk[list[Any]]:
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
@@ -200,42 +173,20 @@ class UnitTalk(Generic[C]):
         rows = yield partial(self._said, *begin)
         return rows
 
-    def _settling(self, needed: Ask[Any]) -> Talk[bool]:
-        assert isinstance(needed, Query)
-        if self._ended or self._pid != os.getpid():  # a forked handler's: as in ``_rolling_back``
-            return False
-        connection = self._connection
-        if not (yield partial(connection.is_left_alone, self._pool.server.patience_seconds)):
+    def _taking_back(self) -> Talk[None]:
+        if not (yield partial(self._connection.is_left_alone, self._pool.server.patience_seconds)):
             yield from self._ending(sound=False)
             raise HandlerRefused(LEFT)
-        connection.deadline = Deadline(self._pool.server.patience_seconds)
-        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
-        try:
-            yield partial(self._said, (needed.statement.numbered.encode(), values), (b"COMMIT", None))
-        except psycopg.errors.DivisionByZero:
-            yield from self._rolling_back()
-            return False
-        except BROKEN as error:
-            yield from self._rolling_back()
-            raise HandlerRefused(WENT_ON) from error
-        except psycopg.Error as error:
-            if is_lost(error):
-                yield from self._ending(sound=False)
-            else:
-                yield from self._rolling_back()
-            raise told(error) from error
-        yield from self._ending(sound=not connection.notices.unreplicated)
-        connection.notices.check()
-        return True
+        self._connection.deadline = Deadline(self._pool.server.patience_seconds)
 
-    def _rolling_back(self) -> Talk[None]:
-        if self._ended:
-            return
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-            return
+    def _settle_and_commit(self, needed: Query) -> Any:
+        self._notices = self._connection.notices
+        values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
+        return self._said((needed.statement.numbered.encode(), values), (b"COMMIT", None))
+
+    def _undoing(self) -> Talk[bool]:
         patience = self._pool.server.patience_seconds
-        sound = yield partial(self._connection.is_left_alone, patience)
+        sound: bool = yield partial(self._connection.is_left_alone, patience)
         if sound and self._connection.info.transaction_status is not TransactionStatus.IDLE:
             if self._connection.deadline is None:  # else it is the end of a call that has failed
                 self._connection.deadline = Deadline(patience)
@@ -246,18 +197,15 @@ class UnitTalk(Generic[C]):
                     yield partial(self._said, (b"ROLLBACK", None))
             except psycopg.Error:
                 sound = False
-        yield from self._ending(sound=sound)
+        return sound
 
-    def _ending(self, *, sound: bool) -> Talk[None]:
-        if self._ended:
-            return
-        self._ended = True
+    def _give_back(self, sound: bool) -> Any:
         idle = sound and self._connection.info.transaction_status is TransactionStatus.IDLE
         self._connection.handed_out = False
-        yield partial(self._pool.give, self._connection, sound=idle)
+        return self._pool.give(self._connection, sound=idle)
 
 
-class PsycopgUnit(UnitTalk[PsycopgUnitConnection]):
+class PsycopgUnit(PsycopgTalk[PsycopgUnitConnection]):
     """One transaction of a thread's. Made by :class:`PsycopgUnitPool`."""
 
     def _said(self, *statements: Said) -> list[Any]:
@@ -270,7 +218,7 @@ class PsycopgUnit(UnitTalk[PsycopgUnitConnection]):
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost, or has not answered in time.
         """
-        return _drive(self._running(make))
+        return drive(self._running(make))
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
@@ -279,32 +227,16 @@ class PsycopgUnit(UnitTalk[PsycopgUnitConnection]):
             HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
             StoreTimeout: not answered: not known yet. NotReplicated: its wait for the standby was cut short.
         """
-        return _drive(self._settling(needed))
+        return drive(self._settling(needed))
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        _drive(self._rolling_back())
+        drive(self._rolling_back())
 
     def __del__(self) -> None:
         # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
-
-
-def _drive(talk: Talk[T]) -> T:
-    """Make the calls, one after the other."""
-    try:
-        call = next(talk)
-        while True:
-            try:
-                reply = call()
-            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
-                call = talk.throw(error)
-            else:
-                call = talk.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 class PsycopgUnitPool:

@@ -8,8 +8,7 @@ import psycopg
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
-from semel.stores.loops import Loops
-from semel.stores.pool import AsyncLifo
+from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg_driver import PostgresServer
 from semel.stores.postgres.psycopg_pipeline import Said, said_async
@@ -19,11 +18,10 @@ from semel.stores.postgres.psycopg_transaction import (
     RELEASE,
     ROLLBACK_TO,
     SAVEPOINT,
-    Talk,
-    UnitTalk,
+    PsycopgTalk,
     successor,
 )
-from semel.stores.process import begin_in_children
+from semel.stores.postgres.transaction import drive_async
 
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
             await super().close()
 
 
-class AsyncPsycopgUnit(UnitTalk[AsyncPsycopgUnitConnection]):
+class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
     """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`."""
 
     async def _said(self, *statements: Said) -> list[Any]:
@@ -66,55 +64,19 @@ class AsyncPsycopgUnit(UnitTalk[AsyncPsycopgUnitConnection]):
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As :meth:`PsycopgUnit.run <semel.stores.postgres.psycopg_transaction.PsycopgUnit.run>`."""
-        return await _drive(self._running(make))
+        return await drive_async(self._running(make))
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`PsycopgUnit.settle <semel.stores.postgres.psycopg_transaction.PsycopgUnit.settle>`."""
-        return await _drive(self._settling(needed))
+        return await drive_async(self._settling(needed))
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        await _drive(self._rolling_back())
+        await drive_async(self._rolling_back())
 
 
-async def _drive(talk: Talk[T]) -> T:
-    """Await the calls, one after the other."""
-    try:
-        call = next(talk)
-        while True:
-            try:
-                reply = await call()
-            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
-                call = talk.throw(error)
-            else:
-                call = talk.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-class AsyncPsycopgUnitPool:
+class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnection]):
     """The connections of units, on each event loop that they are used on."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.server = server
-        self._inherited: list[object] = []  # a parent's connections: never used here, never closed
-        self._begin()
-        begin_in_children(self)
-
-    def _begin(self) -> None:
-        self._loops: Loops[AsyncLifo[AsyncPsycopgUnitConnection]]
-        self._loops = Loops(lambda: AsyncLifo(self._open, self.server.connections_max), drop)
-
-    def begin_process(self) -> None:
-        """In a forked child: begin without connections."""
-        self._inherited.append(self._loops)
-        self._begin()
-
-    @property
-    def lifo(self) -> AsyncLifo[AsyncPsycopgUnitConnection]:
-        """Those of this process and the running loop."""
-        return self._loops.here()
 
     async def begin(self) -> AsyncPsycopgUnit:
         """A unit on a connection of its own.
@@ -159,8 +121,7 @@ class AsyncPsycopgUnitPool:
         for connection in self.lifo.forget_idle():
             await connection.close()
 
-
-def drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
-    """Close what is idle on a loop that is over."""
-    for connection in lifo.forget_idle():
-        connection.pgconn.finish()
+    @staticmethod
+    def _drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
+        for connection in lifo.forget_idle():
+            connection.pgconn.finish()

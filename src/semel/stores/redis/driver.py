@@ -101,7 +101,7 @@ class RedisDriver:
         return result
 
     async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
-        """As ``run_async``, for a task of the engine's that nobody cancels; it has ``waited`` for so many seconds."""
+        """As ``run_async``, for a task of the engine that is never cancelled and has waited ``waited`` seconds."""
         loop = self._loop()
         flow, deadline = make(), Deadline(self.server.patience_seconds, waited)
         try:

@@ -15,7 +15,7 @@ _REMEDIES: Final = {
     "OOM": "the server's memory is full and it evicts nothing: raise maxmemory, or shorten the retention",
     "MISCONF": "the server cannot write to its disk: make room, and check its log",
     "LOADING": "the server is still reading its data: retry with the same key",
-    "BUSY": "a script of somebody else blocks the server: end it with SCRIPT KILL",
+    "BUSY": "another client's script blocks the server: end it with SCRIPT KILL",
     "CLUSTERDOWN": "the cluster has lost a part of its slots: check it with 'redis-cli --cluster check'",
     "NOAUTH": "the server wants a password: put it into the URL",
     "WRONGPASS": "the user or the password is wrong: check the URL",
@@ -25,7 +25,7 @@ _REMEDIES: Final = {
     "TRYAGAIN": "a slot of the cluster is on its way to another node: retry with the same key",
 }
 _TELLING: Final = (
-    ("Script killed by user", "somebody ended it with SCRIPT KILL, before it had written: retry with the same key"),
+    ("Script killed by user", "it was ended with SCRIPT KILL, before it had written: retry with the same key"),
     ("The user executing the script", _RIGHTS),
     ("ACL failure in script", _RIGHTS),
     ("unexpected symbol near '#'", "Semel needs Redis 7.0, Valkey 7.2 or newer: upgrade the server"),

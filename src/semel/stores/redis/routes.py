@@ -111,7 +111,7 @@ class KeyRoutes(Protocol):
     """Where keys are: one server, a cluster, or the primary that Sentinels name (``redis_sentinel``)."""
 
     def node_of(self, key: bytes) -> Node:
-        """Who has a key. Raises StoreUnavailable where nobody does."""
+        """The node that has a key. Raises StoreUnavailable where none does."""
 
     def lane(self, key: bytes) -> str:
         """What calls of one round trip have in common."""
@@ -120,7 +120,7 @@ class KeyRoutes(Protocol):
         """Whether to ask before anything is sent."""
 
     def refresh(self) -> Refreshing:
-        """Ask. Raises StoreUnavailable where nobody knows."""
+        """Ask the nodes for the map. Raises StoreUnavailable where none knows it."""
 
     def failed(self, node: Node) -> None:
         """A node did not answer, or takes no writes."""
@@ -160,7 +160,7 @@ class Single:
 
 @dataclass
 class Cluster:
-    """The cluster's map, as far as it is known. Not locked: whoever is late learns the same again."""
+    """The cluster's map, as far as it is known. Not locked: two callers may learn the same map."""
 
     seeds: tuple[Node, ...]
     _nodes: dict[int, Node] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Cluster:
         return node
 
     def lane(self, key: bytes) -> str:
-        """The calls to one node share their round trips, so that a node which hangs holds nobody else up."""
+        """The calls to one node share their round trips, so that a node which hangs delays no other node."""
         return str(self._nodes.get(slot(key), ""))
 
     def stale(self) -> bool:

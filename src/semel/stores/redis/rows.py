@@ -1,4 +1,4 @@
-"""One record at a time: read with the time to decide by, and written over only where nobody was quicker."""
+"""One record at a time: read with the server's time, and overwritten only if it has not changed since."""
 
 from __future__ import annotations
 

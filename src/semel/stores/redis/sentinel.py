@@ -19,7 +19,7 @@ PRIMARY: Final = b"master"
 
 @dataclass
 class Sentinel:
-    """The primary of a ``service``, as far as it is known. Not locked: whoever is late learns the same again."""
+    """The primary of a ``service``, as far as it is known. Not locked: two callers may learn the same address."""
 
     service: str
     seeds: tuple[Node, ...]
@@ -29,7 +29,7 @@ class Sentinel:
     _deaf: set[Node] = field(default_factory=set)  # Sentinels that did not answer last
 
     def node_of(self, key: bytes) -> Node:
-        """The primary. Raises StoreUnavailable where nobody has named one."""
+        """The primary. Raises StoreUnavailable where no Sentinel has named one."""
         if self._node is None:
             raise StoreUnavailable(
                 f"no Sentinel has named the primary of {self.service!r} yet: retry with the same key"
@@ -73,7 +73,7 @@ class Sentinel:
         raise StoreUnavailable(said[-1])
 
     def _named(self, sentinel: Node, reply: Any) -> Node | str:
-        """Whom a Sentinel names, or why it names nobody."""
+        """The primary that a Sentinel names, or why it names none."""
         if type(reply) is RedisRefused:
             if "unknown command" in reply.text:
                 return f"{sentinel} is no Sentinel; name the Sentinels in redis+sentinel://, or the server in redis://"
@@ -93,9 +93,9 @@ class Sentinel:
 
 
 def _no_primary(node: Node, answer: Any) -> str | None:
-    """Why a server is not the primary that it is said to be; None where it is."""
+    """Why a server is not the primary that the Sentinels name; None where it is."""
     if isinstance(answer, StoreError):
-        return f"{answer}; the Sentinels still name it: nobody has taken over yet, retry with the same key"
+        return f"{answer}; the Sentinels still name it: no server has taken over yet, retry with the same key"
     role = answer[0]
     if type(role) is RedisRefused:
         return f"Redis at {node}, which the Sentinels name: {role.code} {role.text} (its user needs ROLE)"

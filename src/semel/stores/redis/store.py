@@ -139,7 +139,7 @@ class RedisStore:
         )
 
     def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
-        """Decide on a record that is there, and write what that grants; if somebody is quicker, decide again."""
+        """Decide on a record that is there, and write what that grants; if another writer was first, decide again."""
         while row is not None:
             verdict = decide(row, claim, now, begun=False)  # there are no steps on Redis
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
@@ -365,7 +365,7 @@ class RedisStore:
         return (yield from self._write_identity(known, store_id, secret_check))
 
     def _write_identity(self, known: Identity | None, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        """The markers go before the version that claims rely on: whoever dies in between has written version 1."""
+        """The markers go before the version that claims rely on: one that dies in between has written version 1."""
         done = 0 if known is None else known.schema_version
         if known is None:
             yield from ask(Calls((RedisCall(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))

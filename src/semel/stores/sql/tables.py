@@ -246,7 +246,7 @@ def is_alike(noun: Noun, row: Row, copy: Row) -> bool:
 
 
 def shown(noun: Noun, row: Row) -> str:
-    """A row as people are told of it."""
+    """Describe a row for people."""
     name, other = row[0], row[1]
     match noun.name:
         case "events":

@@ -165,7 +165,7 @@ def writes(needed: Ask[Any]) -> bool:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else holds the file's write lock right now."""
+    """Whether another connection holds the file's write lock right now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

@@ -121,12 +121,12 @@ def _look_at_rights(path: Path) -> Iterator[Finding]:
             "chown them to the file's owner, and run semel as that user",
         )
     elif file.st_mode & stat.S_IWOTH:
-        yield Finding("permissions", "warning", "everybody on this host may write the file", f"chmod o-w {path}")
+        yield Finding("permissions", "warning", "every user of this host may write the file", f"chmod o-w {path}")
     elif file.st_mode & stat.S_IROTH:
         yield Finding(
             "permissions",
             "note",
-            "everybody on this host may read the stored answers",
+            "every user of this host may read the stored answers",
             f"chmod o-r {path} (and the files beside it)",
         )
     else:

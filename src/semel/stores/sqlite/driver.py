@@ -92,7 +92,7 @@ class SqliteDriver:
         self._ticking: asyncio.AbstractEventLoop | None = None  # the loop whose tick is to commit
 
     def before_fork(self) -> bool:
-        """Close all and let nobody in until ``after_fork``; False where somebody stays (see ``sqlite_fork``)."""
+        """Close all connections and open none until ``after_fork``; False where one is still in use (see ``fork``)."""
         if not self._gate.acquire(timeout=sqlite_fork.GATE_SECONDS):
             return False
         still = self._readers.hold(sqlite_fork.GATE_SECONDS)

@@ -22,7 +22,7 @@ _OPEN_FILES: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
 class Forking(Protocol):
-    """A driver that is told of forks."""
+    """A driver that is notified of forks."""
 
     path: str
 

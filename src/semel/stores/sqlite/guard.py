@@ -80,7 +80,7 @@ class SqliteUnitConnection(sqlite3.Connection):
 
     @contextmanager
     def ending(self, *, hurry: bool = False) -> Iterator[None]:
-        """The unit's last turn: the handler's savepoint is kept, then the connection is closed to everybody.
+        """The unit's last turn: the handler's savepoint is kept, then the connection accepts no more calls.
 
         Parameters: ``hurry`` interrupts a statement that somebody is still waiting for.
         """

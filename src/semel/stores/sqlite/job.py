@@ -1,4 +1,4 @@
-"""One flow on its way through the SQLite driver, and how its caller is told the end."""
+"""One flow on its way through the SQLite driver, and how its caller gets the result."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FlowJob(Generic[T]):
         self.done = False
 
     def finish(self, value: T) -> None:
-        """It ended well. The caller is told by ``settle_jobs``, after the commit."""
+        """It ended well. ``settle_jobs`` wakes the caller after the commit."""
         self._value = value
         self.done = True
 

@@ -1,4 +1,4 @@
-"""The idle reading connections of one SQLite driver: taken by whoever reads, given back after it.
+"""The idle reading connections of one SQLite driver: taken for a read, given back after it.
 
 They are held still while the process forks. SQLite locks things in memory for moments; a thread that is in it just then
 would leave them locked in the child for ever, where no thread is left to unlock them.
@@ -25,7 +25,7 @@ class Reader(NamedTuple):
 
 
 class Readers:
-    """A small pool: where nobody is idle, another connection is opened. Whoever takes gives back, or discards."""
+    """A small pool: where none is idle, another connection is opened. Each one taken is given back or discarded."""
 
     def __init__(self, path: str, synchronous: str, clock: Clock, answering: Answering) -> None:
         self._path = path

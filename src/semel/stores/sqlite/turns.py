@@ -58,7 +58,7 @@ def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
 
 
 def _read(file: int) -> dict[str, tuple[int, int]]:
-    """What is there; nothing of it where another hand has written."""
+    """The file's content; nothing where another program has written it."""
     found: Any = None
     with suppress(ValueError):
         found = json.loads(os.pread(file, BYTES_MOST, 0) or b"{}")

@@ -10,9 +10,9 @@ from typing import Final
 from semel.check.discovery import CheckedOperation
 from semel.errors import ConfigurationError
 from semel.http.caller import single_caller
-from semel.http.fingerprint.recipe import Members
 from semel.http.settings import AnyEngine
 from semel.policy import Policy
+from semel.recipe import Members
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.counting import counted
 from semel.testing.idempotent.failing import Clocks
@@ -117,7 +117,7 @@ class Probe:
         return body.names if isinstance(body, Members) else ()
 
     def key(self, purpose: str) -> str:
-        """A key that nobody has used, also not in an earlier run on the same store."""
+        """A key that was never used, also not in an earlier run on the same store."""
         made = str(uuid.uuid5(self._run, purpose))
         return made if self.case.new_key is None else self.case.new_key(made)
 

@@ -1,7 +1,7 @@
 """The recipe of a fingerprint: which part of a request counts, under which algorithm and limits, as one frozen value.
 
 Its id is stored beside every fingerprint, so that a changed configuration is recognised as such and never taken for
-a changed request. The file deliberately does not compute fingerprints; `fingerprint.py` does.
+a changed request. The file deliberately does not compute fingerprints; `semel.http.fingerprint` does.
 """
 
 from __future__ import annotations
