@@ -173,7 +173,9 @@ def opened(adapter: Adapter, folder: Path) -> Iterator[Shop]:
         )
         port = listener.getsockname()[1]
     with process:
-        yield Shop(adapter, Server(folder / "server", port), Client(folder / "client", process))
+        client = Client(folder / "client", process)
+        client.tell(ready=True)  # the folders and the tables are there
+        yield Shop(adapter, Server(folder / "server", port), client)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(30) == 0, (folder / "log").read_text()[-2000:]

@@ -182,7 +182,9 @@ def answer_lines(adapter: Adapter, module: Any) -> None:
     with contextmanager(CLIENTS[adapter.client])(app) as ask:
         for line in sys.stdin:
             asked = json.loads(line)
-            if "document" in asked:
+            if "ready" in asked:
+                said: dict[str, Any] = {}
+            elif "document" in asked:
                 said = {"document": documents(app, module)[asked["document"]]()}
             else:
                 said = answered(ask, asked)
@@ -239,9 +241,12 @@ def main(name: str, folder: Path, descriptor: int) -> None:
     client = fork(folder / "client", lambda: answer_lines(adapter, module))
     server = fork(folder / "server", serve)
     while True:
-        ended, _ = os.wait()
+        ended, status = os.wait()
         if ended == client:
             break
+        if os.waitstatus_to_exitcode(status) != shop.KILLED:
+            os.kill(client, signal.SIGTERM)
+            sys.exit(f"{adapter.server} has ended by itself")
         server = fork(folder / "server", serve)
     os.kill(server, signal.SIGTERM)
     os.waitpid(server, 0)

@@ -21,6 +21,7 @@ from semel.imports import Imports, Row
 PAGE: Final = "a page for everybody"
 STREAM_BYTES_MAX: Final = 10_000
 SHIP: Final = Policy(steps=True, resumable=True, wait_seconds=0)
+KILLED: Final = 9  # how a server's process ends that was to die
 BARRED: Final = "mallory"  # whom every shop's guard refuses
 
 
@@ -170,7 +171,7 @@ def die_once() -> None:
         (folder() / "to-die").unlink()
     except FileNotFoundError:
         return
-    os._exit(9)
+    os._exit(KILLED)
 
 
 def dying_asgi(app: Any) -> Any:
