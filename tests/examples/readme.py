@@ -1,8 +1,8 @@
 """Runs an example's README as its reader would: every console block in its order, in one folder.
 
-Commands that serve (``uvicorn``, ``flask``, ``node``, ``semel proxy``, with ``--port``) are programs of their own,
-started and awaited, on free ports. What installs Semel is skipped: it is installed. Everything else is run in a shell,
-and prints what the page shows.
+Commands that serve (``uvicorn``, ``flask``, ``node``, ``semel proxy``, ``python -m``, with ``--port``) are programs of
+their own, started and awaited, on free ports. What installs Semel is skipped: it is installed. Everything else is run
+in a shell, and prints what the page shows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.docs.running import SECONDS_MAX, assert_shown, environment, parse_con
 from tests.examples.serving import serving
 from tests.servers.ports import free_port
 
-SERVE = ("uvicorn ", "flask ", "node ", "semel proxy ")
+SERVE = ("uvicorn ", "flask ", "node ", "semel proxy ", "python -m ")
 _MARK = "--- the next command of this block ---"
 _ADDRESS = re.compile(r"127\.0\.0\.1:(\d{4})")
 

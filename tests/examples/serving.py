@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -55,8 +56,17 @@ class Program:
                 stderr=log,
             )
         if self.port:
-            await_true(lambda: self.ended or self.request("GET", "/").status == 404, f"{self.command}", 30)
+            await_true(lambda: self.ended or self.answers, f"{self.command}", 30)
             assert not self.ended, self.log
+
+    @property
+    def answers(self) -> bool:
+        """Whether it serves: by HTTP, or, where it is a gRPC server, with the first frame of HTTP/2."""
+        if not any(".grpc." in word for word in self.command):
+            return self.request("GET", "/").status == 404
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), REQUEST_SECONDS) as connection:
+            return connection.recv(1) != b""
+        return False
 
     @property
     def ended(self) -> bool:
@@ -142,7 +152,10 @@ def serving(
     port = port or free_port()
     words = ["uvicorn", app, "--port", str(port), "--log-level", "warning"] if isinstance(app, str) else app
     module = {"semel": "semel.cli"}.get(words[0], words[0])
-    command = words if words[0] == "node" else python("-m", module, *words[1:])
+    if words[0] == "node":
+        command = words
+    else:
+        command = python(*words[1:]) if words[0] == "python" else python("-m", module, *words[1:])
     program = Program(command, folder, environment, port, at)
     try:
         program.start()

@@ -15,7 +15,9 @@ from tests.servers.postgres import postgres
 TOLD: dict[str, dict[str, str]] = {
     "bookings": {},  # and the URL of a database of its own
     "cases": {},
+    "django": {},
     "flask": {},
+    "grpc": {},
     "imports": {},
     "litestar": {},
     "orders": {},

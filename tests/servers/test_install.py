@@ -48,7 +48,7 @@ def machine(tmp_path: Path) -> Run:
 
 EVERY = (
     *("postgresql-15", "redis-server", "mariadb-server", "pgbouncer", "rabbitmq-server", "prometheus", "chromium"),
-    *("nginx", "haproxy", "caddy", "google-cloud-cli-pubsub-emulator"),
+    *("nginx", "haproxy", "caddy", "systemd", "google-cloud-cli-pubsub-emulator"),
 )
 
 

@@ -1,0 +1,1 @@
+"""Loans: Django REST framework and SQLite."""

@@ -1,0 +1,1 @@
+"""Payments over gRPC, on SQLite."""
