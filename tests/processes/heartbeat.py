@@ -75,8 +75,10 @@ def ask(folder: Folder, effects: str, line: Line) -> None:
             line.say("told", *told(lambda act=act: engine.run(act, lambda permit: folder.perform_effect(permit, "k"))))
 
 
-def stop_heartbeat(holder: Worker, task: int) -> StoppedThread:
-    """Stop that thread between two beats. Within one it may hold the interpreter's lock: then all would stand still."""
+def stop_heartbeat(folder: Folder, holder: Worker, task: int) -> StoppedThread:
+    """Stop that thread between two beats. Within one it may hold the interpreter's lock, or the file's: then all would
+    stand still.
+    """
     for _ in range(STOPS_MAX):
         stopped = StoppedThread(task)
         holder.tell(ASKED)
@@ -86,7 +88,9 @@ def stop_heartbeat(holder: Worker, task: int) -> StoppedThread:
             stopped.resume()
             assert holder.next() == ["alive"]
             continue
-        return stopped
+        if not folder.is_locked():
+            return stopped
+        stopped.resume()
     raise AssertionError("the heartbeat could not be stopped alone")
 
 
@@ -100,7 +104,7 @@ def main(options: dict[str, Any]) -> None:
     assert said is not None
     stopped = None
     if options["how"] == "thread":
-        stopped = stop_heartbeat(holder, int(said[1]))
+        stopped = stop_heartbeat(folder, holder, int(said[1]))
     else:
         holder.tell(ASKED)
         assert holder.next() == ["alive"]  # and it goes on to block its loop
