@@ -169,7 +169,7 @@ def build_postgres(url: str, records: int, *, unknown: int = UNKNOWN, items: int
                 text = text.replace(f":{name}", f"{value}::bigint")
             db.execute(text)
 
-        run("VACUUM semel_record")  # an index over rows that somebody may still see is left out by their statements
+        run("VACUUM semel_record")  # else statements of older snapshots may leave out the indexes made below
         run("SET synchronous_commit = off")
         run("SET maintenance_work_mem = '1GB'")
         columns = [

@@ -52,17 +52,15 @@ class World:
         return "async" if self.kind in ("sqlite-async", "psycopg-async", "asyncpg", "asyncmy") else "sync"
 
     def prepare(self) -> None:
-        if self.kind in ("pymysql", "asyncmy"):
-            mariadb_subject(maria.mariadb(), None)
-        elif self.kind in ("psycopg", "psycopg-async", "asyncpg"):
-            migrated_schema(postgresql.postgres(), own_schema(), _EFFECT)
-            return
-        else:
+        if self.kind in ("sqlite", "sqlite-async"):
             migrated_file(self.path / "semel.db", _EFFECT)
-            return
-        with closing(Shell("sync", self.backend())) as shell:
-            shell.open()
-        maria.make_table(maria.mariadb(), "effect", "n integer PRIMARY KEY")
+        elif self.kind in ("pymysql", "asyncmy"):
+            mariadb_subject(maria.mariadb(), None)
+            with closing(Shell("sync", self.backend())) as shell:
+                shell.open()
+            maria.make_table(maria.mariadb(), "effect", "n integer PRIMARY KEY")
+        else:
+            migrated_schema(postgresql.postgres(), own_schema(), _EFFECT)
 
     def backend(self) -> Backend:
         match self.kind:

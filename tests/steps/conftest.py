@@ -118,18 +118,15 @@ class World:
         self.clock = SettableClock()
         self._folder = folder
         self._processes: list[Process] = []
-        if kind in ("pymysql", "asyncmy"):
-            self._mariadb = replace(mariadb(), clock=self.clock)
-            _ = mariadb_subject(mariadb(), None)
-        elif kind not in ("sqlite", "sqlite-async"):
-            migrated_schema(postgres(), schema(), _EFFECT)
-            return
-        else:
+        if kind in ("sqlite", "sqlite-async"):
             migrated_file(folder / "semel.db", _EFFECT)
-            return
-        with closing(Engine(self._backend())) as engine:
-            engine.migrate()
-        make_table(self._mariadb, "effect", "n integer")
+        elif kind in ("pymysql", "asyncmy"):
+            self._mariadb = replace(mariadb(), clock=self.clock)
+            with closing(Engine(mariadb_subject(self._mariadb, self.clock).backend)) as engine:
+                engine.migrate()
+            make_table(self._mariadb, "effect", "n integer")
+        else:
+            migrated_schema(postgres(), schema(), _EFFECT)
 
     def _backend(self) -> Backend:
         match self.kind:

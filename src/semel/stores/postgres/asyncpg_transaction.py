@@ -56,17 +56,12 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             await super().close(**options)
 
 
-class _NotOwn(Exception):
-    """The claim is not this transaction's own."""
-
-
 class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
     """One transaction. Made by :class:`AsyncpgUnitPool`."""
 
     _library = Library(
         errors=(*_LOST, TimeoutError),
-        not_own=(_NotOwn,),
-        broken=(asyncpg.InFailedSQLTransactionError, asyncpg.InvalidSavepointSpecificationError),
+        not_own=asyncpg.DivisionByZeroError,
         told=told,
         is_lost=lambda error: isinstance(error, OSError) or is_lost(error),
     )
@@ -146,10 +141,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _settle_and_commit(self, needed: Query) -> None:
         """Run the settle, then COMMIT: asyncpg cannot send them together."""
-        try:
-            await self._ask(needed)
-        except asyncpg.DivisionByZeroError as error:
-            raise _NotOwn from error
+        await self._ask(needed)
         hear = self._notices.hear
         self._connection.add_log_listener(hear)
         try:

@@ -43,6 +43,7 @@ _CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
 # What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
+_OF_A_FUNCTION: Final = ("22", "38", "39", "42")  # of values, of routines, of names; a conflict or a time-out is not
 _WENT_ON: Final = frozenset({"25P02", "3B001"})  # in a failed transaction; the unit's savepoint is gone
 _UNDECIDED: Final = frozenset({"40003", "57P01", "57P02", "57P05"})  # the connection ended under a statement
 
@@ -71,6 +72,18 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return HandlerRefused(f"PostgreSQL: {text} ({BROKEN_RULE})")
     refusal = StoreReadOnly if sqlstate == READ_ONLY else StatementRefused
     return refusal(f"PostgreSQL: {text} ({_REMEDIES.get(sqlstate, 'run: semel doctor')})")
+
+
+def of_a_trigger(error: BaseException) -> HandlerRefused | None:
+    """The error to raise for what a function of the application's did wrong while Semel settled and committed.
+
+    Semel has no functions in the database, so an error that a function raised (it has a context) comes from a trigger;
+    a deferred one runs at COMMIT. None for every other error, also for one that says nothing of what went wrong.
+    """
+    context = getattr(getattr(error, "diag", error), "context", None)
+    if not context or not str(getattr(error, "sqlstate", "")).startswith(_OF_A_FUNCTION):
+        return None
+    return HandlerRefused(f"PostgreSQL: {str(error).strip().splitlines()[0]} ({BROKEN_RULE})")
 
 
 def is_conflict(error: BaseException | None) -> bool:

@@ -51,7 +51,6 @@ LEFT: Final = (
     "the handler left rows half read, or a COPY open, on its connection; it was closed, and nothing of it remains"
 )
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
-BROKEN: Final = (psycopg.errors.InFailedSqlTransaction, psycopg.errors.InvalidSavepointSpecification)
 
 
 class PsycopgUnitConnection(PatientConnection):
@@ -106,7 +105,7 @@ def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, serve
 class PsycopgTalk(UnitTalk[C]):
     """One transaction through psycopg, in either colour. Nothing is sent before the claim."""
 
-    _library = Library((psycopg.Error,), (psycopg.errors.DivisionByZero,), BROKEN, told, is_lost)
+    _library = Library((psycopg.Error,), psycopg.errors.DivisionByZero, told, is_lost)
 
     def __init__(self, pool: Any, connection: C, *, was_idle: bool) -> None:
         super().__init__(pool, connection)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import HandlerRefused
-from semel.stores.failures import WENT_ON
-from semel.stores.postgres.errors import is_conflict
+from semel.stores.postgres.errors import is_conflict, of_a_trigger
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX
 from semel.stores.postgres.psycopg_pipeline import is_outdated
@@ -31,8 +29,7 @@ class Library(NamedTuple):
     """How a client library reports its errors."""
 
     errors: Errors  # what a call raises where the server refuses it, or does not answer
-    not_own: Errors  # the settle's: the claim is not this transaction's own
-    broken: Errors  # the settle's: the handler went on after a statement that failed
+    not_own: type[BaseException]  # the settle's: the claim is not this transaction's own
     told: Callable[[Any], BaseException]
     is_lost: Callable[[BaseException], bool]
 
@@ -85,18 +82,15 @@ class UnitTalk(Generic[C]):
         yield from self._taking_back()
         try:
             yield lambda: self._settle_and_commit(needed)
-        except self._library.not_own:
-            yield from self._rolling_back()
-            return False
-        except self._library.broken as error:
-            yield from self._rolling_back()
-            raise HandlerRefused(WENT_ON) from error
         except self._library.errors as error:
             if self._library.is_lost(error):
                 yield from self._ending(sound=False)
             else:
                 yield from self._rolling_back()
-            raise self._library.told(error) from error
+            refused = of_a_trigger(error)
+            if refused is None and isinstance(error, self._library.not_own):
+                return False
+            raise refused or self._library.told(error) from error
         notices = self._notices
         yield from self._ending(sound=not notices.unreplicated)
         notices.check()
