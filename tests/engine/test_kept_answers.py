@@ -1,25 +1,44 @@
-"""A replay from the memory store: recognised without a claim, and only where nothing else is due."""
+"""A replay from a store that is read at once: recognised without a claim, and only where nothing else is due."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
-from semel.core.model import KeyReused, Replay
+from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.core.flow import Ask
+from semel.core.model import InProgress, KeyReused, Replay
 from semel.core.outcomes import Succeeded
 from semel.engine.state import Core
+from semel.engine.urls import sqlite_backend
 from semel.errors import StoreUnavailable
+from semel.stores.clock import Clock
+from semel.stores.sql.statements import Execute, Query
+from semel.stores.sqlite.connection import answering
+from semel.stores.sqlite.driver import SqliteDriver
+from tests.servers.files import migrated_file
 
 MADE = Answer(201, ((b"location", b"/payments/1"),), b"made")
 
 
 def command(fingerprint: bytes = bytes(32)) -> Command:
     return Command(Scope("acme", "alice", "pay"), "k", fingerprint, "1.tests", Policy())
+
+
+def migrated(folder: Path) -> str:
+    migrated_file(folder / "semel.db")
+    return f"sqlite:///{folder}/semel.db"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory://?persistence=none" if request.param == "memory" else migrated(tmp_path)
 
 
 @pytest.fixture
@@ -41,9 +60,9 @@ async def answered(engine: AsyncEngine) -> None:
     await engine.settle(permit, Succeeded(MADE))
 
 
-def test_a_replay_makes_no_claim(attempts: list[Command]) -> None:
+def test_a_replay_makes_no_claim(url: str, attempts: list[Command]) -> None:
     async def run() -> None:
-        async with AsyncEngine.connect("memory://?persistence=none") as engine:
+        async with AsyncEngine.connect(url) as engine:
             await answered(engine)
             met = await engine.claim(command())
             assert isinstance(met, Replay)
@@ -55,9 +74,9 @@ def test_a_replay_makes_no_claim(attempts: list[Command]) -> None:
     asyncio.run(run())
 
 
-def test_a_process_that_drains_replays_nothing() -> None:
+def test_a_process_that_drains_replays_nothing(url: str) -> None:
     async def run() -> None:
-        async with AsyncEngine.connect("memory://?persistence=none") as engine:
+        async with AsyncEngine.connect(url) as engine:
             await answered(engine)
             await engine.drain(0)
             with pytest.raises(StoreUnavailable, match="shutting down"):
@@ -66,7 +85,7 @@ def test_a_process_that_drains_replays_nothing() -> None:
     asyncio.run(run())
 
 
-def test_an_observer_hears_of_every_replay() -> None:
+def test_an_observer_hears_of_every_replay(url: str) -> None:
     class Heard:
         def __init__(self) -> None:
             self.verdicts: list[str] = []
@@ -77,10 +96,60 @@ def test_an_observer_hears_of_every_replay() -> None:
 
     async def run() -> None:
         heard = Heard()
-        async with AsyncEngine.connect("memory://?persistence=none", observer=heard) as engine:
+        async with AsyncEngine.connect(url, observer=heard) as engine:
             await answered(engine)
             await engine.claim(command())
         assert heard.verdicts == ["Proceed", "Replay"]
+
+    asyncio.run(run())
+
+
+def test_a_new_key_is_not_looked_for_twice(tmp_path: Path) -> None:
+    async def run() -> None:
+        said: list[str] = []
+
+        def counting(connection: sqlite3.Connection, clock: Clock) -> Callable[[Ask[Any]], Any]:
+            answer = answering(connection, clock)
+
+            def counted(needed: Ask[Any]) -> Any:
+                if isinstance(needed, Query | Execute):
+                    said.append(needed.statement.name)
+                return answer(needed)
+
+            return counted
+
+        migrated(tmp_path)
+        driver = SqliteDriver(str(tmp_path / "semel.db"), answering=counting)
+        async with AsyncEngine(sqlite_backend(driver)) as engine:
+            await answered(engine)
+            said.clear()
+            other = dataclasses.replace(command(), key="other")
+            assert isinstance(await engine.claim(other), Permit)
+            assert said == ["read_record", "insert_claim"]
+            said.clear()
+            assert isinstance(await engine.claim(command(b"x" * 32)), KeyReused)
+            assert said == ["read_record", "read_record"]
+
+    asyncio.run(run())
+
+
+def test_a_record_that_came_after_the_look_is_met(tmp_path: Path) -> None:
+    """Between the look and the write another process has claimed the key."""
+
+    async def run() -> None:
+        url = migrated(tmp_path)
+        async with AsyncEngine.connect(url) as two:
+            look = two._performer.kept_answer
+            assert look is not None
+
+            def late(*asked: Any) -> Any:
+                seen = look(*asked)
+                with Engine.connect(url) as third:
+                    assert isinstance(third.claim(command()), Permit)
+                return seen
+
+            two._performer.kept_answer = late
+            assert isinstance(await two.claim(command(), wait_seconds=0), InProgress)
 
     asyncio.run(run())
 

@@ -60,6 +60,7 @@ finds = st.builds(
     limit=st.integers(1, 3),
     lapsed=st.booleans(),
     after=st.just(0),  # how far a SQL store looks; the memory store looks at all
+    looks=st.just(0),  # how many the memory store looks at; a SQL store looks at all
 )
 
 

@@ -20,6 +20,7 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
+    Replay,
     Reseal,
     Resolution,
     Resolving,
@@ -67,6 +68,18 @@ class Observable(Protocol):
 
     def observe(self) -> Flow[list[Observed]]:
         """What the server says of itself now."""
+
+
+class LooksAtOnce(Protocol):
+    """A driver that reads without waiting: an engine on an event loop looks for a kept answer before it claims."""
+
+    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
+        """The kept answer of the record of this id, where it is this request's. False: no record has this id.
+
+        None: a claim will tell. It also tells of one that is sealed, which the engine opens where it meets its verdict.
+
+        Raises StoreError and SchemaError as a claim does.
+        """
 
 
 class Turn(NamedTuple):

@@ -164,6 +164,7 @@ _WAS: Final = {
     Situation.EXTERNAL_LAPSED: Was.EXTERNAL,
 }
 _KEPT: Final = AnswerKind.KEPT
+_ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # an enumeration is asked by a call
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -331,7 +332,7 @@ def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
     ):
         return None
     answer = answer_of(row)
-    return None if answer is None else Replay(answer, row.operation_id, State(row.state))
+    return None if answer is None else Replay(answer, row.operation_id, _ANSWERED[row.state])
 
 
 def _standing(row: Record, now: int) -> State | None:

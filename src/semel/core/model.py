@@ -213,15 +213,13 @@ RECORD_FORMAT = 1
 # --- verdicts: what the rules decide for an attempt -------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(NamedTuple):
     """Run the handler under this grant."""
 
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """Give the stored answer again."""
 
     answer: Answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256 as _sha256
+from operator import itemgetter
 from struct import Struct
 from typing import get_type_hints
 
@@ -26,6 +27,7 @@ from semel.core.sealing import MARK
 DIGEST_BYTES = 16
 _UUID_BYTES = 16
 _REMEMBERED_BYTES_MAX = 128
+_answer_columns = itemgetter(*map(Record._fields.index, ("answer_kind", "answer_digest", "status", "headers", "body")))
 _NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
@@ -48,11 +50,6 @@ _packed_before = lru_cache(maxsize=256)(_packed)  # most answers have the same f
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     """The pairs, or None where the block is corrupt."""
-    # Most answers have the same few headers; the bound keeps what others are kept for it small.
-    return _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else _unpacked(block)
-
-
-def _unpacked(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     pairs, at, end = [], 0, len(block)
     while at < end:
         if at + _PAIR.size > end:
@@ -67,7 +64,7 @@ def _unpacked(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
     return tuple(pairs)
 
 
-_unpacked_before = lru_cache(maxsize=256)(_unpacked)
+_unpacked_before = lru_cache(maxsize=256)(unpack_headers)
 
 
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
@@ -78,18 +75,20 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
 
 def answer_of(row: Record) -> Answer | None:
     """The stored answer, as it is stored: a sealed one is sealed. None where there is none, or it is corrupt."""
+    kind, digest, status, block, body = _answer_columns(row)
     # SQLite keeps a value of any type in any column: a statement by hand may have left text.
-    if row.answer_kind not in STORED_ANSWERS or not isinstance(row.headers, bytes) or not isinstance(row.body, bytes):
+    if kind not in STORED_ANSWERS or not isinstance(block, bytes) or not isinstance(body, bytes):
         return None
     try:
-        if answer_digest(row.status, row.headers, row.body) != row.answer_digest:
+        if answer_digest(status, block, body) != digest:
             return None
     except TypeError:
         return None  # the status is no number
-    if row.answer_kind == AnswerKind.KEPT and row.body.startswith(MARK) and row.headers.startswith(_NAMELESS):
+    if body.startswith(MARK) and kind == AnswerKind.KEPT and block.startswith(_NAMELESS):
         return None  # a sealed answer whose kind was changed: what is sealed is never shown
-    headers = unpack_headers(row.headers)
-    return None if headers is None else Answer(row.status, headers, row.body)
+    # Most answers have the same few headers; the bound keeps what others are kept for it small.
+    headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
+    return None if headers is None else tuple.__new__(Answer, (status, headers, body))
 
 
 # What each column may hold, from the record's own annotations; in memory, numbers and texts are often enumerations.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
 from semel.core.atomic_flow import claim_of_waiter, settled_or
@@ -15,7 +15,7 @@ from semel.core.command_flow import (
     look_instead,
     reread,
 )
-from semel.core.flow import MakeFlow, ask
+from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Proceed, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
@@ -32,14 +32,15 @@ from semel.engine.result import Refusal, Result, answer_from, begun_result, ende
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
 from semel.engine.urls import connect_backend
-from semel.errors import NotReplicated, RequestTooLarge, StoreError, StoreReadOnly, StoreTimeout
+from semel.errors import NotReplicated, RequestTooLarge, SchemaError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
 from semel.telemetry import Observer
 
 T = TypeVar("T")
 _ATOMIC = Effects.ATOMIC
-_Attempt = Callable[[Claim, Command], Awaitable[Verdict]]
+_Claims = Callable[[Sequence[Claim]], Flow[list[Verdict]]]
+_Attempt = Callable[[Claim, Command, _Claims], Awaitable[Verdict]]
 
 
 class AsyncEngine:
@@ -91,6 +92,8 @@ class AsyncEngine:
         self.core.learn_backend(backend, require_durable=require_durable)
         self.backend = backend
         self.store = backend.store
+        self._claims: _Claims = backend.store.claim
+        self._claims_unseen = backend.claim_unseen or self._claims
         self.confirm_seconds = confirm_seconds
         self._performer = AsyncPerformer(self.core, backend)
         self._upkeep = AsyncUpkeep(self.core, backend.store, self._performer)
@@ -145,19 +148,26 @@ class AsyncEngine:
         if not core.checked:
             await self._performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
-        look = self._performer.kept_answer
+        look, claims = self._performer.kept_answer, self._claims
         if look is not None and core.may_look(command):
-            kept = look(id, command.recipe, command.fingerprint)
-            if kept is not None:
+            try:
+                kept = look(id, command.recipe, command.fingerprint)
+            except SchemaError as error:
+                self.backend.locate(error)
+                raise
+            if kept:
                 return kept
+            if kept is False:
+                claims = self._claims_unseen
         claim = core.attempt(command, id)
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
             if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
                 core.check_open()
-            seen = None if command.refusal is None else await self._look_before_refusing(claim, command)
-            verdict = await attempt(claim, command) if seen is None else seen
+            verdict = None if command.refusal is None else await self._look_before_refusing(claim, command)
+            if verdict is None:
+                verdict = await attempt(claim, command, claims)
             if type(verdict) is not Proceed:
                 if type(verdict) is InProgress and not isinstance(command.refusal, RequestTooLarge):
                     verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
@@ -182,7 +192,7 @@ class AsyncEngine:
 
         async def once_more() -> Verdict:
             core.check_open()  # nothing more is granted to those who wait, either
-            return await attempt(again, command)
+            return await attempt(again, command, self._claims)
 
         again = claim_of_waiter(self.store, claim)
         with core.waiter(claim, seconds) as may_wait:
@@ -191,10 +201,10 @@ class AsyncEngine:
                 return core.waited(claim, await self._performer.drive(flow, once_more))
         return running
 
-    async def _claim(self, claim: Claim, command: Command) -> Verdict:
+    async def _claim(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:
         try:
             if claim.kept is None:
-                verdict: Verdict = await self._performer.store_one("claim", self.store.claim, claim)
+                verdict: Verdict = await self._performer.store_one("claim", claims, claim)
             else:
                 verdict = await self._performer.claim_one(claim, command.under)
             if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
@@ -207,7 +217,7 @@ class AsyncEngine:
             self._upkeep.abandon(claim)
             raise
 
-    async def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
+    async def _claim_atomic(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:
         with self.core.running_here(claim, command.under) as (met, is_sure):
             if met is not None:
                 return (

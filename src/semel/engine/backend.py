@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.model import Claim, Verdict
 from semel.core.requests import AnyUnit, AsyncOwnUnit, AsyncUnit, OwnUnit, Unit
 from semel.errors import ConfigurationError, SchemaError
 
@@ -31,6 +33,8 @@ class Backend:
     name: str
     store: Store
     driver: Any
+    # Claims of ids that a look of this moment has not found, where that takes less than any claim.
+    claim_unseen: Callable[[Sequence[Claim]], Flow[list[Verdict]]] | None = None
     unit: Callable[[], OwnUnit] | None = None
     unit_async: Callable[[], Awaitable[AsyncOwnUnit]] | None = None
     joins: Callable[[Any], Unit] | None = None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from semel.core.command_flow import Under
 from semel.core.flow import Flow, MakeFlow
@@ -61,8 +61,8 @@ class AsyncPerformer:
         if getattr(self._driver, "coalesces", False):
             self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
         self._answers_at_once = getattr(self._driver, "answers_at_once", False)
-        self.kept_answer: Callable[[bytes, str, bytes], Replay | None] | None = (
-            self._driver.kept_answer if self._answers_at_once else None
+        self.kept_answer: Callable[[bytes, str, bytes], Replay | Literal[False] | None] | None = getattr(
+            self._driver, "kept_answer", None
         )
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 

@@ -192,11 +192,12 @@ def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
     from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
 
     assert isinstance(driver, SqliteDriver)
-    file = StoreFile(driver.path, driver.clock, busy_seconds)
+    file, store = StoreFile(driver.path, driver.clock, busy_seconds), SqliteStore()
     return Backend(
         "sqlite",
-        SqliteStore(),
+        store,
         driver,
+        claim_unseen=store.claim_unseen,
         unit=lambda: begin_unit(driver, busy_seconds),
         unit_async=lambda: begin_unit_async(driver, busy_seconds),
         joins=lambda connection: join(connection, file),

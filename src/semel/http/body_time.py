@@ -48,7 +48,7 @@ class BodyClock:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._timer, self._reading = loop, None, {}
-        task = asyncio.current_task()
+        task = asyncio.current_task(loop)
         assert task is not None
         until = self._reading[task] = loop.time() + self._seconds
         if self._timer is None:

@@ -53,10 +53,11 @@ _NAMES_MAX: Final = 100  # that one operation's log lines are about; an applicat
 class Keeping:
     """What a policy lets be kept of an answer: computed once for each operation."""
 
-    __slots__ = ("_left", "_operation", "body_bytes_max", "headers", "unmissed")
+    __slots__ = ("_left", "_operation", "body_bytes_max", "headers", "keeps_caching", "unmissed")
 
     def __init__(self, policy: Policy, operation: str = "") -> None:
         self.headers = policy.allowed_headers - NEVER_REPLAYED
+        self.keeps_caching = b"cache-control" in self.headers
         self.body_bytes_max = policy.answer_bytes_max
         self.unmissed = set(_UNMISSED)  # or told of already
         self._operation = operation

@@ -479,9 +479,9 @@ class Exchange:
 
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
-        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if isinstance(verdict, Replay):
             return self._replay(verdict)
+        problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: nobody can say what that means.
@@ -510,13 +510,15 @@ class Exchange:
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
     def _replay(self, verdict: Replay) -> Answer:
-        answer = verdict.answer
-        status = 200 if answer.status is None else answer.status
-        kept = _replayed_headers(answer.headers, self._surface.replayed, _NO_STORE[0] in self.route.keeping.headers)
-        headers = (*kept, *self.route.honoured.headers(verdict.operation_id))
+        (status, headers, body), operation_id, _ = verdict
+        route = self.route
+        kept = _replayed_headers(headers, self._surface.replayed, route.keeping.keeps_caching)
+        headers = kept + route.honoured.headers(operation_id)
+        if status is None:
+            status = 200
         if status not in BODYLESS_STATUSES:
-            headers += ((b"content-length", b"%d" % len(answer.body)),)
-        return Answer(status, headers, answer.body)
+            headers += ((b"content-length", b"%d" % len(body)),)
+        return tuple.__new__(Answer, (status, headers, body))
 
     def unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""

@@ -34,7 +34,7 @@ class DeclaredCall(AsgiCall):
         """
         self._exchange = exchange
         command: Command | Answer | None
-        reading = body_clock.begin()
+        task = body_clock.begin()
         try:
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body"):
@@ -45,17 +45,16 @@ class DeclaredCall(AsgiCall):
             else:
                 command = await self._read(message)
         except BaseException:
-            in_time = body_clock.end(reading)
-            del reading  # the task, whose end would hold this frame
+            in_time = body_clock.end(task)
+            del task  # its end would hold this frame
             if in_time:
                 raise
             command = exchange.body_too_slow(self._scope)
         else:
-            in_time = body_clock.end(reading)
-            del reading
-            if not in_time:  # it was cancelled, and something between has not let it know
+            if not body_clock.end(task):  # it was cancelled, and something between has not let it know
                 self._close_spool()
                 command = exchange.body_too_slow(self._scope)
+            del task
         if type(command) is not Command:
             if type(command) is Answer:
                 await send_answer(self._send, command)

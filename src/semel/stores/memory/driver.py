@@ -7,7 +7,7 @@ retry could run twice without anybody noticing: there it refuses to answer.
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from semel.core.decide import kept_answer
 from semel.core.flow import MakeFlow
@@ -54,15 +54,10 @@ class LocalDriver:
             result: T = stop.value
             return result
 
-    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
-        """The kept answer of the record of this id, where it is this request's; else a claim will tell.
-
-        A claim also tells of one that is sealed, which the engine opens where it meets its verdict.
-        """
+    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
+        """As :class:`~semel.core.contract.LooksAtOnce`."""
         row = None if self._is_inherited else self._table.records.get(id)
-        if row is None or row.sealing_key_id is not None:
-            return None
-        return kept_answer(row, id, recipe, fingerprint, self._clock())
+        return None if row is None else kept_answer(row, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""

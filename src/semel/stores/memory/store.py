@@ -318,7 +318,7 @@ class MemoryStore:
                         return Found(tuple(page), last, now)
                     page.append(row._replace(headers=None, request=None, body=None))
                     last = seq
-                if looked == query.looks:
+                if looked == query.looks and next(table.before(seq), None) is not None:
                     return Found(tuple(page), seq, now)
             return Found(tuple(page), None, now)
 

@@ -20,11 +20,14 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from semel.core.decide import kept_answer
 from semel.core.flow import MakeFlow
+from semel.core.model import Record, Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
+from semel.stores.sql.statements import Query
 from semel.stores.sqlite import fork as sqlite_fork
 from semel.stores.sqlite.connection import (
     BEGIN,
@@ -39,7 +42,8 @@ from semel.stores.sqlite.connection import (
     writes,
 )
 from semel.stores.sqlite.job import FlowJob, nothing, refuse_overdue, settle_jobs
-from semel.stores.sqlite.readers import Readers
+from semel.stores.sqlite.readers import Reader, Readers
+from semel.stores.sqlite.store import READ_RECORD
 
 T = TypeVar("T")
 
@@ -151,6 +155,17 @@ class SqliteDriver:
         await future
         return job.result()
 
+    def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
+        """As :class:`~semel.core.contract.LooksAtOnce`. Raises as ``run``."""
+        reader = self._readers.take()
+        try:
+            rows = reader.answer(Query(READ_RECORD, (id,)))
+        except BaseException as error:
+            self._give_up(reader, error)
+            raise
+        self._readers.give_back(reader)
+        return kept_answer(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
+
     def submit(self, job: FlowJob[Any]) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
         self._queue.append(job)
@@ -163,17 +178,20 @@ class SqliteDriver:
         reader = self._readers.take()
         try:
             finished = job.advance(reader.answer, until=writes)
-        except sqlite3.Error as error:
-            self._readers.discard(reader)
+        except BaseException as error:
+            self._give_up(reader, error)
+            raise
+        self._readers.give_back(reader)
+        return finished
+
+    def _give_up(self, reader: Reader, error: BaseException) -> None:
+        """Close a connection whose read failed. Raises what an error of SQLite's means."""
+        self._readers.discard(reader)
+        if isinstance(error, sqlite3.Error):
             if outlives_its_cause(error) and self._gate.acquire(blocking=False):  # its holder will meet it, too
                 self.close_idle()
                 self.release_gate()
             raise store_error(error, self.path) from error
-        except BaseException:
-            self._readers.discard(reader)
-            raise
-        self._readers.give_back(reader)
-        return finished
 
     # --- the gate ---------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ _SETTLED: Final = (
 if SQL["insert_claim"].names != (*Record._fields[:_CLAIMED], "answer_kind") or SQL["settle"].names != _SETTLED:
     raise AssertionError("sqlite.sql and stores/sqlite/store.py disagree on the order of a statement's parameters")
 
-_READ, _INSERT, _SETTLE, _WRITE = SQL["read_record"], SQL["insert_claim"], SQL["settle"], SQL["write_record"]
+READ_RECORD: Final = SQL["read_record"]
+_INSERT, _SETTLE, _WRITE = SQL["insert_claim"], SQL["settle"], SQL["write_record"]
 
 
 class SqliteStore:
@@ -124,6 +125,13 @@ class SqliteStore:
             if verdicts[place] is None:
                 verdicts[place] = yield from _grant(claim)
         return cast("list[Verdict]", verdicts)
+
+    def claim_unseen(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
+        """As ``claim``, of ids that a look of this moment has not found: the write comes first."""
+        verdicts: list[Verdict] = []
+        for claim in claims:
+            verdicts.append((yield from _grant(claim)))
+        return verdicts
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         return _grant(claim)
@@ -321,7 +329,7 @@ def _record(row: Row) -> Record:
 
 
 def _read(id: bytes) -> Flow[Record | None]:
-    rows = yield from ask(Query(_READ, (id,)))
+    rows = yield from ask(Query(READ_RECORD, (id,)))
     return _record(rows[0]) if rows else None
 
 
