@@ -76,7 +76,7 @@ class LooksAtOnce(Protocol):
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """The kept answer of the record of this id, where it is this request's. False: no record has this id.
 
-        None: a claim will tell. It also tells of one that is sealed, which the engine opens where it meets its verdict.
+        None: anything else, a sealed answer too. Only a claim can tell what that is.
 
         Raises StoreError and SchemaError as a claim does.
         """

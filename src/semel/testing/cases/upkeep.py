@@ -158,6 +158,7 @@ def pages_are_found_by_what_is_asked(bench: Bench) -> None:
 
     assert found() == "4321"
     assert found(limit=4) == "4321"
+    assert found(looks=4) == "4321"  # so does a look that ends with the last record
     assert found(states=(State.PROCESSING,)) == "41"
     assert found(states=(State.SUCCEEDED,)) == "2"
     assert found(states=(State.SUCCEEDED, State.UNKNOWN)) == "32"
