@@ -82,7 +82,7 @@ def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: C
     engine.migrate()
     with engine, pytest.raises(KeyboardInterrupt):
         Bulk(engine, operation="count", chunk_items=1).run(CASES, handler, key="monday", caller="alice")
-    assert "running: its lease is for" in seen[0]
+    assert "running: its lease lasts" in seen[0]
     assert "interrupted: no process runs it; call it again" in said(capsys, "monday", "--url", url)[1]
 
 

@@ -53,6 +53,28 @@ def test_so_it_is_on_redis_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
         walks_to_the_rare_one(engine, monkeypatch)
 
 
+def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that is longer than a page may read is not read: its page walks along the newest records."""
+    monkeypatch.setattr(filters, "LOOKED_MAX", 4)
+    lost = {unknown(engine, f"lost-{number}") for number in range(6)}
+    for number in range(9):
+        engine.run(command(f"k{number}"), made)
+    query, clicks, seen = Find(states=(State.UNKNOWN,), limit=50), 0, list[str]()
+    while True:
+        page = filters.bounded_page(engine, query)
+        seen += [uuid_text(record.operation_id) for record in page.records]
+        if page.next_before is None:
+            break
+        query, clicks = query._replace(before=page.next_before), clicks + 1
+    assert (set(seen), len(seen)) == (lost, 6)
+    assert clicks >= 3
+    monkeypatch.setattr(filters, "LOOKED_MAX", 6)
+    whole = filters.bounded_page(engine, Find(states=(State.UNKNOWN,), limit=50))
+    assert (len(whole.records), whole.next_before) == (6, None)  # at one look: the list fits
+
+
 def test_the_command_says_where_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ def test_what_is_in_doubt_is_settled_by_the_keyboard_alone(page: tuple[Page, Eng
     pages.keyboard.press("Space")
     pages.get_by_label("How you know").focus()
     pages.keyboard.type("the provider has no charge")
-    press_until_focused(pages, "Look what it would do")
+    press_until_focused(pages, "Preview the change")
     pages.keyboard.press("Enter")
     expect(pages.get_by_role("status")).to_contain_text("Nothing is written yet", timeout=PATIENCE_MS)
     assert state_of(engine, id) is State.UNKNOWN
@@ -100,7 +100,7 @@ def test_a_command_between_its_steps_is_ended_by_the_keyboard_alone(page: tuple[
     pages.keyboard.press("Space")
     pages.get_by_label("How you know").focus()
     pages.keyboard.type("refunded")
-    press_until_focused(pages, "Look what it would do")
+    press_until_focused(pages, "Preview the change")
     pages.keyboard.press("Enter")
     expect(pages.get_by_role("status")).to_contain_text("Nothing is written yet", timeout=PATIENCE_MS)
     press_until_focused(pages, "Settle")

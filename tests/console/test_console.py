@@ -348,7 +348,7 @@ def test_a_command_in_doubt_is_ended_whole_where_its_steps_are_answered(store: E
     id, retry = step_in_doubt(store, "k", [])
     client = console(store)
     form = ending(client, id, **{"step:ship": "not", "confirmed": "yes"})
-    assert "I do not end the whole command by it" in client.get(f"/settle?id={id}").text
+    assert "Not decided: the whole command does not end now" in client.get(f"/settle?id={id}").text
     assert client.post("/settle", data=form).status_code == 200
     assert state_of(store, id) is State.FAILED_REPLAYABLE
     assert retry() == b""

@@ -37,7 +37,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     },
     "http": {"headers": 1, "json_check": 1, "fingerprint": 1},
     "stores": {"versions": 2},
-    "stores.sql": dict.fromkeys(["statements", "dialect", "tables", "lapsed_scan"], 2),
+    "stores.sql": dict.fromkeys(["statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
     "stores.sqlite": {"doctor_file": 4},
     "stores.postgres": dict.fromkeys(["rows", "settings", "text"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests"], 2),

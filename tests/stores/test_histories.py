@@ -59,7 +59,6 @@ finds = st.builds(
     operation=st.sampled_from([None, "pay", "nothing"]),
     limit=st.integers(1, 3),
     lapsed=st.booleans(),
-    after=st.just(0),  # how far a SQL store looks; the memory store looks at all
     looks=st.just(0),  # how many the memory store looks at; a SQL store looks at all
 )
 

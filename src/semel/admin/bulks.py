@@ -81,7 +81,7 @@ def bulk_standing(record: Record, now: int) -> str:
     if record.state not in OPEN_STATES:
         return shown_state(state_name(record, now))
     if record.lease_until > now:
-        return f"running: its lease is for {span_text(record.lease_until - now)} more, and renewed"
+        return f"running: its lease lasts {span_text(record.lease_until - now)} more, and is renewed"
     return "interrupted: no process runs it; call it again with the same key and list, and it goes on"
 
 

@@ -67,16 +67,7 @@ def bounded_page(engine: Engine, query: Find) -> Found:
     if query.lapsed and not query.states:
         query = query._replace(states=tuple(sorted(OPEN_STATES)))
     dialect = getattr(engine.store, "dialect", None)
-    listed = (State.UNKNOWN,) if dialect is None or dialect.name != "sqlite" else (*OPEN_STATES, State.UNKNOWN)
-    has_list = bool(query.states) and set(listed).issuperset(query.states)
-    narrows = any((query.states, query.tenant, query.caller, query.operation, query.lapsed))
-    if dialect is None:
-        return next(pages(engine, query._replace(looks=LOOKED_PIECES_MAX), query.limit))
-    if has_list or not narrows:
-        return next(pages(engine, query, query.limit))
-    top = query.before
-    if top is None:
-        top = engine.perform("find", lambda: engine.store.find(Find(limit=1))).next_before or 0
-    after = max(0, top - min(LOOKED_MAX, LOOKED_MARIADB_MAX if dialect.name == "mariadb" else LOOKED_MAX))
-    found = next(pages(engine, query._replace(after=after), query.limit))
-    return found if found.next_before is not None or after == 0 else found._replace(next_before=after + 1)
+    looks = LOOKED_PIECES_MAX if dialect is None else LOOKED_MAX
+    if dialect is not None and dialect.name == "mariadb":
+        looks = min(looks, LOOKED_MARIADB_MAX)
+    return next(pages(engine, query._replace(looks=looks), query.limit))

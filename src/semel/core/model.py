@@ -462,8 +462,8 @@ class Find(NamedTuple):
     UNKNOWN ones, and open ones. A server's list may lack open records that are younger than its reaper's last look.
     With ``states`` and nothing else that narrows, a server looks at four times ``limit`` of them at most, and where
     they do not fit into a page, it has as many UNKNOWN as open ones.
-    ``after``: a SQL store looks at no record up to this cursor, where it does not have that list. ``looks``: any other
-    store looks at about so many records (0: at all); where it stops before the page is full, ``next_before`` leads on.
+    ``looks``: a store looks at about so many records for the page (0: at all). Where it stops before the page is full,
+    ``next_before`` leads on.
     """
 
     states: tuple[State, ...] = ()
@@ -474,7 +474,6 @@ class Find(NamedTuple):
     before: int | None = None
     lapsed: bool = False
     attention: bool = False
-    after: int = 0
     looks: int = 0
 
     @property

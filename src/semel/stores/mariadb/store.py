@@ -42,6 +42,7 @@ from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace
 from semel.stores.mariadb.settings import observe
 from semel.stores.sql.dialect import MARIADB, Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
+from semel.stores.sql.looks import looked, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
 
@@ -148,7 +149,8 @@ class MariadbStore:
         return [found.get(operation_id) for operation_id in operation_ids]
 
     def find(self, query: Find) -> Flow[Found]:
-        small = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
+        is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
+        small, after = yield from looked(query, SQL, is_listed=is_listed)
         named: dict[str, Argument] = {
             "states": [int(state) for state in query.states or State],
             "lapsed": int(query.lapsed),
@@ -157,7 +159,7 @@ class MariadbStore:
         if query.is_census:
             named["look"] = NEEDING_LOOKED * query.limit
         else:
-            named |= {"before": query.before, **({} if small else {"after": query.after})}
+            named |= {"before": query.before, **({} if small else {"after": after})}
             named |= {
                 "tenant": query.tenant,
                 "caller": query.caller,
@@ -168,7 +170,8 @@ class MariadbStore:
         now = cast(int, rows[0][0])
         page = [row for row in rows if row[1] is not None][: query.limit]
         records = tuple(record((*row[1:], None, None, None)) for row in page)
-        return Found(records, cast(int, page[-1][1]) if page and len(rows) > query.limit else None, now)
+        last = cast(int, page[-1][1]) if page and len(rows) > query.limit else None
+        return Found(records, next_page(last, after), now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)  # the record and its line of the audit trail: both or neither

@@ -55,6 +55,7 @@ from semel.stores.postgres.settings import observe
 from semel.stores.postgres.text import escaped, record, unescaped
 from semel.stores.sql.dialect import POSTGRES, Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
+from semel.stores.sql.looks import looked, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
 
@@ -168,7 +169,8 @@ class PostgresStore:
         return [found.get(operation_id) for operation_id in operation_ids]
 
     def find(self, query: Find) -> Flow[Found]:
-        small = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
+        is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
+        small, after = yield from looked(query, SQL, is_listed=is_listed)
         named: dict[str, Argument] = {
             "states": [int(state) for state in query.states] or None,
             "lapsed": query.lapsed,
@@ -177,7 +179,7 @@ class PostgresStore:
         if query.is_census:
             named["look"] = NEEDING_LOOKED * query.limit
         else:
-            named |= {"before": query.before, **({} if small else {"after": query.after})}
+            named |= {"before": query.before, **({} if small else {"after": after})}
             named |= {
                 "tenant": escaped(query.tenant),
                 "caller": escaped(query.caller),
@@ -188,7 +190,8 @@ class PostgresStore:
         now = cast(int, rows[0][0])
         page = [row for row in rows if row[1] is not None][: query.limit]
         records = tuple(record((*row[2:], None, None, None)) for row in page)
-        return Found(records, cast(int, page[-1][1]) if page and len(rows) > query.limit else None, now)
+        last = cast(int, page[-1][1]) if page and len(rows) > query.limit else None
+        return Found(records, next_page(last, after), now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)

@@ -58,6 +58,7 @@ from semel.steps.findings import steps_after
 from semel.steps.store import decide_with_steps, rewrite_steps, stored_steps
 from semel.stores.memory.store import granted_row
 from semel.stores.sql.dialect import SQLITE, Dialect
+from semel.stores.sql.looks import looked, next_page
 from semel.stores.sql.statements import (
     NOW,
     NOW_LOCKED,
@@ -202,13 +203,14 @@ class SqliteStore:
     def find(self, query: Find) -> Flow[Found]:
         now = yield from ask(NOW)
         states = f",{','.join(str(int(state)) for state in query.states)}," if query.states else None
-        small = bool(query.states) and _SEARCHED.issuperset(query.states)
+        is_listed = bool(query.states) and _SEARCHED.issuperset(query.states)
+        small, after = yield from looked(query, SQL, is_listed=is_listed)
         rows = yield from ask(
             Query(
                 SQL["find_open" if small else "find_records"],
                 {
                     "before": query.before,
-                    **({} if small else {"after": query.after}),
+                    **({} if small else {"after": after}),
                     "states": states,
                     "tenant": query.tenant,
                     "caller": query.caller,
@@ -221,7 +223,8 @@ class SqliteStore:
         )
         page = rows[: query.limit]
         records = tuple(_record((*row[1:], None, None, None)) for row in page)
-        return Found(records, cast(int, page[-1][0]) if page and len(rows) > query.limit else None, now)
+        last = cast(int, page[-1][0]) if page and len(rows) > query.limit else None
+        return Found(records, next_page(last, after), now)
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         now = yield from ask(NOW_LOCKED)

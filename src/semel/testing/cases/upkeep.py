@@ -175,6 +175,31 @@ def pages_are_found_by_what_is_asked(bench: Bench) -> None:
     assert found(tenant="nobody") == ""
 
 
+def pages_that_look_at_few_records_lead_to_all(bench: Bench) -> None:
+    """However few records a page looks at: page after page, each record that fits comes once, newest first."""
+    ends = (State.UNKNOWN, State.SUCCEEDED, State.UNKNOWN, State.UNKNOWN, State.FAILED_REPLAYABLE, State.UNKNOWN)
+    ids = []
+    for number, state in enumerate(ends):
+        claimed = bench.grant(attempt(str(number)))
+        bench.settle(claimed, state)
+        bench.clock.advance(1)
+        ids.append(claimed.id)
+    bench.grant(attempt("open"))
+    unknown = [id for id, state in zip(ids, ends, strict=True) if state is State.UNKNOWN][::-1]
+    for looks in range(1, 9):
+        for query in (Find(states=(State.UNKNOWN,)), Find(states=(State.UNKNOWN,), operation=scope().operation)):
+            seen: list[bytes] = []
+            asked = query._replace(limit=2, looks=looks)
+            for _ in range(50):
+                found = bench.do(lambda asked=asked: bench.store.find(asked))  # type: ignore[misc]
+                seen += [row.id for row in found.records]
+                if found.next_before is None:
+                    break
+                assert asked.before is None or found.next_before < asked.before  # each page goes on
+                asked = asked._replace(before=found.next_before)
+            assert seen == unknown
+
+
 def records_are_read_in_the_order_asked(bench: Bench) -> None:
     """By id and by operation id; None for those that are not there; the same id twice is answered twice."""
     a, b = bench.grant(attempt("a")), bench.grant(attempt("b"))
@@ -223,6 +248,7 @@ ALL = (
     a_purge_walks_in_chunks,
     pages_are_found_newest_first,
     pages_are_found_by_what_is_asked,
+    pages_that_look_at_few_records_lead_to_all,
     records_are_read_in_the_order_asked,
     states_are_counted,
     a_store_knows_who_it_is,

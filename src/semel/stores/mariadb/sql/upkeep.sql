@@ -22,6 +22,14 @@ FROM (SELECT :now AS now) AS clock LEFT JOIN (
 ) AS r ON TRUE
 ORDER BY r.seq DESC;
 
+-- name: count_listed
+-- How many records need attention: so many at most.
+SELECT COUNT(*) FROM (SELECT 1 FROM semel_attention LIMIT :look) AS listed;
+
+-- name: read_newest
+-- The cursor of the newest record.
+SELECT COALESCE(MAX(seq), 0) FROM semel_record;
+
 -- name: find_unknown
 -- The same over UNKNOWN records only, by the table of those that need attention.
 SELECT

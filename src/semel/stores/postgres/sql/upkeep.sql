@@ -37,8 +37,17 @@ FROM clock LEFT JOIN (
 ) AS r ON true
 ORDER BY r.seq DESC;
 
+-- name: count_listed
+-- How many records need attention: so many at most.
+SELECT count(*) FROM (SELECT FROM semel_attention LIMIT :look::bigint) AS listed;
+
+-- name: read_newest
+-- The cursor of the newest record.
+SELECT coalesce(max(seq), 0) FROM semel_record;
+
 -- name: find_unknown
--- The same over UNKNOWN records only, by the table of those that need attention.
+-- The same over UNKNOWN records only, by the table of those that need attention. OFFSET 0 keeps the planner from walking
+-- along all records until it has met enough of them.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -49,7 +58,8 @@ SELECT
     r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
     r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status
 FROM clock LEFT JOIN (
-    SELECT r.* FROM semel_record AS r JOIN semel_attention AS a ON a.id = r.id
+    SELECT r.* FROM semel_attention AS a
+        CROSS JOIN LATERAL (SELECT * FROM semel_record WHERE semel_record.id = a.id OFFSET 0) AS r
     WHERE (:before::bigint IS NULL OR r.seq < :before::bigint)
         AND (:states::smallint[] IS NULL OR r.state = ANY(:states::smallint[]))
         AND (:tenant::text IS NULL OR r.tenant = :tenant::text)

@@ -98,6 +98,14 @@ WHERE seq < coalesce(:before, 9223372036854775807) AND seq > :after
 ORDER BY seq DESC
 LIMIT :limit;
 
+-- name: count_listed
+-- How many records are open or unknown: so many at most.
+SELECT count(*) FROM (SELECT 1 FROM semel_record WHERE state IN (1, 2, 6) LIMIT :look);
+
+-- name: read_newest
+-- The cursor of the newest record.
+SELECT coalesce(max(seq), 0) FROM semel_record;
+
 -- name: find_open
 -- The same over open and unknown records only, by their small index.
 SELECT
