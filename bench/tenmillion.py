@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import psycopg
@@ -506,7 +506,13 @@ def measure(url: str, rounds: int = ROUNDS) -> None:
         print(f"semel {' '.join(words):44} {first:9.1f} {then:9.1f}", flush=True)
 
 
-BUILDERS: Final[dict[str, Callable[[str, int], None]]] = {
+class Builder(Protocol):
+    """Fills a server's store."""
+
+    def __call__(self, url: str, records: int, *, unknown: int = UNKNOWN) -> None: ...
+
+
+BUILDERS: Final[dict[str, Builder]] = {
     "postgresql": build_postgres,
     "mariadb": build_mariadb,
     "redis": build_redis,
@@ -521,6 +527,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", dest="server", action="store_const", const=name, help="on one started here")
     parser.add_argument("--file", type=Path, help="make the SQLite store there and keep it; use it where it is there")
     parser.add_argument("--url", help="measure a store that was made before")
+    parser.add_argument("--unknown", type=int, default=UNKNOWN, help="UNKNOWN records beside them (%(default)s)")
     options = parser.parse_args()
     if options.url:
         measure(options.url)
@@ -530,7 +537,7 @@ def main() -> None:
         if options.server:
             with started({options.server}, Path(folder), {"mariadb": MARIADB_SETTINGS}) as servers:
                 url = servers.urls[options.server] + ("?persistence=none" if options.server == "redis" else "")
-                BUILDERS[options.server](url, options.records)
+                BUILDERS[options.server](url, options.records, unknown=options.unknown)
                 if options.server == "mariadb":
                     with closing(connect_mariadb(url)) as db, db.cursor() as cursor:
                         cursor.execute(f"SET GLOBAL innodb_buffer_pool_size = {MARIADB_POOL_BYTES}")
@@ -539,7 +546,7 @@ def main() -> None:
             return
         path = options.file or Path(folder) / "semel.db"
         if not path.exists():
-            build(path, options.records)
+            build(path, options.records, unknown=options.unknown)
             size = path.stat().st_size / 2**30
             print(f"{options.records} records in {time.monotonic() - began:.0f} s: {size:.1f} GiB", file=sys.stderr)
         measure(f"sqlite:///{path}")

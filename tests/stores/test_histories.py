@@ -59,7 +59,7 @@ finds = st.builds(
     operation=st.sampled_from([None, "pay", "nothing"]),
     limit=st.integers(1, 3),
     lapsed=st.booleans(),
-    looks=st.just(0),  # how many the memory store looks at; a SQL store looks at all
+    looks=st.just(0),  # what a page looks at differs by store; here all look at all
 )
 
 
