@@ -85,24 +85,26 @@ clean: ## remove the environment, caches and build results (databases stay)
 
 # One environment, filled in two steps: `make run` stops after the first. Each stamp is written last, so that an
 # interrupted install is taken up again.
+# --no-deps: the locks name everything. pip would look for a newer release where one package asks for another with an
+# extra (pytest-cov for coverage[toml]), and then refuse it, since its hash is not in the lock.
 .venv/run.stamp: requirements/run.txt pyproject.toml | .venv/bin/pip
 	@echo "semel: installing into .venv what requirements/run.txt locks:"
 	@sed -n 's/^\([a-z0-9][a-z0-9._-]*==[^ ]*\).*/    \1/p' requirements/run.txt
-	@$(PIP) install --quiet --require-hashes -r requirements/run.txt
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/run.txt
 	@echo "semel: installing this checkout in place"
 	@$(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@
 
 .venv/dev.stamp: requirements/dev.txt .venv/run.stamp
 	@echo "semel: installing into .venv what requirements/dev.txt adds for tests and checks"
-	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # The peers need other versions of some libraries than Semel, so that they never share an environment.
 .venv-peers/peers.stamp: bench/peers/requirements.txt | .venv/bin/pip
 	@test -x .venv-peers/bin/pip || $(BIN)/python -m venv .venv-peers
 	@echo "semel: installing into .venv-peers what bench/peers/requirements.txt locks"
-	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes \
+	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
 		-r bench/peers/requirements.txt
 	@touch $@
 

@@ -48,3 +48,11 @@ def test_a_version_without_a_section_in_the_changelog_is_refused(tmp_path: Path)
     (checkout / "CHANGELOG.md").write_text("# Changelog\n")
     done = release(checkout)
     assert (done.returncode, "CHANGELOG.md has no section for 0.1.0" in done.stderr) == (1, True)
+
+
+def test_what_a_lock_names_is_installed_without_a_look_for_newer_releases() -> None:
+    """pip refuses a release that came out after the lock, where a package asks for its project with an extra."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    by_lock = [line for line in lines if "--require-hashes" in line]
+    assert len(by_lock) == 3
+    assert all("--no-deps" in line for line in by_lock), by_lock
