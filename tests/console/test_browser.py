@@ -111,10 +111,11 @@ def test_a_command_between_its_steps_is_ended_by_the_keyboard_alone(page: tuple[
 
 
 def test_it_fits_a_phone_and_the_dark(page: tuple[Page, Engine, str]) -> None:
-    pages = page[0]
+    pages, engine, _ = page
+    form = f"/settle?id={unknown(engine, 'narrow')}"
     pages.set_viewport_size({"width": 360, "height": 740})
     pages.emulate_media(color_scheme="dark")
-    for path in ("/", "/records", "/doctor", "/policies"):
+    for path in ("/", "/records", "/bulks", "/imports", "/messages", "/events", "/doctor", "/policies", form):
         pages.goto(f"{pages.url.split('/', 3)[0]}//{pages.url.split('/', 3)[2]}{path}")
         assert pages.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), path
         assert pages.evaluate("() => getComputedStyle(document.body).colorScheme") == "light dark"
