@@ -53,6 +53,7 @@ GOALS: Final = (
             *(Goal(f"{driver}-atomic", number, f"{driver}-by-hand", number, 1.2) for number in (1, 32, 128)),
         )
     ),
+    Goal("fastapi-unprotected", 32, "bare-fastapi", 32, 0.97),
     # Semel's own three-commit form, whose claims and answers share their commits with others'.
     *(Goal("postgresql-atomic", number, "postgresql-commits", number, 1.2) for number in (1, 32, 128)),
 )

@@ -29,19 +29,8 @@ def build(setup: Setup, handlers: Handlers) -> App:
 
 def protect(setup: Setup, handlers: Handlers, policy: Policy) -> App:
     """These handlers under Semel, all with one policy."""
-    assert setup.store is not None
-    url = for_semel(setup.store)
-    migrate(url)
-    counting = Counting()
-    engine = AsyncEngine.connect(url, observer=counting) if setup.counted else AsyncEngine.connect(url)
-
-    async def counts(request: Request) -> JSONResponse:
-        # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.
-        calls = sum(counting.counts["store_call_seconds", (verb,)] for verb in ("claim", "settle"))
-        commits: int | None = getattr(engine.backend.driver, "commits", None)
-        return JSONResponse({"store_calls": calls, "commits": commits})
-
-    app = application(handlers, *([Route(COUNTS_PATH, counts)] if setup.counted else []))
+    engine, counts = engine_of(setup)
+    app = application(handlers, *counts)
     operations = [Operation(path, policy) for path in handlers]
     settings: dict[str, Any] = {}
     if setup.book is None:
@@ -50,6 +39,25 @@ def protect(setup: Setup, handlers: Handlers, policy: Policy) -> App:
         settings["caller"] = caller_of
     # Without either, Semel is asked to guess, as a newcomer might.
     return SemelMiddleware(app, engine, operations=operations, manage_engine=True, **settings)
+
+
+def engine_of(setup: Setup) -> tuple[AsyncEngine, list[Route]]:
+    """An engine on the setup's store, made ready, and the route that gives its counts where they are wanted."""
+    assert setup.store is not None
+    url = for_semel(setup.store)
+    migrate(url)
+    if not setup.counted:
+        return AsyncEngine.connect(url), []
+    counting = Counting()
+    engine = AsyncEngine.connect(url, observer=counting)
+
+    async def counts(request: Request) -> JSONResponse:
+        # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.
+        calls = sum(counting.counts["store_call_seconds", (verb,)] for verb in ("claim", "settle"))
+        commits: int | None = getattr(engine.backend.driver, "commits", None)
+        return JSONResponse({"store_calls": calls, "commits": commits})
+
+    return engine, [Route(COUNTS_PATH, counts)]
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller | None:

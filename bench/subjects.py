@@ -59,6 +59,13 @@ def _of_store(name: str, store: str) -> list[Subject]:
     return [Subject(f"{name}-{mode.value}", store, mode) for mode in Mode]
 
 
+def _in_fastapi(store: str) -> list[Subject]:
+    return [
+        Subject(f"fastapi-{store}-{mode.value}", store, mode, module="bench.protected_fastapi", bare="bare-fastapi")
+        for mode in Mode
+    ]
+
+
 def _atomic(name: str, store: str) -> Subject:
     return Subject(f"{name}-atomic", store, Mode.FRESH, module="bench.atomic")
 
@@ -90,6 +97,11 @@ SUBJECTS: Final = (
     _by_hand("asyncpg", "postgresql+asyncpg"),
     *_of_store("mariadb", "mariadb"),
     _atomic("mariadb", "mariadb"),
+    *_in_fastapi("memory"),
+    *_in_fastapi("sqlite"),
+    *_in_fastapi("redis"),
+    *_in_fastapi("postgresql"),
+    Subject("fastapi-unprotected", "memory", Mode.FRESH, module="bench.unprotected_fastapi", bare="bare-fastapi"),
 )
 PROBES: Final = (
     Probe("pgbench", "pgbench", "postgresql"),
