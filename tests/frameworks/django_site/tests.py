@@ -434,6 +434,13 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert self.state() == "UNKNOWN"
         assert self.ask("/rest/8/charge/", {"do": "raise"}).status_code == 422
 
+    def test_a_key_in_the_path_is_the_object_that_it_finds(self) -> None:
+        found = Effect.objects.create(what="invoice").pk
+        spellings = [f"{found}", f"0{found}", f"+{found}", f"{found}"]
+        assert [self.ask(f"/rest/{each}/pay/", {}).status_code for each in spellings] == [201] * 4
+        assert effects() == ["invoice", f"pay {found}"]
+        assert self.ask(f"/rest/{found + 100}/pay/", {}).status_code == 404
+
     def test_a_function_below_api_view(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201
         assert effects() == ["p"]
