@@ -339,6 +339,25 @@ def test_rows_and_record_are_committed_together_or_not_at_all(serve: Serve, tmp_
     assert len(service.seen) == 1
 
 
+def test_a_commit_that_the_database_refuses_is_the_methods_failure_and_no_outage(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with sqlite3.connect(file) as made:
+        made.execute("CREATE TABLE effect (n INTEGER UNIQUE)")
+        made.execute("INSERT INTO effect VALUES (1)")
+    made.close()
+
+    def method(request: RequestInfo, context: Any) -> Any:
+        with contextlib.suppress(sqlite3.IntegrityError):
+            permit_of(context).connection.execute("INSERT OR ROLLBACK INTO effect VALUES (1)")
+        return Status(message="paid")
+
+    service = serve(method, f"sqlite:///{file}", operations={METHOD: Policy(effects="atomic")})
+    calls = [service.send() for _ in range(2)]
+    assert [call.code() for call in calls] == [Code.UNKNOWN, Code.UNKNOWN]  # as of any exception: no client retries it
+    assert all("nothing of it remains, and the key is free" in call.details() for call in calls)
+    assert len(service.seen) == 2  # nothing of the first one remained
+
+
 # --- deadlines -------------------------------------------------------------------------------------
 
 
