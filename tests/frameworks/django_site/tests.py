@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import uuid
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
 from django.db import DatabaseError, connections, models
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
@@ -27,6 +28,7 @@ from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
 from tests.frameworks.django_site import views
 from tests.frameworks.django_site.models import Effect
+from tests.service.served import await_true
 
 
 class Asking:
@@ -224,6 +226,34 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         assert json.loads(first.content)["key"]
         assert effects() == ["a"]
         assert second.headers["Location"] == first.headers["Location"]
+
+    def test_duplicates_that_wait_leave_threads_to_others(self) -> None:
+        begun, go, answers = threading.Event(), threading.Event(), []
+
+        def answer(request: Any, asked: Any) -> Any:
+            begun.set()
+            assert go.wait(20)
+            return JsonResponse({}, status=201)
+
+        def ask() -> None:
+            try:
+                answers.append(self.ask("/external", headers={"Prefer": "wait=20"}).status_code)
+            finally:
+                connections.close_all()
+
+        with mock.patch.object(views, "answer", answer):
+            running, waiting, refused = (threading.Thread(target=ask) for _ in range(3))
+            running.start()
+            assert begun.wait(20)
+            waiting.start()
+            await_true(lambda: semel.engine().core.waiting == 1, "a duplicate that waits")
+            refused.start()
+            refused.join(10)
+            assert answers == [409]
+            go.set()
+            running.join(20)
+            waiting.join(20)
+        assert answers == [409, 201, 201]
 
     def test_an_exception_that_django_answers_is_in_doubt(self) -> None:
         first = self.ask("/external", {"do": "raise"})
