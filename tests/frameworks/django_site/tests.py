@@ -129,6 +129,12 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert [self.ask("/atomic", {"do": "busy"}).status_code for _ in range(2)] == [429, 429]
         assert (effects(), self.state()) == ([], None)
 
+    def test_a_view_that_goes_on_after_a_failed_statement_is_told_as_its_error_and_no_outage(self) -> None:
+        answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
+        assert [each.status_code for each in answers] == [500, 500]
+        assert not any("Semel-Code" in each.headers for each in answers)
+        assert (effects(), self.state()) == ([], None)
+
     def test_a_view_that_sets_rollback_records_nothing(self) -> None:
         assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
         assert (effects(), self.state()) == ([], None)
