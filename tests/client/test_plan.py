@@ -33,7 +33,7 @@ from semel.client.plan import (
     status_link,
 )
 from semel.errors import ConfigurationError
-from semel.http.problems import KINDS, PROXY_KINDS
+from semel.http.problems import CALLER_UNKNOWN, KINDS, NOT_ALLOWED, PROXY_KINDS, UNCOVERED
 
 URL = "https://shop.example/payments"
 PROBLEM = {"content-type": "application/problem+json"}
@@ -169,6 +169,21 @@ def test_a_refusal_after_a_lost_attempt_proves_nothing(code: int) -> None:
     assert isinstance(Driven(LOST, Answered(code)).outcome, InDoubt)
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (CALLER_UNKNOWN.status, CALLER_UNKNOWN.code),
+        (NOT_ALLOWED.status, NOT_ALLOWED.code),
+        (UNCOVERED.status, UNCOVERED.code),
+        (403, "IMPORT_NOT_ALLOWED"),
+    ],
+)
+def test_a_refusal_that_does_not_look_at_the_record_proves_nothing_of_a_lost_attempt(status: int, code: str) -> None:
+    refusal = problem(status, code, retryable=False, keyAction="keep")
+    assert isinstance(Driven(LOST, refusal).outcome, InDoubt)
+    assert isinstance(Driven(refusal).outcome, Refused)
+
+
 @pytest.mark.parametrize("code", [400, 413, 415, 422])
 def test_a_refusal_of_the_request_itself_is_final_after_a_lost_attempt(code: int) -> None:
     assert isinstance(Driven(LOST, Answered(code)).outcome, Refused)
@@ -197,8 +212,9 @@ def test_an_attempt_that_never_left_proves_that_nothing_happened() -> None:
         (Answered(429), False),
         (Answered(425), False),
         (problem(503, "IDEMPOTENCY_STORE_UNAVAILABLE", retryable=True), False),
+        (problem(503, "IDEMPOTENCY_STORE_UNAVAILABLE", retryable=True, mayHaveHappened=True), True),
     ],
-    ids=["lost", "504", "502", "in progress", "429", "425", "store unavailable"],
+    ids=["lost", "504", "502", "in progress", "429", "425", "store unavailable", "commit not confirmed"],
 )
 def test_not_yet_says_whether_it_may_have_happened(event: Event, happened: bool) -> None:
     outcome = Driven(event).outcome

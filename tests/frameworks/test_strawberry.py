@@ -1,7 +1,9 @@
 """Strawberry: a mutation's field is a command, called through schemas as clients call them, and over HTTP."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal
@@ -20,7 +22,7 @@ from strawberry.permission import BasePermission, PermissionExtension
 from strawberry.schema.config import StrawberryConfig
 
 from semel import AsyncEngine, Engine, NothingHappened, Policy
-from semel.errors import ConfigurationError, HandlerRefused, SemelError, StoreTimeout, StoreUnavailable
+from semel.errors import ConfigurationError, SemelError, StoreTimeout, StoreUnavailable
 from semel.http.refused import RefusedCall
 from semel.integrations.strawberry import Caller, Idempotent, permit_of, single_caller
 
@@ -539,7 +541,6 @@ def test_a_result_that_is_another_than_declared(
     [
         (StoreUnavailable("db1.internal refused"), False, "Nothing was done."),
         (StoreTimeout("db1.internal is silent"), True, "The commit was not confirmed"),
-        (HandlerRefused("db1.internal says no"), True, "Nothing was done."),
     ],
 )
 def test_a_store_that_fails_is_told_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
@@ -548,6 +549,30 @@ def test_a_store_that_fails_is_told_without_its_own_words(error: SemelError, may
     assert why is not None
     assert (why.kind.code, why.kind.retryable, why.key_action) == ("IDEMPOTENCY_STORE_UNAVAILABLE", True, "keep")
     assert why.detail.startswith(detail)
+
+
+def test_a_commit_that_the_database_refuses_is_an_error_of_the_field_and_no_outage(mode: Mode, tmp_path: Path) -> None:
+    shop = Shop(mode, f"sqlite:///{tmp_path / 'shop.db'}", effects="atomic")
+
+    def write(info: strawberry.Info, amount: int, note: Any) -> Payment:
+        shop.paid.append(amount)
+        connection = permit_of(info).connection
+        connection.execute("CREATE TABLE effect (n INTEGER UNIQUE)")
+        connection.execute("INSERT INTO effect VALUES (1)")
+        with suppress(sqlite3.IntegrityError):
+            connection.execute("INSERT OR ROLLBACK INTO effect VALUES (1)")
+        return Payment(number=1, amount=amount, note=None)
+
+    if mode == "async":
+        asyncio.run(shop.engine.migrate())
+    else:
+        shop.engine.migrate()
+    shop.pay = write  # type: ignore[method-assign]
+
+    for answer in shop.ask(pay(), pay()):
+        assert "nothing of it remains, and the key is free" in answer.errors[0].message
+        assert not answer.errors[0].extensions  # no code that a client would retry at
+    assert len(shop.paid) == 2  # nothing of the first one remained
 
 
 # --- permissions, other extensions, shapes of results ------------------------------------------------------

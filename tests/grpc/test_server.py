@@ -8,7 +8,7 @@ import inspect
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +337,46 @@ def test_rows_and_record_are_committed_together_or_not_at_all(serve: Serve, tmp_
     assert reading.execute("SELECT count(*) FROM effect").fetchone() == (0 if refuses else 1,)
     reading.close()
     assert len(service.seen) == 1
+
+
+def test_a_commit_that_the_database_refuses_is_the_methods_failure_and_no_outage(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with sqlite3.connect(file) as made:
+        made.execute("CREATE TABLE effect (n INTEGER UNIQUE)")
+        made.execute("INSERT INTO effect VALUES (1)")
+    made.close()
+
+    def method(request: RequestInfo, context: Any) -> Any:
+        with contextlib.suppress(sqlite3.IntegrityError):
+            permit_of(context).connection.execute("INSERT OR ROLLBACK INTO effect VALUES (1)")
+        return Status(message="paid")
+
+    service = serve(method, f"sqlite:///{file}", operations={METHOD: Policy(effects="atomic")})
+    calls = [service.send() for _ in range(2)]
+    assert [call.code() for call in calls] == [Code.UNKNOWN, Code.UNKNOWN]  # as of any exception: no client retries it
+    assert all("nothing of it remains, and the key is free" in call.details() for call in calls)
+    assert len(service.seen) == 2  # nothing of the first one remained
+
+
+def test_calls_that_wait_leave_threads_to_others() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def method(request: RequestInfo, context: Any) -> Any:
+        begun.set()
+        assert go.wait(20)
+        return Status(message="paid")
+
+    operations = {METHOD: Policy(wait_seconds=20)}
+    with Service("sync", "memory://", operations=operations) as service, ThreadPoolExecutor(8) as pool:
+        service.methods[METHOD] = method
+        running = pool.submit(service.send)
+        assert begun.wait(20)
+        waiting = [pool.submit(service.send) for _ in range(7)]  # as many as the server has threads beside
+        refused = wait(waiting, 10, return_when=FIRST_COMPLETED).done
+        go.set()
+        assert {call.result().code() for call in refused} == {Code.ABORTED}
+        assert {call.result().code() for call in waiting} == {Code.ABORTED, Code.OK}
+        assert running.result().result() == Status(message="paid")
 
 
 # --- deadlines -------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Path
+from pydantic import StringConstraints
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -158,6 +162,53 @@ def test_a_key_in_the_path_is_what_the_endpoint_gets(
     for spelled in spellings:
         assert web.call(f"/invoices/{spelled}/pay").status == 200
     assert len(paid) == len(set(paid)), paid
+
+
+def read_number(number: int) -> int:
+    return number
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Colour | None:
+        return cls.RED if value == "RED" else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "spellings"),
+    [
+        (Annotated[int, Depends(read_number)], ("7", "07", "+7", "7.0")),
+        (Annotated[int, Path(alias="number")], ("7", "07")),
+        (Annotated[str, StringConstraints(to_upper=True, strip_whitespace=True)], ("a-7", "A-7", " A-7")),
+        (date, ("2026-01-01", "1767225600")),
+        (datetime, ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "1767225600")),
+        (timedelta, ("PT90S", "PT1M30S", "00:01:30")),
+        (Decimal, ("7", "7.0", "07.00")),
+        (float, ("7", "7.0", "70e-1")),
+        (bool, ("true", "1", "yes")),
+        (Colour, ("red", "RED")),
+    ],
+)
+def test_a_key_in_the_path_is_one_whatever_reads_it_and_from_which_spelling(
+    serve: Serve, engine: AsyncEngine, kind: Any, spellings: tuple[str, ...]
+) -> None:
+    app, semel, paid = FastAPI(), FastApiSemel(engine, caller=caller_of), []
+
+    async def pay(given: Any) -> str:
+        paid.append(given)
+        return "paid"
+
+    named = hasattr(kind, "__metadata__") and not isinstance(kind.__metadata__[0], StringConstraints)
+    pay.__annotations__["given"] = kind if named else Annotated[kind, Path(alias="number")]
+    declared = semel.command("invoices.pay", effects="idempotent", key_from="path:number")(pay)
+    app.post("/invoices/{number}/pay")(declared)
+    semel.install(app)
+    web = serve(app, engine)
+    statuses = [web.call(f"/invoices/{spelled}/pay").status for spelled in spellings]
+    assert set(statuses) == {200}, statuses
+    assert len(paid) == 1, paid
 
 
 def test_an_impossible_declaration_is_refused(engine: AsyncEngine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import asyncpg
@@ -56,7 +57,9 @@ def test_a_commit_that_was_cut_may_be_retried(
 ) -> None:
     fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=1.0)
     relay.lose("request", COMMIT)
-    check_retryable(ask(fellow, writes_of, pays))
+    answer = ask(fellow, writes_of, pays)
+    check_retryable(answer)
+    assert json.loads(answer.body)["mayHaveHappened"] is True
     assert outside.rows() == []
     retry_runs(fellow, outside)
 

@@ -302,6 +302,20 @@ def test_doctor_names_the_policy_where_the_identity_is_gone(
     assert "records may be lost" in found["records"]["detail"]
 
 
+def test_doctor_says_of_a_flushed_store_that_records_may_be_lost(
+    evicting: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrated(evicting.port, "shop").close()
+    with Redis(port=evicting.port) as plain:
+        plain.config_set("maxmemory-policy", "noeviction")
+        plain.config_set("appendonly", "yes")
+        plain.flushall()
+    found = doctor(evicting.port, capsys, "shop")
+    assert (found["eviction"]["level"], found["records"]["level"]) == ("ok", "warning")
+    assert "records may be lost" in found["records"]["detail"]
+    assert "before you run: semel migrate" in found["records"]["remedy"]
+
+
 def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) -> None:
     """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
     with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:

@@ -28,7 +28,15 @@ LIFETIME_SECONDS: Final = 86_400.0
 LIFETIME_OVER: Final = "KEY_LIFETIME_OVER"
 REDIRECT: Final = "REDIRECT"
 OUTCOME_UNKNOWN: Final = "IDEMPOTENCY_OUTCOME_UNKNOWN"
-_CALLER_UNKNOWN: Final = "IDEMPOTENCY_CALLER_UNKNOWN"
+# Refusals of Semel's own that do not look at the record: they say nothing of an earlier attempt.
+_WITHOUT_A_LOOK: Final = frozenset(
+    {
+        "IDEMPOTENCY_CALLER_UNKNOWN",
+        "IDEMPOTENCY_CALLER_NOT_ALLOWED",
+        "IDEMPOTENCY_OPERATION_NOT_DECLARED",
+        "IMPORT_NOT_ALLOWED",
+    }
+)
 
 _RETRIED: Final = frozenset({408, 425, 429, 502, 503, 504})
 # Answers that prove that this attempt had no effect and that no other attempt is running.
@@ -545,8 +553,10 @@ class Plan:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
         if problem.get("retryable") is True or (status in _RETRIED and problem.get("retryable") is not False):
-            # A server that says "retryable" and "store unavailable" ran nothing; that of an earlier attempt stays open.
-            ran = status not in _NOTHING_RAN and not (status == 503 and problem.get("retryable") is True)
+            # A server that says "retryable" and "store unavailable" ran nothing, unless it could not see its commit;
+            # an earlier attempt stays open.
+            nothing = status == 503 and problem.get("retryable") is True and not problem.get("mayHaveHappened")
+            ran = status not in _NOTHING_RAN and not nothing
             self.may_have_happened |= ran
             return self._again(now, answer.code, answer, _detail(problem))
         if problem.get("keyAction") == "query":
@@ -580,10 +590,8 @@ class Plan:
         """A 4xx that no retry helps. After a lost attempt only the operation's own word counts as one."""
         problem = answer.problem
         action = problem.get("keyAction")
-        own_word = (
-            answer.lifetime_seconds is not None
-            or answer.status in _ABOUT_THE_REQUEST
-            or (action in ("keep", "new") and problem.get("code") != _CALLER_UNKNOWN)
+        own_word = problem.get("code") not in _WITHOUT_A_LOOK and (
+            answer.lifetime_seconds is not None or answer.status in _ABOUT_THE_REQUEST or action in ("keep", "new")
         )
         detail = _detail(problem)
         if self.may_have_happened and not own_word:

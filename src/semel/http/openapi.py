@@ -25,6 +25,7 @@ _PROBLEM: Final = {
     "operationId": {"type": "string", "format": "uuid"},
     "operation": {"type": "string"},
     "state": {"type": "string", "enum": [state.name for state in State]},
+    "mayHaveHappened": {"type": "boolean"},
     "resource": {"type": "string"},
 }
 PROBLEM_SCHEMA: Final = {

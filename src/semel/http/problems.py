@@ -232,7 +232,8 @@ class Problems:
                         "The commit was not confirmed: all of it was done, or nothing. Retry with the same key: that "
                         "gets the first answer, or runs the command."
                     )
-                return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
+                after = 1 + secrets.randbelow(STORE_RETRY_SECONDS)
+                return self.answer(STORE_UNAVAILABLE, text, retry_after=after, maybe_done=maybe_done)
 
     def key_reused(self, operation_id: bytes | None, state: State | None, what: str = "request") -> Answer:
         """The answer where another ``what`` of the same caller holds the key: in which state that one is."""
@@ -302,6 +303,7 @@ class Problems:
         resource: str | None = None,
         state: State | None = None,
         key_action: KeyAction | None = None,
+        maybe_done: bool = False,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> Answer:
         """One occurrence of a kind of problem; ``key_action`` where it is not the kind's."""
@@ -331,6 +333,8 @@ class Problems:
                 headers.append(link)
         if state is not None:
             document["state"] = state.name
+        if maybe_done:
+            document["mayHaveHappened"] = True
         if resource is not None:
             document["resource"] = resource
             headers.append((b"link", _link(resource, "related")))

@@ -57,11 +57,15 @@ class RefusedCall:
     def of(cls, error: SemelError, *, maybe_done: bool = False) -> RefusedCall | None:
         """The refusal that an error is; None for an error that is the developer's, not the call's.
 
+        HandlerRefused is one of those: a retry would write the same, and be refused as well.
+
         Parameters: ``maybe_done`` where an ATOMIC handler has run, so that it may have been committed.
 
         >>> RefusedCall.of(KeyReusedError("The key belongs to another request.", state="SUCCEEDED")).key_action
         'new'
         """
+        if isinstance(error, HandlerRefused):
+            return None
         for each in type(error).__mro__:
             if each in _KINDS:
                 kind = _KINDS[each]
@@ -70,9 +74,8 @@ class RefusedCall:
             return None
         detail = str(error)
         if isinstance(error, NO_STORE):  # its own text may name hosts and files: it is for the log
-            detail = _MAYBE_DONE if maybe_done and not isinstance(error, HandlerRefused) else _NOT_DONE
-            if not isinstance(error, HandlerRefused):
-                _OUTAGE.tell(error)
+            detail = _MAYBE_DONE if maybe_done else _NOT_DONE
+            _OUTAGE.tell(error)
         retry = getattr(error, "retry_after_seconds", None)
         if retry is None and kind.retryable:
             retry = RETRY_SECONDS

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, Unpack, cast
-from uuid import UUID
 
 from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
@@ -35,6 +34,7 @@ from semel.integrations.endpoint import (
     check_sessions,
     declare_endpoint,
     filled_parameters,
+    parameter_text,
     plain_function,
     without_slashes,
 )
@@ -274,9 +274,15 @@ class EndpointCommands(Generic[R]):
         values = request.path_params
         if declared.policy.key_from is not None or declared.policy.reference_from is not None:
             # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
-            values = {**values, **{name: kwargs[name] for name in values if type(kwargs.get(name)) in (int, UUID)}}
+            read = self._read_params(request, kwargs)
+            texts = {name: parameter_text(read.get(name, value)) for name, value in values.items()}
+            values = {name: value if texts[name] is None else texts[name] for name, value in values.items()}
         params = tuple(sorted((name, str(value)) for name, value in values.items()))
         return (*params, (PATH, path_of(request.scope))) if declared.route.counts_path else params
+
+    def _read_params(self, request: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The path's parameters as the framework has read them for the endpoint, by their names in the path."""
+        return kwargs
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
         """The status of an exception that is an answer, where it has no ``status_code`` that says so."""

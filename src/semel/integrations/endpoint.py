@@ -9,7 +9,11 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
 
 from semel.core.model import Effects
 from semel.engine.permit import Permit
@@ -90,6 +94,23 @@ def check_declaration(
 def without_slashes(path: str) -> str:
     """A path without empty segments: a slash at its end makes no other command."""
     return "/".join(part for part in path.split("/") if part)
+
+
+def parameter_text(value: object) -> str | None:
+    """The one text of a path parameter's value, however it was spelled; None where its type has no such text.
+
+    >>> [parameter_text(each) for each in (7, Decimal("1.00"), UUID(int=0xA), object())]
+    ['7', '1', '00000000-0000-0000-0000-00000000000a', None]
+    """
+    if isinstance(value, Enum):
+        return parameter_text(value.value)
+    if isinstance(value, Decimal):
+        return format(value.normalize(), "f") if value.is_finite() else str(value)
+    if isinstance(value, datetime):
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, timedelta):
+        return str(value.total_seconds())
+    return str(value) if isinstance(value, (str, int, float, UUID, date, time)) else None
 
 
 class PermitHere:

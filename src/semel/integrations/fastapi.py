@@ -103,6 +103,11 @@ class Semel(StarletteSemel):
             )
         _complete_openapi(app)
 
+    def _read_params(self, request: Request, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        # A dependency may take the parameter in the endpoint's place, and either of them by a name of its own.
+        route = request.scope.get("route")
+        return _read_by(route.dependant, request.path_params) if isinstance(route, APIRoute) else kwargs
+
     def _adder(
         self, app: Starlette, dependencies: Sequence[Any], responses: Mapping[int | str, dict[str, Any]]
     ) -> AddRoute:
@@ -134,6 +139,22 @@ class Semel(StarletteSemel):
     async def _read_operation(self, request: Request, operation_id: str) -> Response:
         """The status of one of the caller's own operations."""
         return response_of(await self.operations.by_id(operation_id, request))
+
+
+def _read_by(dependant: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The path parameters as a function and its dependencies get them; of those that differ, the one that is no text.
+
+    FastAPI has validated each of them before.
+    """
+    read: dict[str, Any] = {}
+    for inner in dependant.dependencies:
+        read |= _read_by(inner, given)
+    for field in dependant.path_params:
+        if field.alias in given:
+            value, errors = field.validate(given[field.alias], {}, loc=())
+            if not errors and (field.alias not in read or not isinstance(value, str)):
+                read[field.alias] = value
+    return read
 
 
 def _is_request(hint: Any) -> bool:

@@ -53,6 +53,12 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
             raise exceptions.APIException("the provider is away")
         return Response({"n": effect.pk, "key": request.semel_permit.key_for("charge")}, status=201)
 
+    @action(detail=True, methods=["post"])
+    @semel.command("rest.pay", effects="external", key_from="path:pk")
+    def pay(self, request: Any, pk: str) -> Response:
+        Effect.objects.create(what=f"pay {self.get_object().pk}")
+        return Response(status=201)
+
 
 @transaction.non_atomic_requests
 @extend_schema(exclude=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import uuid
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
 from django.db import DatabaseError, connections, models
-from django.http import HttpResponse
+from django.http import HttpResponse, JsonResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
@@ -27,6 +28,7 @@ from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
 from tests.frameworks.django_site import views
 from tests.frameworks.django_site.models import Effect
+from tests.service.served import await_true
 
 
 class Asking:
@@ -127,6 +129,12 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert [self.ask("/atomic", {"do": "busy"}).status_code for _ in range(2)] == [429, 429]
         assert (effects(), self.state()) == ([], None)
 
+    def test_a_view_that_goes_on_after_a_failed_statement_is_told_as_its_error_and_no_outage(self) -> None:
+        answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
+        assert [each.status_code for each in answers] == [500, 500]
+        assert not any("Semel-Code" in each.headers for each in answers)
+        assert (effects(), self.state()) == ([], None)
+
     def test_a_view_that_sets_rollback_records_nothing(self) -> None:
         assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
         assert (effects(), self.state()) == ([], None)
@@ -224,6 +232,34 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         assert json.loads(first.content)["key"]
         assert effects() == ["a"]
         assert second.headers["Location"] == first.headers["Location"]
+
+    def test_duplicates_that_wait_leave_threads_to_others(self) -> None:
+        begun, go, answers = threading.Event(), threading.Event(), []
+
+        def answer(request: Any, asked: Any) -> Any:
+            begun.set()
+            assert go.wait(20)
+            return JsonResponse({}, status=201)
+
+        def ask() -> None:
+            try:
+                answers.append(self.ask("/external", headers={"Prefer": "wait=20"}).status_code)
+            finally:
+                connections.close_all()
+
+        with mock.patch.object(views, "answer", answer):
+            running, waiting, refused = (threading.Thread(target=ask) for _ in range(3))
+            running.start()
+            assert begun.wait(20)
+            waiting.start()
+            await_true(lambda: semel.engine().core.waiting == 1, "a duplicate that waits")
+            refused.start()
+            refused.join(10)
+            assert answers == [409]
+            go.set()
+            running.join(20)
+            waiting.join(20)
+        assert answers == [409, 201, 201]
 
     def test_an_exception_that_django_answers_is_in_doubt(self) -> None:
         first = self.ask("/external", {"do": "raise"})
@@ -433,6 +469,13 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert self.ask("/rest/7/charge/", {"do": "raise"}).status_code == 500
         assert self.state() == "UNKNOWN"
         assert self.ask("/rest/8/charge/", {"do": "raise"}).status_code == 422
+
+    def test_a_key_in_the_path_is_the_object_that_it_finds(self) -> None:
+        found = Effect.objects.create(what="invoice").pk
+        spellings = [f"{found}", f"0{found}", f"+{found}", f"{found}"]
+        assert [self.ask(f"/rest/{each}/pay/", {}).status_code for each in spellings] == [201] * 4
+        assert effects() == ["invoice", f"pay {found}"]
+        assert self.ask(f"/rest/{found + 100}/pay/", {}).status_code == 404
 
     def test_a_function_below_api_view(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201

@@ -15,7 +15,7 @@ from semel.admin.doctor_schema import look_at_schema
 from semel.admin.doctor_server import look_at_server
 from semel.admin.doctor_settings import look_at_settings
 from semel.admin.filters import pages
-from semel.admin.finding import Finding
+from semel.admin.finding import Finding, Level
 from semel.admin.sealing import look_at_sealing
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
@@ -120,12 +120,14 @@ def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding
     with suppress(StoreError, SchemaError):  # the missing identity was told
         server = list(look_at_server(engine, engine.store))
         yield from server
-        if any(finding.is_bad and finding.check in ("eviction", "persistence") for finding in server):
+        keeping = [finding for finding in server if finding.check in ("eviction", "persistence")]
+        if keeping:  # a server that can be flushed, whatever its settings are
             detail = (
                 "if this store was migrated before, the server has lost its identity, and records may be lost with it"
             )
             remedy = "find out from your own systems which commands ran before you run: semel migrate"
-            yield Finding("records", "problem", detail, remedy)
+            level: Level = "problem" if any(finding.is_bad for finding in keeping) else "warning"
+            yield Finding("records", level, detail, remedy)
 
 
 def _problem(check: str, error: Exception, remedy: str | None) -> Finding:

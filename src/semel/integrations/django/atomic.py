@@ -8,7 +8,7 @@ from typing import Any
 from semel.core.model import Answer
 from semel.core.outcomes import Refused, Succeeded, classify_answer
 from semel.engine.atomic_block import Atomic
-from semel.errors import CommandError, StoreError
+from semel.errors import CommandError, HandlerRefused, StoreError
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange
 from semel.http.outage import NO_STORE, UNCLAIMED
@@ -109,6 +109,8 @@ def run_atomic(
             databases.roll_back(alias)
         except NO_STORE as error:  # the record could not be settled
             databases.roll_back(alias)
+            if isinstance(error, HandlerRefused):
+                raise  # for what the view wrote: as if it had raised that
             response = response_of(place.surface.problems.of_error(error))
         except BaseException:  # whatever an outer layer makes an answer of it: that one may commit its block
             databases.roll_back(alias)

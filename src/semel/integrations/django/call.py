@@ -52,6 +52,7 @@ class DjangoCall(InsideCall):
         Parameters: ``request`` that the caller function reads: Django's, or REST framework's.
         """
         inner = self._request
+        self._middleware.limit_waiters(place.engine)
         head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner))
         return self.command(place.engine, place.surface, route, params, request, head, self._kept_body())
 

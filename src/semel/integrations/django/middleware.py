@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 
+from semel.engine.sync_engine import Engine
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.wsgi.accepted import Accepted
 from semel.integrations.django.call import CALL, DjangoCall
@@ -48,6 +49,15 @@ class SemelMiddleware:
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):
             return self.get_response(request)
         self._look()
+        with site().threads:
+            return self._serve(request)
+
+    def limit_waiters(self, engine: Engine) -> None:
+        """Let no more threads of a WSGI server wait for running duplicates than leave others free."""
+        if not self._is_async:  # where each request has a thread of its own
+            engine.core.waiters_limit = site().threads.waiters
+
+    def _serve(self, request: Any) -> Any:
         call = DjangoCall(request, self)
         setattr(request, CALL, call)
         try:

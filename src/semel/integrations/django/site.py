@@ -20,12 +20,13 @@ from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.settings import HttpSettings
+from semel.http.wsgi.threads import Threads
 from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, declare_endpoint, without_slashes
 from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
 
-_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER")
+_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", "WAITERS_MAX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Site:
         self.database: str = given.get("DATABASE", "default")
         self._url: str | None = given.get("URL")
         self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
+        self.threads = Threads(given.get("WAITERS_MAX"))
         self._options = {name.lower(): value for name, value in given.items() if name not in _OWN}
         self.asks_for_user = given.get("CALLER") is None
         self._resumed_user = _function("RESUMED_USER", given.get("RESUMED_USER"))

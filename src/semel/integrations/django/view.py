@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.http import HttpRequest, HttpResponseNotAllowed
 from django.urls import path as url
 from django.views.decorators.http import require_http_methods
@@ -23,7 +24,7 @@ from semel.integrations.django.answer import response_of, stream_of
 from semel.integrations.django.atomic import run_atomic
 from semel.integrations.django.call import CALL, DjangoCall, environ_of
 from semel.integrations.django.site import BULKS, Declared, ProjectStore, site
-from semel.integrations.endpoint import DECLARED, check_endpoint, without_slashes
+from semel.integrations.endpoint import DECLARED, check_endpoint, parameter_text, without_slashes
 from semel.policy import Command, Policy, PolicyOptions
 from semel.stores.sql import django as databases
 
@@ -233,11 +234,30 @@ def _command(
     named = {**{str(index): value for index, value in enumerate(args[at + 1 :])}, **kwargs}
     if declared.paths is None and getattr(getattr(request, "_request", request), "urlconf", None) is not None:
         route.count_path()  # routes of this request's own: they are not those that were looked at
+    if route.key_from is not None or route.reference_from is not None:
+        named = {**named, **_looked_up(args[:at], kwargs)}
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
     params: Params = tuple(sorted(plain.items()))
     if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
         params = (*params, (PATH, without_slashes(request.path_info)))
     return place, call.command_of(place, route, params, request)
+
+
+def _looked_up(views: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+    """The parameter by which a view of REST framework finds its object, as its model reads it: ``07`` is 7."""
+    for view in views:
+        field = getattr(view, "lookup_field", None)
+        name: str = getattr(view, "lookup_url_kwarg", None) or field or ""
+        if not isinstance(kwargs.get(name), str):
+            continue
+        queryset = view.queryset if view.queryset is not None else view.get_queryset()
+        meta = queryset.model._meta
+        try:
+            read = (meta.pk if field == "pk" else meta.get_field(field)).to_python(kwargs[name])
+        except (FieldDoesNotExist, ValidationError):  # a field of another model; no value that an object could have
+            continue
+        return {name: parameter_text(read) or kwargs[name]}
+    return {}
 
 
 def bulk(

@@ -22,6 +22,7 @@ from semel.engine.result import Result
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, NotReplicated, OutcomeUnknownError, SemelError, StoreError
 from semel.http import problems
+from semel.http.wsgi.threads import Threads
 from semel.integrations.grpc.context import AsyncCapturedContext, CallAborted, CapturedContext
 from semel.integrations.grpc.rpc import STREAMS, CallerOfCall, DeclaredRpc, Rpc, declare
 from semel.integrations.grpc.status import OPERATION, REPLAYED, RpcEnd, refusal, refused
@@ -148,6 +149,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         operations: the policy, or the :class:`~semel.integrations.grpc.Rpc`, of each method by its path.
         services: the descriptors of the services (``shop_pb2.DESCRIPTOR.services_by_name["Shop"]``), so that a wrong
             path, a missing field and a method that streams are refused here; without them at the first call.
+        waiters_max: how many threads may wait for running duplicates; None: half of those seen at work at one time.
 
     Raises ConfigurationError and PolicyError.
 
@@ -169,10 +171,13 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         caller: CallerOfCall | None = None,
         operations: Mapping[str, Policy | Rpc],
         services: Iterable[Any] = (),
+        waiters_max: int | None = None,
     ) -> None:
         if not isinstance(engine, Engine):
             raise ConfigurationError(f"a server of threads needs an Engine; it was given {type(engine).__name__}")
         self._engine = engine
+        self._threads = Threads(waiters_max)
+        engine.core.waiters_limit = self._threads.waiters
         self._methods = declare(operations, engine, caller, services)
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
@@ -192,6 +197,10 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
         )
 
     def _serve(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
+        with self._threads:
+            return self._serve_one(declared, handler, raw, context)
+
+    def _serve_one(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
         message, command = _begun(declared, handler, raw, context)
         if isinstance(command, RpcEnd):
             return _send(context, command)
