@@ -10,7 +10,6 @@ from semel.admin.finding import Finding
 from semel.admin.move_rows import pages_of
 from semel.admin.receivers import Behind, receivers_behind
 from semel.cli.terminal import span_text
-from semel.core.damage import damage_of, mended
 from semel.core.identity import uuid_text
 from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows
@@ -19,6 +18,7 @@ from semel.outbox.event import Waiting
 from semel.outbox.rules import receiver_of, receiver_topic
 from semel.outbox.store import Events
 from semel.steps.rules import Unpackable, unpack_steps
+from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, STEPS, Copies, Noun
 

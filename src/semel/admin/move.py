@@ -30,8 +30,8 @@ from semel.core.model import (
     Terms,
 )
 from semel.core.record import answer_of
-from semel.core.sealing import key_name
 from semel.engine.sync_engine import Engine
+from semel.sealing.rules import key_name
 
 HOLDER: Final = "semel move"
 MOMENT_US: Final = 60_000_000  # the lease and the deadline of a copy: nobody else runs it, whatever becomes of them

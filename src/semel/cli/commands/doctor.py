@@ -16,7 +16,6 @@ from semel.admin.doctor_server import look_at_server
 from semel.admin.doctor_settings import look_at_settings
 from semel.admin.filters import pages
 from semel.admin.finding import Finding
-from semel.admin.sealing import look_at_sealing
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
 from semel.cli.open_store import connect
@@ -26,6 +25,7 @@ from semel.core.contract import Identity, Observable
 from semel.core.model import Find
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
+from semel.sealing.reseal import look_at_sealing
 from semel.stores.sqlite.doctor import look_at_sqlite
 from semel.stores.sqlite.driver import SqliteDriver
 

@@ -22,8 +22,8 @@ from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
 from semel.core.model import Find, Record
-from semel.core.sealing import Seals
 from semel.engine.sync_engine import Engine
+from semel.sealing.rules import Seals
 from semel.telemetry import safe
 
 # An answer may have a megabyte: few are read at once.

@@ -6,21 +6,21 @@ import argparse
 import json
 import time
 
-from semel.admin.archive import Archive, judged_at
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output, span_text
 from semel.cli.whole_file import WholeFile
-from semel.core.clock import believed, unexplained_gap
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
-from semel.core.purge_flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
-from semel.core.purge_walk import PURGE_CHUNK, rest_seconds
 from semel.core.requests import Perform
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.retention.archive import Archive, judged_at
+from semel.retention.flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
+from semel.retention.rules import believed, unexplained_gap
+from semel.retention.walk import PURGE_CHUNK, rest_seconds
 from semel.stores.redis.store import RedisStore
 
 _SECONDS_MAX = 10 * 365 * 86_400

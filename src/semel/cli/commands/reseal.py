@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 
 from semel.admin.filters import add_filters, query_of
-from semel.admin.sealed_parts import PartsResealed, reseal_parts
-from semel.admin.sealing import OWN, Resealed, reseal
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import opened
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Find
-from semel.engine.sealer import Sealer
+from semel.sealing.parts import PartsResealed, reseal_parts
+from semel.sealing.reseal import OWN, Resealed, reseal
+from semel.sealing.sealer import Sealer
 
 
 def add(commands: Commands[Parser]) -> None:

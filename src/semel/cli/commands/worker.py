@@ -29,9 +29,9 @@ from semel.outbox.worker import BATCH, LEASE_SECONDS, Relay
 from semel.reconciliation.worker import Reconciling
 from semel.reference.settings import id_secret
 from semel.resuming.process import Completing, add_complete, completing, load_application, note_failures
+from semel.retention.worker import Reaper
 from semel.telemetry import Both, Logging, Observer
 from semel.workers.health import READY, HealthServer
-from semel.workers.reaper import Reaper
 
 if TYPE_CHECKING:
     from semel.exporters.prometheus import Prometheus

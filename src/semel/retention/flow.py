@@ -14,11 +14,11 @@ from semel.bulk.flow import purge_items
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Purged
-from semel.core.purge_walk import PURGE_CHUNK, purge_walk
 from semel.core.requests import Perform
 from semel.inbox.flow import purge_messages
 from semel.operations.flow import is_kept_by, purge_operations
 from semel.outbox.store import Events
+from semel.retention.walk import PURGE_CHUNK, purge_walk
 from semel.stores.sql.dialect import dialect_of
 
 KEEP_EVENTS_SECONDS: Final = 86_400.0

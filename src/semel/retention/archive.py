@@ -15,7 +15,6 @@ from semel.admin.filters import pages
 from semel.admin.move_rows import pages_of
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
-from semel.core.damage import damage_of, mended
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import STORED_ANSWERS, Find, Record
 from semel.core.timing import may_drop_answer, may_forget
@@ -24,6 +23,7 @@ from semel.operations.flow import is_kept_by
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.memory.store import TableCall
 from semel.stores.redis.store import RedisStore
+from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.statements import Execute, Now, Query, Statement, composed
 
 T = TypeVar("T")

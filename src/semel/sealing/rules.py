@@ -11,8 +11,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 from semel.core.model import Answer, AnswerKind, Replay, Resolution, Settlement, State, Unreadable, Unseal
-from semel.core.redaction import redacted
 from semel.errors import ConfigurationError, PolicyError, SemelError
+from semel.sealing.redaction import redacted
 
 if TYPE_CHECKING:
     from semel.policy import Policy

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from semel.core.sealing import MARK
 from semel.errors import ConfigurationError, RecordUnreadableError
 from semel.extras import install_command
+from semel.sealing.rules import MARK
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

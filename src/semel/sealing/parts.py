@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
-from semel.core.sealing import MARK, about_item, about_step, key_name
-from semel.engine.sealer import Sealer
 from semel.engine.sync_engine import Engine
 from semel.errors import SemelError
 from semel.imports.sealed import LENGTH, about_frame
 from semel.imports.store import FORM_PLACES
 from semel.operations.flow import is_kept_by
+from semel.sealing.rules import MARK, about_item, about_step, key_name
+from semel.sealing.sealer import Sealer
 from semel.steps.rules import Unpackable, pack_steps, unpack_steps
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Row

@@ -8,14 +8,14 @@ from typing import Final
 
 from semel.admin.filters import pages
 from semel.admin.finding import Finding, names_text
-from semel.admin.sealed_parts import newest_parts
 from semel.core.identity import uuid_text
 from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
 from semel.core.record import answer_of
-from semel.core.sealing import Seals, key_name, open_answer, seal_answer
-from semel.engine.sealer import Sealer
 from semel.engine.sync_engine import Engine
 from semel.errors import SemelError
+from semel.sealing.parts import newest_parts
+from semel.sealing.rules import Seals, key_name, open_answer, seal_answer
+from semel.sealing.sealer import Sealer
 
 AT_ONCE: Final = 8  # an answer may have a megabyte: few are in memory at once
 LOOKED_AT: Final = 1000  # by the doctor, the newest ones
