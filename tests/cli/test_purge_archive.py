@@ -187,7 +187,7 @@ def test_a_memory_store_archives_and_purges_at_one_moment() -> None:
 
 KILLED = """
 import os, signal, sys
-from semel.cli.commands import purge
+from semel.cli.commands.stores import purge
 from semel.cli.whole_file import WholeFile
 
 def die(*_, **__):

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from semel.admin.describe import record_document, time_text
-from semel.admin.move_rows import pages_of
+from semel.admin.move.rows import pages_of
 from semel.bulk.rules import ItemState
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from semel.admin.export_rows import KINDS, answer_document, document_of
 from semel.admin.filters import pages
-from semel.admin.move_rows import pages_of
+from semel.admin.move.rows import pages_of
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
 from semel.core.flow import Ask, Flow, MakeFlow

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.admin.doctor.finding import Finding, names_text
 from semel.admin.filters import pages
-from semel.admin.finding import Finding, names_text
 from semel.core.identity import uuid_text
 from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
 from semel.core.record import answer_of
