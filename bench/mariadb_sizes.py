@@ -17,7 +17,7 @@ from typing import Any
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
 from semel.engine.urls import connect_backend
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 from tests.servers import mariadb
 from tests.servers.running import stop
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.core.model import Answer, AnswerKind, Replay, Settlement, State, Unseal
-from semel.core.sealing import cover, reveal
-from semel.engine.sealer import Sealer
 from semel.policy import Policy
+from semel.sealing.rules import cover, reveal
+from semel.sealing.sealer import Sealer
 
 SIZES: Final = (1024, 65_536)
 GOAL_US: Final = 10.0  # at 1 KiB

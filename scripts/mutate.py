@@ -56,7 +56,7 @@ FILES: Final = (
     "reconciliation/rules",
     "outbox/rules",
     "operations/references",
-    "core/sealing",
+    "sealing/rules",
 )
 TESTS: Final = "tests/rules"
 # Beyond the rules: with the tests that are about them and need no server but a file. A sample, not a part of the score.

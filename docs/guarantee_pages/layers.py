@@ -17,7 +17,10 @@ SURFACES: Final = {
     "the client's side": ("client", "gateway", "proxy"),
     "operators": ("cli", "admin", "console", "exporters", "check", "conform"),
 }
-FEATURES: Final = ("steps", "operations", "outbox", "inbox", "bulk", "imports", "reconciliation", "resuming")
+FEATURES: Final = (
+    *("steps", "operations", "outbox", "inbox", "bulk", "imports"),
+    *("reconciliation", "resuming", "sealing", "retention"),
+)
 SUPPORT: Final = ("codec", "testing", "workers")
 RINGS: Final = (
     ("present", "http.py, worker.py, commands", "what a user or an operator touches"),

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from semel.core.model import Scope as Scope
     from semel.core.model import State as State
     from semel.core.outcomes import Refused as Refused
-    from semel.core.quota import Quota as Quota
     from semel.engine.async_engine import AsyncEngine as AsyncEngine
     from semel.engine.permit import AsyncPermit as AsyncPermit
     from semel.engine.permit import Permit as Permit
-    from semel.engine.rebuild import Rebuilding as Rebuilding
     from semel.engine.result import Result as Result
-    from semel.engine.sealer import Sealer as Sealer
     from semel.engine.sync_engine import Engine as Engine
     from semel.errors import ItemFailed as ItemFailed
     from semel.errors import NothingHappened as NothingHappened
@@ -48,6 +45,9 @@ if TYPE_CHECKING:
     from semel.outbox.run import Outbox as Outbox
     from semel.policy import Command as Command
     from semel.policy import Policy as Policy
+    from semel.quota import Quota as Quota
+    from semel.sealing.rebuild import Rebuilding as Rebuilding
+    from semel.sealing.sealer import Sealer as Sealer
 
 __version__ = "0.1.0"
 
@@ -77,14 +77,14 @@ _HOMES = {
     "Permit": "semel.engine.permit",
     "Poison": "semel.inbox.run",
     "Policy": "semel.policy",
-    "Quota": "semel.core.quota",
+    "Quota": "semel.quota",
     "Recipe": "semel.http.fingerprint.fingerprinter",
     "Reference": "semel.operations.run",
     "Refused": "semel.core.outcomes",
     "Result": "semel.engine.result",
     "Scope": "semel.core.model",
-    "Rebuilding": "semel.engine.rebuild",
-    "Sealer": "semel.engine.sealer",
+    "Rebuilding": "semel.sealing.rebuild",
+    "Sealer": "semel.sealing.sealer",
     "SemelError": "semel.errors",
     "State": "semel.core.model",
     "Tally": "semel.bulk.rules",

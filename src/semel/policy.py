@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict
 
 from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
-from semel.core.quota import Quota, check_quota
-from semel.core.redaction import check_redact, paths_of
 from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.keys import KeyFormat
 from semel.operations.references import check_reference, check_sources
+from semel.quota import Quota, check_quota
 from semel.recipe import Body, Recipe, as_recipe, check_headers
+from semel.sealing.redaction import check_redact, paths_of
 from semel.steps.options import Resumed, check_request, check_steps
 
 SECOND_US: Final = 1_000_000

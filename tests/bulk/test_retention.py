@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Engine, Inbox
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 from tests.bulk.fellows import Fellow, Home, counts
 from tests.bulk.lists import numbered
 

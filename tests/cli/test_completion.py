@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel.cli.commands.completion import SHELLS, script
+from semel.cli.commands.develop.completion import SHELLS, script
 from semel.cli.main import grammar
 from semel.extras import install_command
 from tests.cli.conftest import Ran

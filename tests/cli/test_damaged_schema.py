@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from semel import Engine
-from semel.admin.doctor_schema import migrations_of, missing
+from semel.admin.doctor.schema import migrations_of, missing
 from semel.cli.main import main
 from tests.servers import mariadb, postgres
 

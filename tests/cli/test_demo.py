@@ -6,8 +6,8 @@ import pytest
 
 from semel.cli.main import main
 from semel.cli.terminal import Output
-from semel.reference import demo_stage
-from semel.reference.demo_story import Teller
+from semel.reference.demo import stage as demo_stage
+from semel.reference.demo.story import Teller
 
 
 def test_what_does_not_hold_is_said(capsys: pytest.CaptureFixture[str]) -> None:

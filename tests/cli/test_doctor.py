@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.admin import doctor_schema
-from semel.admin.doctor_settings import VARIABLES, look_at_settings
-from semel.admin.finding import Finding
+from semel.admin.doctor import schema as doctor_schema
+from semel.admin.doctor.finding import Finding
+from semel.admin.doctor.settings import VARIABLES, look_at_settings
 from semel.stores.sqlite import doctor as doctor_sqlite
 from semel.stores.sqlite import doctor_file
 from semel.stores.sqlite.doctor_file import mount_of

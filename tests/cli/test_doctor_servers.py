@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from semel import Engine, Policy
-from semel.admin.finding import look_at_connections
-from semel.cli.commands.doctor import clock_offset
+from semel.admin.doctor.finding import look_at_connections
+from semel.cli.commands.stores.doctor import clock_offset
 from semel.cli.main import main
 from semel.errors import ConfigurationError
 from semel.stores.mariadb.doctor import defaults, rights

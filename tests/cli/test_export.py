@@ -20,8 +20,8 @@ import pytest
 from semel import Answer
 from semel.admin import filters
 from semel.cli.arguments import parse
-from semel.cli.commands import export as exporting
-from semel.cli.commands.export import cell
+from semel.cli.commands.stores import export as exporting
+from semel.cli.commands.stores.export import cell
 from semel.cli.exits import CommandFailed
 from semel.cli.main import grammar
 from semel.cli.terminal import Output

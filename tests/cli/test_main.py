@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, Engine, __version__
+from semel.cli import commands
 from semel.cli.main import grammar, main
 from semel.stores.sqlite import doctor as doctor_sqlite
 from tests.cli.conftest import HOUR_US, Ran, Shelf
@@ -32,6 +33,17 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_there_are_these_commands() -> None:
     own = ["completion", "config", "demo", "doctor", "explain", "export", "list", "migrate", "purge", "serve", "settle"]
     assert set(COMMANDS) >= {*own, "imports", "show", "watch"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_in_the_file_of_its_name(command: str) -> None:
+    """So that a person who knows only its name opens the right file."""
+    *room, folder, file = grammar()[1].choices[command].get_default("run").__module__.split(".")
+    assert room == ["semel", "cli", "commands"]
+    assert folder in (commands.__doc__ or "")
+    if file != command:
+        assert f"`semel {command}`" in (commands.__doc__ or "")
+        assert f"``{folder}/{file}.py``" in (commands.__doc__ or "")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)

@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 from semel import Answer, Command, Engine, Permit, Policy
-from semel.admin.move import Mover
-from semel.cli.commands.move import copy, look
+from semel.admin.move.records import Mover
+from semel.cli.commands.stores.move import copy, look
 from semel.cli.main import main
 from semel.core.identity import derived_key, uuid_text
 from semel.core.model import InProgress, Record, Replay, Resolution, State, Verdict

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Bulk, Engine, Inbox
-from semel.admin import move_rows as moved_rows
-from semel.cli.commands import move as moving
+from semel.admin.move import rows as moved_rows
+from semel.cli.commands.stores import move as moving
 from semel.cli.main import main
 from semel.core.model import Resolution
 from semel.errors import NotReplayableError, StoreUnavailable

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, Policy
-from semel.admin.archive import Archive, judged_at
 from semel.cli.main import main
 from semel.core.flow import perform
 from semel.core.model import Find
-from semel.core.purge_flow import purge_all
 from semel.core.requests import Perform
+from semel.retention.archive import Archive, judged_at
+from semel.retention.flow import purge_all
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.statements import composed
 from semel.testing.mariadb import mariadb_subject
@@ -187,7 +187,7 @@ def test_a_memory_store_archives_and_purges_at_one_moment() -> None:
 
 KILLED = """
 import os, signal, sys
-from semel.cli.commands import purge
+from semel.cli.commands.stores import purge
 from semel.cli.whole_file import WholeFile
 
 def die(*_, **__):

@@ -13,7 +13,7 @@ from io import StringIO
 import pytest
 
 from semel.cli.arguments import parse
-from semel.cli.commands import records
+from semel.cli.commands.records import records
 from semel.cli.main import grammar
 from semel.cli.terminal import Output, span_text
 from semel.telemetry import safe

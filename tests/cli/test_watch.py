@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from semel.admin import snapshot as watched
-from semel.cli.commands import watch as watching
+from semel.cli.commands.records import watch as watching
 from semel.cli.main import main
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 from tests.cli.everything import fill, fresh

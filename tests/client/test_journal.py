@@ -16,8 +16,8 @@ from threading import Thread
 import pytest
 
 from semel.client.journal import Busy, Ending, Journal, JournalEntry, JournalError, PayloadMismatch, SendingClaim
-from semel.engine.sealer import Sealer
 from semel.errors import ConfigurationError
+from semel.sealing.sealer import Sealer
 
 KEY = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 CANARY = b"4111-1111-1111-1111"

@@ -14,7 +14,7 @@ import pytest
 from bench.tenmillion import build, measure
 from semel import Answer, Engine, Permit
 from semel.admin import filters
-from semel.admin.move_rows import pages_of
+from semel.admin.move.rows import pages_of
 from semel.cli.main import main
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from semel.bulk.http import KINDS as BULK_KINDS
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.serve.metrics import shipped
 from semel.cli.main import grammar
 from semel.core.model import Effects, State
 from semel.http.asgi import SemelMiddleware as AsgiMiddleware

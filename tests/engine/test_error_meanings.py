@@ -18,9 +18,10 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.mariadb import errors as mariadb_errors
-from semel.stores.postgres import asyncpg_driver, psycopg_driver
 from semel.stores.postgres import errors as postgres_errors
-from semel.stores.postgres import psycopg_timeout as psycopg_patience
+from semel.stores.postgres.asyncpg import driver as asyncpg_driver
+from semel.stores.postgres.psycopg import driver as psycopg_driver
+from semel.stores.postgres.psycopg import timeout as psycopg_patience
 from semel.stores.redis import errors as redis_errors
 from semel.stores.redis.routes import Node, NodeExchange, RedisRefused
 

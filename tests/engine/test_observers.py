@@ -14,10 +14,10 @@ import pytest
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError
+from semel.retention.worker import Reaper
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.telemetry import REMEMBERED_MAX, Both, Counting, GuardedObserver, Logging, Silence, UnknownOutcomes, guarded
-from semel.workers.reaper import Reaper
 
 
 def command(key: str, caller: str = "alice", **options: Any) -> Command:

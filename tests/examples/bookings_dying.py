@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from examples.bookings.app import app
-from semel.stores.postgres.psycopg_transaction_async import AsyncPsycopgUnit
+from semel.stores.postgres.psycopg.transaction_async import AsyncPsycopgUnit
 
 __all__ = ["app"]
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from examples.payments import charging
 from semel.core.requests import Begin, Commit, Rollback, SettleWithin, Within
 from semel.engine.runner import AsyncPerformer
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 TURNS = 20  # of the loop, in which a call is sent and its reply is not yet read
 

@@ -24,8 +24,8 @@ from semel.integrations.fastapi import Semel
 from semel.outbox.event import Event
 from semel.outbox.sinks.function import FunctionSink
 from semel.outbox.worker import Relay
+from semel.retention.worker import Reaper
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.workers.reaper import Reaper
 
 HOUR_US = 3_600_000_000
 KEY = "canary-key-8e03978e"  # never to be found in anything that is exported

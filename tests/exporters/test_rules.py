@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from semel import Engine
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.serve.metrics import shipped
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.reconciliation.rules import DidNotHappen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.cli.commands import imports as command
+from semel.cli.commands.records import imports as command
 from semel.cli.main import main
 from tests.bulk.fellows import Home
 from tests.imports.places import Place, csv_of

@@ -21,13 +21,13 @@ from semel.bulk.rules import Done
 from semel.cli.main import main
 from semel.core.identity import uuid_bytes
 from semel.core.outcomes import Unprovable
-from semel.core.sealing import MARK
 from semel.errors import ConfigurationError, ImportRefused, ItemFailed, PolicyError
 from semel.imports import Csv, FolderContent, ImportJob, Imports, ImportState, Row, RowInvalid
 from semel.imports.rules import hide_ids, read_hidden_ids
 from semel.imports.run import ATTEMPTS_MAX
 from semel.imports.sealed import FRAME_BYTES
 from semel.imports.store import FORM_PLACES
+from semel.sealing.rules import MARK
 from tests.bulk.fellows import Home, write
 from tests.engine.shells import Shell
 from tests.imports.places import Place, csv_of

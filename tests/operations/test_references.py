@@ -10,7 +10,6 @@ from semel import Answer, NothingHappened, Policy
 from semel.core.identity import reference_id, uuid_bytes
 from semel.core.model import InProgress, NotReplayable, OutcomeUnknown, ReferenceTaken, Resolution, State
 from semel.core.outcomes import Unprovable
-from semel.core.purge_walk import Walked, rest_seconds
 from semel.engine.result import Result
 from semel.errors import (
     ConfigurationError,
@@ -21,8 +20,9 @@ from semel.errors import (
     ReferenceTakenError,
 )
 from semel.operations.flow import lapse, purge_operations, resolve
+from semel.retention.walk import Walked, rest_seconds
+from semel.retention.worker import Reaper
 from semel.testing.attempts import bits
-from semel.workers.reaper import Reaper
 from tests.engine.drivers import memory
 from tests.engine.shells import MADE, Shell
 from tests.operations.worlds import EXTERNAL, KINDS, SCOPE, Cashier, World, each, paying, policy, world
@@ -197,7 +197,7 @@ def test_the_reaper_forgets_operations_too_and_rests_after_those(
         wrote.append((done.forgotten, rest_seconds(done, 0.25)))
         return 0
 
-    monkeypatch.setattr("semel.workers.reaper.rest_seconds", rest)
+    monkeypatch.setattr("semel.retention.worker.rest_seconds", rest)
     world = World("sqlite-async", tmp_path)
     world.prepare()
     shell = world.shell()

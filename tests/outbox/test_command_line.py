@@ -73,7 +73,7 @@ def test_once_takes_over_what_a_killed_relay_holds(place: Place, run: Run) -> No
 def test_once_says_that_another_relay_holds_what_waits(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.cli.commands.worker.ONCE_WAITS_SECONDS", 0.1)
+    monkeypatch.setattr("semel.cli.commands.serve.worker.ONCE_WAITS_SECONDS", 0.1)
     made = place.fill(2, aggregates=2)
     _held_by_another(place, 60.0)
     assert main(["--url", place.url, "worker", "--once", "--no-reaper", "--sink", SINK]) == 1

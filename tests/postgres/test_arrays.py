@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from semel.errors import StatementRefused
-from semel.stores.postgres.psycopg_arrays import packed, with_arrays
+from semel.stores.postgres.psycopg.arrays import packed, with_arrays
 from semel.stores.sql.statements import composed
 from tests.servers import postgres
 

@@ -19,7 +19,7 @@ from semel.core.flow import Flow, ask
 from semel.core.model import Find, InProgress, Proceed, Replay
 from semel.core.outcomes import Succeeded
 from semel.stores.postgres import rows as postgres_rows
-from semel.stores.postgres.psycopg_driver import PostgresServer
+from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.store import SQL as UPKEEP
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.postgres.url import postgres_backend

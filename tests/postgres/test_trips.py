@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from semel.stores.postgres.psycopg_pipeline import names_of, said, trip
-from semel.stores.postgres.psycopg_timeout import PatientConnection
+from semel.stores.postgres.psycopg.pipeline import names_of, said, trip
+from semel.stores.postgres.psycopg.timeout import PatientConnection
 
 ECHO = b"SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
 VALUES = (7, "sieben", b"\x00\xff", None)

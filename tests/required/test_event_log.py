@@ -9,7 +9,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.testing.idempotent import Case
-from semel.testing.idempotent.event_log import EventLog, as_told
+from semel.testing.idempotent.checks.event_log import EventLog, as_told
 from tests.bulk.fellows import Fellow, mariadb_home, postgres_home
 from tests.testing_plugin.good import command
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from semel.errors import RequestTooLarge
 from semel.http.fingerprint import canonical
 from semel.http.fingerprint.canonical import canonical_json, select_members
-from semel.http.json_check import check_json
+from semel.http.fingerprint.json_check import check_json
 from tests.rules.slow_canonical import depth_of, slow_canonical
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=600)

@@ -12,7 +12,7 @@ from semel.outbox.sinks.function import FunctionSink
 from semel.outbox.worker import Relay
 from semel.reconciliation.worker import Reconciling
 from semel.resuming.worker import Completer
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 NO_SECONDS = [None, "30", True, float("nan"), float("inf"), -1, 10**400]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semel.core.model import Effects
-from semel.core.sealing import MARK, checked, opened, sealed
 from semel.errors import ConfigurationError, PolicyError, RequestTooLarge
+from semel.sealing.rules import MARK, checked, opened, sealed
 from semel.steps.options import REQUEST_BYTES_MAX, Resumed, check_request, check_steps
 
 

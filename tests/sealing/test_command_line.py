@@ -110,7 +110,7 @@ def test_reseal_seals_what_is_plain_where_it_is_asked_to(url: str, semel: Run, k
 def test_a_reseal_that_is_cut_short_anywhere_is_begun_again(
     url: str, semel: Run, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel.admin import sealing
+    from semel.sealing import reseal as sealing
 
     monkeypatch.setattr(sealing, "AT_ONCE", 2)
     told: list[int] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, Policy
-from semel.engine.sealer import Sealer
+from semel.sealing.sealer import Sealer
 from tests.engine.shells import command
 
 SECRET = b'{"card":"4111-SECRET"}'

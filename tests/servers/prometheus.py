@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.serve.metrics import shipped
 from tests.servers.needed import program
 from tests.servers.running import Running, free_port, launch
 

@@ -20,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from semel import Engine
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.serve.metrics import shipped
 from semel.cli.main import main
 from semel.console import Console
 from tests.exporters.shop import input_series

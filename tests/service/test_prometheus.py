@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.serve.metrics import shipped
 from semel.reference.settings import DEMO_LEASE_SECONDS
 from tests.exporters.test_questions import questions
 from tests.servers import prometheus

@@ -19,9 +19,9 @@ from semel import Answer, AsyncEngine, Engine, Permit, Policy, State
 from semel.cli.main import main
 from semel.core.identity import uuid_text
 from semel.core.model import AnswerKind, Find, MovedOn, Resolution, Resolved, Resolving
-from semel.engine.sealer import Sealer
 from semel.errors import InProgressError, NotReplayableError, PolicyError, ResolveRefused, SupersededError
 from semel.operations.flow import resolve
+from semel.sealing.sealer import Sealer
 from semel.steps.rules import unpack_steps
 from semel.steps.store import listed_steps
 from semel.workers import DidNotHappen, RefusedWith, StepSucceeded, SucceededWith

@@ -13,11 +13,11 @@ import pytest
 from semel import Answer, Command, Engine, Permit, Policy
 from semel.core.model import Find, Resolution, State
 from semel.core.outcomes import Unprovable, classify_answer
-from semel.core.sealing import MARK, opened, sealed
-from semel.engine.sealer import Sealer
 from semel.errors import ConfigurationError, PolicyError, RecordUnreadableError, RequestTooLarge
 from semel.extras import install_command
 from semel.resuming.worker import Completer
+from semel.sealing.rules import MARK, opened, sealed
+from semel.sealing.sealer import Sealer
 from tests.engine.shells import SCOPE
 from tests.steps.conftest import Kind, Run, World
 

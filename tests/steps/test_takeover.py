@@ -22,7 +22,7 @@ from semel import Answer, AsyncEngine, AsyncPermit, Command, Engine, Permit, Pol
 from semel.core.identity import record_id
 from semel.core.model import Record
 from semel.resuming.worker import Completer
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 from tests.engine.shells import SCOPE, command
 from tests.steps.dying import abandoned_policy, backend
 from tests.worker.test_reaper import Heard

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from semel import Command, Engine, Permit, Policy
-from semel.admin.doctor_records import look_at_records
+from semel.admin.doctor.records import look_at_records
 from semel.cli.main import main
 from semel.core.model import Find, State
 from semel.engine.urls import sqlite_backend

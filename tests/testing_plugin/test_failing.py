@@ -16,7 +16,7 @@ from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Faults, faulty_memory
 from semel.testing.idempotent import Case, WsgiTarget
 from semel.testing.idempotent.failing import Place, dying, impatient, movable
-from semel.testing.idempotent.target import Fate
+from semel.testing.idempotent.targets.target import Fate
 from tests.testing_plugin import good
 from tests.testing_plugin.good import Provider
 

@@ -14,6 +14,7 @@ from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Record
 from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
+from semel.retention.worker import Reaper
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
@@ -23,7 +24,6 @@ from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
-from semel.workers.reaper import Reaper
 from tests.engine.drivers import sqlite
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema

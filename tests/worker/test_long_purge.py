@@ -10,13 +10,13 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
 from semel.core.model import Purged
-from semel.core.purge_walk import REST_SECONDS_MAX, rest_seconds
 from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
+from semel.retention.walk import REST_SECONDS_MAX, rest_seconds
+from semel.retention.worker import Reaper
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.telemetry import Counting
-from semel.workers.reaper import Reaper
 
 SECOND_US = 1_000_000
 
@@ -137,7 +137,7 @@ def test_a_purge_rests_after_chunks_that_wrote_so_that_a_file_is_free_for_others
     async def answer(permit: Permit) -> Answer:
         return Answer(201, (), b"done")
 
-    monkeypatch.setattr("semel.workers.reaper.rest_seconds", rest)
+    monkeypatch.setattr("semel.retention.worker.rest_seconds", rest)
     asyncio.run(scenario())
 
     assert rested == [(0, True), (2, True), (1, True)]  # the first call forgets what quotas have counted

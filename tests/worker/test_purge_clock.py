@@ -13,11 +13,11 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit
 from semel.cli.main import main
-from semel.core.clock import GAP_US_MAX, JUMP_US_MAX, PROVING_SECONDS, PurgeClock
 from semel.engine.backend import Backend
+from semel.retention.rules import GAP_US_MAX, JUMP_US_MAX, PROVING_SECONDS, PurgeClock
+from semel.retention.worker import Reaper
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
-from semel.workers.reaper import Reaper
 from tests.cli.everything import fill, fresh
 from tests.engine.drivers import sqlite
 from tests.worker.test_reaper import SECOND_US, Times, command

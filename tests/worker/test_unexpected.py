@@ -19,10 +19,10 @@ from semel.errors import StoreTimeout
 from semel.outbox.worker import Relay
 from semel.reconciliation.worker import Case, Reconciling, StillUnknown, reconciler
 from semel.resuming.worker import Completer
+from semel.retention.worker import Reaper
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.workers.loop import Loop
-from semel.workers.reaper import Reaper
 from tests.outbox.conftest import SQLITE, Broker, make_place
 
 

@@ -15,9 +15,10 @@ from semel.engine import renewal as upkeep
 from semel.engine import runner as performing
 from semel.engine import state as core
 from semel.resuming import worker as completer
+from semel.retention import worker as reaper
 from semel.steps import run as steps
 from semel.testing.clock import START_US
-from semel.workers import loop, reaper
+from semel.workers import loop
 from verification.simulate.world import World
 
 _MODULES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (

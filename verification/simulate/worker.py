@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from semel.engine import async_engine as aio
 from semel.engine.backend import Backend
+from semel.retention import worker as reaper
 from semel.telemetry import Silence
-from semel.workers import reaper
 from verification.simulate.loop import WorkerLoop
 from verification.simulate.server import Server
 from verification.simulate.wire import Wire

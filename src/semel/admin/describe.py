@@ -11,7 +11,7 @@ from semel.cli.terminal import Json
 from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
 from semel.core.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State
-from semel.core.sealing import key_name
+from semel.sealing.rules import key_name
 from semel.steps.doubts import step_of
 
 

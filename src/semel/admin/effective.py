@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final
 
-from semel.admin.doctor_schema import migrations_of
+from semel.admin.doctor.schema import migrations_of
 from semel.admin.filters import pages
 from semel.admin.guarantees import Ground, caveats, level, promises
 from semel.admin.item_guarantees import Promise

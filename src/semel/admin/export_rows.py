@@ -11,21 +11,21 @@ from enum import IntEnum
 from typing import Any, Final
 
 from semel.admin.describe import record_document, time_text
-from semel.admin.move_rows import pages_of
-from semel.admin.sealing import key_of, opened_answer
+from semel.admin.move.rows import pages_of
 from semel.bulk.rules import ItemState
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
-from semel.core.damage import damage_of, mended
 from semel.core.identity import uuid_text
 from semel.core.model import AnswerKind, Record, State
 from semel.core.record import answer_of
-from semel.core.sealing import Seals
 from semel.engine.sync_engine import Engine
 from semel.errors import SemelError
 from semel.imports.rules import ImportState
 from semel.operations.flow import is_kept_by
 from semel.outbox.rules import unpack_headers
+from semel.sealing.reseal import key_of, opened_answer
+from semel.sealing.rules import Seals
+from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.tables import BULKS, EVENTS, IMPORTS, ITEMS, MESSAGES, OPERATIONS, Noun
 
 Document = dict[str, Json]

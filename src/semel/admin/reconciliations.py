@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.admin.describe import time_text
+from semel.admin.doctor.finding import Finding
 from semel.admin.filters import pages
-from semel.admin.finding import Finding
 from semel.cli.terminal import Json, span_text
 from semel.core.model import Find, Record, State
 from semel.engine.sync_engine import Engine

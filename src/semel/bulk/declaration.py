@@ -31,7 +31,6 @@ from semel.core.flow import Flow
 from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.core.outcomes import Succeeded
-from semel.core.sealing import Seals, about_item, open_part
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result, begun_result, lost_result
 from semel.errors import (
@@ -47,6 +46,7 @@ from semel.errors import (
 from semel.http.fingerprint.fingerprinter import BodyCheck
 from semel.keys import KEY_LENGTH_MAX
 from semel.policy import Command, Policy
+from semel.sealing.rules import Seals, about_item, open_part
 
 Source = Iterable[Any] | PathLike[str]
 PAGE: Final = 1000

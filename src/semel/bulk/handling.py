@@ -25,8 +25,8 @@ from semel.bulk.rules import ItemOutcome, ListedItem
 from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Scope
-from semel.core.sealing import Seals, about_item, seal_part
 from semel.engine.backend import Backend
+from semel.sealing.rules import Seals, about_item, seal_part
 
 
 class CallHandler(Ask[object]):

@@ -38,11 +38,11 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
-from semel.core.sealing import check_sealer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.uncancelled import whole
 from semel.errors import BulkRefused, PolicyError, SemelError
+from semel.sealing.rules import check_sealer
 
 T = TypeVar("T")
 AsyncHandler = Callable[[BulkItem], Awaitable[object]]

@@ -34,11 +34,11 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
-from semel.core.sealing import check_sealer
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold, shielded
 from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused, SemelError
+from semel.sealing.rules import check_sealer
 
 T = TypeVar("T")
 Handler = Callable[[BulkItem], object]

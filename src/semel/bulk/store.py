@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
-from semel.core.damage import damage_of
 from semel.core.flow import Ask, Flow
 from semel.core.identity import ID_BYTES
 from semel.core.model import Grant, Purged
+from semel.stores.sql.damage import damage_of
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Execute, Query, Row, Value
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from semel.admin.doctor_server import look_at_tables
-from semel.admin.finding import Finding
+from semel.admin.doctor.finding import Finding
+from semel.admin.doctor.server import look_at_tables
 from semel.check.answers import CheckAnswer
 from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level

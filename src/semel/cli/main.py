@@ -9,41 +9,13 @@ from typing import Final, TextIO
 
 from semel import __version__
 from semel.cli.arguments import Commands, Parser, add_globals, command_word, parse
-from semel.cli.commands import (
-    bulk,
-    completion,
-    console,
-    doctor,
-    gate,
-    gateway,
-    metrics,
-    openapi,
-    purge,
-    records,
-    reseal,
-    size,
-    top,
-)
-from semel.cli.commands import check as checking
-from semel.cli.commands import config as configuring
-from semel.cli.commands import conform as conforming
-from semel.cli.commands import events as eventing
-from semel.cli.commands import explain as explaining
-from semel.cli.commands import export as exporting
-from semel.cli.commands import imports as importing
-from semel.cli.commands import messages as messaging
-from semel.cli.commands import migrate as schema
-from semel.cli.commands import move as moving
-from semel.cli.commands import operation as operating
-from semel.cli.commands import proxy as proxying
-from semel.cli.commands import send as sending
-from semel.cli.commands import settle as settling
-from semel.cli.commands import watch as watching
-from semel.cli.commands import worker as working
+from semel.cli.commands.develop import check, completion, conform, demo, openapi, send
+from semel.cli.commands.records import bulk, events, explain, imports, messages, operation, records, settle, top, watch
+from semel.cli.commands.serve import console, gate, gateway, metrics, proxy, serve, worker
+from semel.cli.commands.stores import config, doctor, export, migrate, move, purge, reseal, size
 from semel.cli.exits import EXIT_CODES_TEXT, CommandFailed, Exit
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, SemelError, StoreError
-from semel.reference import demo, serving
 
 _EXAMPLES: Final = """\
 examples:
@@ -56,36 +28,36 @@ examples:
 """
 # One line a command, in the order of `--help`.
 _GROUPS: Final = (
-    schema,
-    serving,
-    proxying,
+    migrate,
+    serve,
+    proxy,
     demo,
-    configuring,
+    config,
     records,
-    explaining,
-    operating,
-    settling,
-    sending,
-    watching,
+    explain,
+    operation,
+    settle,
+    send,
+    watch,
     console,
     top,
     metrics,
     size,
     bulk,
-    importing,
+    imports,
     purge,
     reseal,
-    working,
-    eventing,
-    messaging,
+    worker,
+    events,
+    messages,
     doctor,
-    checking,
+    check,
     gate,
     gateway,
     openapi,
-    conforming,
-    exporting,
-    moving,
+    conform,
+    export,
+    move,
     completion,
 )
 

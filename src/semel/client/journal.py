@@ -80,7 +80,7 @@ class PayloadMismatch(SemelError):
 
 
 class JournalSeals(Protocol):
-    """What a journal needs of a :class:`semel.engine.sealer.Sealer`."""
+    """What a journal needs of a :class:`semel.sealing.sealer.Sealer`."""
 
     def seal(self, text: bytes, about: bytes) -> bytes:
         """``text``, sealed for ``about`` alone."""
@@ -155,7 +155,7 @@ class Journal:
             not survive the process. A missing file is created with mode 0600; one that others may read is refused.
         payloads: keep bodies of open intents, so that ``resume()`` can send them, and the answers of ended ones. By
             default only a digest is kept: a payload is personal data, and the caller who has it can give it again.
-        sealer: a :class:`semel.engine.sealer.Sealer` that encrypts kept payloads and answers.
+        sealer: a :class:`semel.sealing.sealer.Sealer` that encrypts kept payloads and answers.
         wall: the clock in Unix seconds; ``steady``: the monotonic one. For tests.
 
     Raises ConfigurationError for a URL that is none, and for a file that other users may read; JournalError where the

@@ -34,9 +34,9 @@ from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import begun_steps
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
-from semel.cli.commands.doctor import examine
-from semel.cli.commands.imports import job_line, row_page
-from semel.cli.commands.messages import message_document
+from semel.cli.commands.records.imports import job_line, row_page
+from semel.cli.commands.records.messages import message_document
+from semel.cli.commands.stores.doctor import examine
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.console.settling import (

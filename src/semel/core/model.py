@@ -98,7 +98,7 @@ class Kept(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """What a new record of one caller is counted by (``core/quota.py``)."""
+    """What a new record of one caller is counted by (``quota.py``)."""
 
     id: bytes  # 16 bytes: digest of the tenant and the caller, and of the operation where its quota is its own
     new_keys: int | None

@@ -22,7 +22,7 @@ from semel.core.model import (
     Record,
     State,
 )
-from semel.core.sealing import MARK
+from semel.sealing.rules import MARK
 
 DIGEST_BYTES = 16
 _UUID_BYTES = 16

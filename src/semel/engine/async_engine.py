@@ -19,15 +19,12 @@ from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.identity import record_id
 from semel.core.model import Answer, Claim, Effects, InProgress, Proceed, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
-from semel.core.quota import Quota
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened_async
 from semel.engine.permit import AsyncPermit, Permit
-from semel.engine.rebuild import WITHHELD, give_async
 from semel.engine.renewal import AsyncUpkeep
-from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
@@ -35,6 +32,9 @@ from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, RequestTooLarge, SchemaError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
+from semel.quota import Quota
+from semel.reconciliation.reported import Reported, settle_reported
+from semel.sealing.rebuild import WITHHELD, give_async
 from semel.telemetry import Observer
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class AsyncEngine:
     least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
     bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
     before the caller is told that the outcome is not known; ``sealer`` such as a
-    :class:`~semel.engine.sealer.Sealer`, for the requests that are kept of resumable operations.
+    :class:`~semel.sealing.sealer.Sealer`, for the requests that are kept of resumable operations.
 
     >>> import asyncio
     >>> from hashlib import sha256

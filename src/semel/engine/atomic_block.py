@@ -18,7 +18,6 @@ from semel.core.outcomes import Refused, Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
-from semel.engine.rebuild import give, give_async
 from semel.engine.result import lost_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.shield import shielded
@@ -27,6 +26,7 @@ from semel.errors import PolicyError, SupersededError
 from semel.operations.flow import claim_unit, conclude_inside
 from semel.operations.tracking import Held, store_for
 from semel.policy import Command
+from semel.sealing.rebuild import give, give_async
 
 _LOST = (
     "the record is not in this transaction any more (it was rolled back, or granted to another attempt); roll back, do "

@@ -14,9 +14,9 @@ from typing import Final
 from semel.core.contract import Capabilities, Identity, Observable, Observed, Store
 from semel.core.flow import Flow
 from semel.core.model import Effects
-from semel.core.sealing import Seals, check_sealer
 from semel.errors import ConfigurationError
 from semel.policy import Policy
+from semel.sealing.rules import Seals, check_sealer
 
 _FORGETS: Final = (
     "{operation} is effects='external', and the store would forget that it ran: {detail}. {remedy}; or declare "

@@ -24,8 +24,6 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_answer
-from semel.core.quota import NEW_KEYS, OPEN, UNKNOWN
-from semel.core.sealing import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 from semel.engine.permit import Permit
 from semel.errors import (
     CommandError,
@@ -40,6 +38,8 @@ from semel.errors import (
     SupersededError,
 )
 from semel.policy import Policy
+from semel.quota import NEW_KEYS, OPEN, UNKNOWN
+from semel.sealing.rules import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 
 SEALED_HINTS: Final = {
     UNSEALED: "under the key {key}; give the engine its sealer",

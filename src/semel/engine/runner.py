@@ -30,7 +30,6 @@ from semel.core.requests import (
     SettleWithin,
     Within,
 )
-from semel.core.sealing import Seals
 from semel.engine.backend import Backend
 from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
@@ -39,6 +38,7 @@ from semel.engine.state import Core
 from semel.errors import SchemaError, SemelError, StoreError
 from semel.operations.flow import claim_kept
 from semel.operations.tracking import settling
+from semel.sealing.rules import Seals
 from semel.steps.flow import keep_request
 
 if TYPE_CHECKING:

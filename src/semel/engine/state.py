@@ -43,20 +43,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
-from semel.core.quota import Quota, check_quota
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
-from semel.core.sealing import (
-    SEAL,
-    SEALING_KEY,
-    UNSEALED,
-    check_sealer,
-    checked,
-    cover,
-    cover_resolution,
-    reveal,
-    sealed,
-)
-from semel.core.sealing import Seals as Seals
 from semel.core.spans import check_seconds
 from semel.core.timing import RENEWALS_PER_LEASE
 from semel.engine.backend import Backend, pasted_url
@@ -74,6 +61,19 @@ from semel.errors import (
 from semel.keys import weakness
 from semel.outbox.run import Emission, ring
 from semel.policy import Command, Policy
+from semel.quota import Quota, check_quota
+from semel.sealing.rules import (
+    SEAL,
+    SEALING_KEY,
+    UNSEALED,
+    check_sealer,
+    checked,
+    cover,
+    cover_resolution,
+    reveal,
+    sealed,
+)
+from semel.sealing.rules import Seals as Seals
 from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded

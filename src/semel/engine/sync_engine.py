@@ -33,15 +33,12 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, classify_exception
-from semel.core.quota import Quota
 from semel.core.requests import Begin, Rollback, Unit
 from semel.engine.atomic_block import Atomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, opened
 from semel.engine.permit import Permit
-from semel.engine.rebuild import WITHHELD, give
 from semel.engine.renewal import SyncUpkeep
-from semel.engine.reported import Reported, settle_reported
 from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
 from semel.engine.runner import SyncPerformer
 from semel.engine.shield import Hold, shielded
@@ -50,6 +47,9 @@ from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
+from semel.quota import Quota
+from semel.reconciliation.reported import Reported, settle_reported
+from semel.sealing.rebuild import WITHHELD, give
 from semel.telemetry import Observer
 
 T = TypeVar("T")

@@ -27,7 +27,6 @@ from semel.core.model import (
     State,
     Unreadable,
 )
-from semel.core.quota import NEW_KEYS, OPEN, UNKNOWN
 from semel.errors import (
     ConfigurationError,
     InvalidBody,
@@ -38,6 +37,7 @@ from semel.errors import (
     RequestTooLarge,
     SemelError,
 )
+from semel.quota import NEW_KEYS, OPEN, UNKNOWN
 
 KeyAction = Literal["keep", "new", "query"]
 Refusal = (

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import IO, Final
 
-from semel.core.sealing import MARK, Seals, key_name
 from semel.errors import ConfigurationError, SemelError
+from semel.sealing.rules import MARK, Seals, key_name
 
 SUFFIX: Final = ".sealed"
 FRAME_BYTES: Final = 256 * 1024  # of the file, in each frame but the last

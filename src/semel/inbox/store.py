@@ -10,10 +10,10 @@ import hashlib
 from enum import Enum
 from typing import Any, Final, NamedTuple, cast
 
-from semel.core.damage import damage_of, mended
 from semel.core.flow import Ask, Flow
 from semel.core.identity import frame
 from semel.core.model import Purged
+from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Execute, Query, Row
 

@@ -74,7 +74,7 @@ class Semel(StarletteSemel):
         complete the OpenAPI document.
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``reap`` runs a
-        :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+        :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
         :class:`~semel.resuming.worker.Completer` of its resumable operations; ``dependencies`` of that resource, such
         as the one that authenticates: ``[Depends(authenticate)]``.
         """

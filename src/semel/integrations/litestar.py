@@ -57,7 +57,7 @@ from semel.operations.http import BAD_QUERY, NOT_FOUND, Operations
 from semel.policy import Policy
 from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold
@@ -76,7 +76,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
     Parameters: ``engine``; ``caller``, a function of the request that returns a
     :class:`~semel.http.caller.Caller`, asked when guards and dependencies are over; ``operations_path`` where the
     status of operations is served (None: nowhere), behind ``guards``; ``reap`` runs a
-    :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+    :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
     :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 

@@ -50,7 +50,7 @@ from semel.operations.http import Operations
 from semel.policy import Policy
 from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold
@@ -68,7 +68,7 @@ class Semel(EndpointCommands[Response]):
     function without parameters or of the ASGI scope, asked inside the view: it returns a text, a number, a UUID or a
     :class:`~semel.http.caller.Caller`, or None where the caller is not known; ``tenant`` of texts, numbers and UUIDs;
     ``operations_path`` where the status of operations is served (None: nowhere); ``reap`` runs a
-    :class:`~semel.workers.reaper.Reaper` with the application, ``complete`` a
+    :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
     :class:`~semel.resuming.worker.Completer` of its resumable operations; further settings as
     :class:`~semel.http.settings.HttpSettings`.
 

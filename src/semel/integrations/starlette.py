@@ -45,7 +45,7 @@ from semel.integrations.endpoint import (
 from semel.operations.http import Operations
 from semel.resuming.asgi import completer_for
 from semel.resuming.worker import running
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold
@@ -182,7 +182,7 @@ class Semel(EndpointCommands[Response]):
 
         Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
         must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
-        runs a :class:`~semel.workers.reaper.Reaper` with the application; False where another process does.
+        runs a :class:`~semel.retention.worker.Reaper` with the application; False where another process does.
         ``complete`` runs a :class:`~semel.resuming.worker.Completer` of its resumable operations likewise; False where
         ``semel worker --complete`` does.
         """

@@ -14,7 +14,6 @@ from urllib.parse import parse_qs
 
 from semel.bulk.rules import Tally, is_bulk
 from semel.bulk.store import Items
-from semel.core.damage import damage_of
 from semel.core.flow import Flow
 from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
 from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable
@@ -31,6 +30,7 @@ from semel.http.settings import AnyEngine, HttpSettings, Wanted
 from semel.keys import parse_key
 from semel.operations.flow import find_operation, find_operations
 from semel.steps.doubts import DOUBT, names_a_step
+from semel.stores.sql.damage import damage_of
 
 NOT_FOUND: Final = Kind("OPERATION_NOT_FOUND", 404, "No such operation", "keep")
 BAD_QUERY: Final = Kind("OPERATION_QUERY_INVALID", 400, "The query cannot be answered", "keep")

@@ -21,7 +21,7 @@ AGAIN_SECONDS: Final = 5.0
 class PostgresBell:
     """Calls ``ring`` whenever a process has committed events.
 
-    Parameters: ``server`` the driver's (``stores/postgres/psycopg_driver.Server``); ``ring`` is called on the loop,
+    Parameters: ``server`` the driver's (``stores/postgres/psycopg/driver.Server``); ``ring`` is called on the loop,
     with whether each relay is needed: where events were committed, one is enough.
     """
 

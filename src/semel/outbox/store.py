@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from semel.core.damage import damage_of, mended
 from semel.core.flow import Ask, Flow
 from semel.core.identity import uuid_bytes
 from semel.core.model import Settled, Settlement, Settling
 from semel.outbox.event import Event, Waiting
 from semel.outbox.rules import GONE, lane_of, pack_headers, unpack_headers
 from semel.stores.mariadb.requests import SettleAnd
+from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
 from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, composed
 

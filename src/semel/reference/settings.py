@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.engine.sealer import Sealer
+    from semel.sealing.sealer import Sealer
 
 URL_DEFAULT: Final = "sqlite:///semel.db"
 HOST_DEFAULT: Final = "127.0.0.1"
@@ -91,7 +91,7 @@ def seal_keys(environment: Mapping[str, str] = os.environ) -> Sealer | None:
     path = environment.get("SEMEL_SEAL_KEYS_FILE")
     if not path:
         return None
-    from semel.engine.sealer import Sealer  # which needs a library that nobody else does
+    from semel.sealing.sealer import Sealer  # which needs a library that nobody else does
 
     try:
         return Sealer.from_file(path, opens_plain=True)

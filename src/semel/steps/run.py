@@ -24,11 +24,11 @@ from semel.core.atomic_flow import NOT_ROLLED_BACK
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
-from semel.core.sealing import Seals, about_step, open_part, seal_part
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
 from semel.engine.shield import Hold
 from semel.engine.uncancelled import whole
 from semel.errors import NothingHappened, StepError, SupersededError
+from semel.sealing.rules import Seals, about_step, open_part, seal_part
 from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, check_name
 from semel.steps.store import Recorded, StepRows

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from semel.reconciliation.worker import Round as Round
     from semel.reconciliation.worker import reconciler as reconciler
     from semel.resuming.worker import Completer as Completer
-    from semel.workers.reaper import Reaper as Reaper
+    from semel.retention.worker import Reaper as Reaper
 
 _HOMES = {
     "Case": "semel.reconciliation.case",
@@ -34,7 +34,7 @@ _HOMES = {
     "DidNotHappen": "semel.reconciliation.rules",
     "Finding": "semel.reconciliation.rules",
     "FunctionSink": "semel.outbox.sinks.function",
-    "Reaper": "semel.workers.reaper",
+    "Reaper": "semel.retention.worker",
     "Receiver": "semel.outbox.receivers",
     "Receivers": "semel.outbox.receivers",
     "Reconciler": "semel.reconciliation.worker",

@@ -193,7 +193,7 @@ def answer_lines(adapter: Adapter, module: Any) -> None:
 
 def documents(app: Any, module: Any) -> dict[str, Callable[[], Any]]:
     """The application's OpenAPI document: by its framework, and by ``semel openapi``."""
-    from semel.cli.commands.openapi import document_of
+    from semel.cli.commands.develop.openapi import document_of
 
     return {"own": lambda: module.document(app), "command": lambda: document_of(app)}
 

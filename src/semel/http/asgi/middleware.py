@@ -25,7 +25,7 @@ from semel.http.settings import HttpSettings, MiddlewareSettings
 from semel.http.status import AsyncStatusResource
 from semel.resuming.asgi import completer_of
 from semel.resuming.worker import running
-from semel.workers.reaper import Reaper
+from semel.retention.worker import Reaper
 
 
 class SemelMiddleware:
@@ -33,7 +33,7 @@ class SemelMiddleware:
 
     Parameters: ``app`` and ``engine``; ``caller``, ``operations``, ``default`` and the other settings of
     :class:`~semel.http.settings.HttpSettings`; ``manage_engine`` opens and closes the engine with the application, and
-    runs a :class:`~semel.workers.reaper.Reaper` meanwhile, and a :class:`~semel.resuming.worker.Completer` where
+    runs a :class:`~semel.retention.worker.Reaper` meanwhile, and a :class:`~semel.resuming.worker.Completer` where
     operations are resumable; ``serve_operations`` serves the status resource where ``problems.operations_path`` says:
     None for requests that name an operation, True for all below that path, False where the application serves it.
     The handler finds its permit in ``request.state.semel_permit`` and in ``scope["semel.permit"]``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
-from semel.admin.finding import Finding, look_at_connections, names_text, size_text
+from semel.admin.doctor.finding import Finding, look_at_connections, names_text, size_text
 from semel.core.flow import ask
 from semel.engine.sync_engine import Engine
 from semel.stores.sql.statements import Query, Row, statements

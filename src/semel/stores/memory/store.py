@@ -40,7 +40,6 @@ from semel.core.model import (
     Terms,
     Verdict,
 )
-from semel.core.quota import Usage, is_over, must_look, take
 from semel.core.record import matches
 from semel.core.settle import (
     abandoned_row,
@@ -53,6 +52,7 @@ from semel.core.settle import (
     settled_row,
 )
 from semel.core.timing import may_drop_answer, may_forget
+from semel.quota import Usage, is_over, must_look, take
 from semel.steps.findings import steps_after
 
 R = TypeVar("R")

@@ -9,7 +9,7 @@ import psycopg
 from semel.core.flow import Ask
 from semel.errors import JoinRefused
 from semel.stores.postgres.join import JoinedPostgres, LineFailed, PostgresHome, joined
-from semel.stores.postgres.psycopg_join import PsycopgLine
+from semel.stores.postgres.psycopg.join import PsycopgLine
 from semel.stores.postgres.rows import SQL
 from semel.stores.sql.django import check_block
 from semel.stores.sql.statements import Params, Query, Value

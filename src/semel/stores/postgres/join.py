@@ -16,7 +16,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.engine.shield import shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
-from semel.stores.postgres.psycopg_driver import PostgresServer
+from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")

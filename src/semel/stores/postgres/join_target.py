@@ -16,7 +16,7 @@ def join(connection: Any, home: PostgresHome) -> JoinedPostgres:
 
     Raises JoinRefused and StoreError.
     """
-    from semel.stores.postgres.psycopg_join import PsycopgLine
+    from semel.stores.postgres.psycopg.join import PsycopgLine
 
     if isinstance(connection, psycopg.Connection):
         return joined(PsycopgLine(connection), home)
@@ -43,11 +43,11 @@ async def join_async(connection: Any, home: PostgresHome) -> AsyncJoinedPostgres
     """As ``join``, of a psycopg AsyncConnection, an asyncpg connection, or SQLAlchemy's."""
     line: Line
     if isinstance(connection, psycopg.AsyncConnection):
-        from semel.stores.postgres.psycopg_join import AsyncPsycopgLine
+        from semel.stores.postgres.psycopg.join import AsyncPsycopgLine
 
         line = AsyncPsycopgLine(connection)
     elif _is_asyncpg(connection):
-        from semel.stores.postgres.asyncpg_join import AsyncpgLine
+        from semel.stores.postgres.asyncpg.join import AsyncpgLine
 
         line = AsyncpgLine(connection)
     elif "sqlalchemy.ext.asyncio" in sys.modules and _is_async_alchemy(connection):
@@ -62,7 +62,7 @@ async def join_async(connection: Any, home: PostgresHome) -> AsyncJoinedPostgres
 def _is_asyncpg(connection: Any) -> bool:
     if "asyncpg" not in sys.modules:
         return False
-    from semel.stores.postgres.asyncpg_join import CONNECTIONS
+    from semel.stores.postgres.asyncpg.join import CONNECTIONS
 
     return isinstance(connection, CONNECTIONS)
 

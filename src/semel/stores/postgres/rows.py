@@ -29,8 +29,8 @@ from semel.core.model import (
     Settling,
     Terms,
 )
-from semel.core.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
 from semel.core.record import answer_digest, pack_headers
+from semel.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
 from semel.stores.postgres.text import all_escaped, escaped, record
 from semel.stores.postgres.text import written as texts_written
 from semel.stores.sql.dialect import POSTGRES

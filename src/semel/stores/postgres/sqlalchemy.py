@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from semel.errors import JoinRefused, StoreUnavailable
 from semel.stores.postgres.errors import store_error
 from semel.stores.postgres.join import AUTOCOMMIT, SAVEPOINT, LineFailed
-from semel.stores.postgres.psycopg_join import AsyncPsycopgLine, PsycopgLine
+from semel.stores.postgres.psycopg.join import AsyncPsycopgLine, PsycopgLine
 
 _BLOCK: Final = "an engine or connection without isolation_level='AUTOCOMMIT'"
 _OVER: Final = "this transaction was ended before its settlement; roll back, do not commit"

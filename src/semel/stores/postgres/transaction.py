@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.postgres.errors import is_conflict, of_a_trigger
 from semel.stores.postgres.notices import Notices
-from semel.stores.postgres.psycopg_driver import CONFLICTS_MAX
-from semel.stores.postgres.psycopg_pipeline import is_outdated
+from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX
+from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")

@@ -87,7 +87,7 @@ def _check_ports(url: SplitResult) -> None:
 def _check_libpq(options: dict[str, str]) -> None:
     """Refuse an option that libpq does not know now, and not as a server that cannot be reached."""
     try:
-        from semel.stores.postgres.libpq import options as libpq_options
+        from semel.stores.postgres.psycopg.libpq import options as libpq_options
     except ImportError:
         return  # said with the remedy where the backend is made
     known = {*libpq_options(), "persistence", *_OWN}
@@ -103,7 +103,7 @@ def _check_libpq(options: dict[str, str]) -> None:
 def _check_whole(plain: str) -> None:
     """Refuse what libpq cannot read, without its words: they quote the URL."""
     try:
-        from semel.stores.postgres.libpq import understands
+        from semel.stores.postgres.psycopg.libpq import understands
     except ImportError:
         return  # as above
     if not understands(plain):
@@ -120,21 +120,21 @@ def postgres_backend(
 
     Parameters: ``conninfo`` a libpq connection string or ``postgresql://`` URL; ``asyncpg`` whether that library
     performs on event loops (threads always use psycopg); ``schema``, ``clock`` and ``options`` as in
-    :class:`semel.stores.postgres.psycopg_driver.PostgresServer`.
+    :class:`semel.stores.postgres.psycopg.driver.PostgresServer`.
 
     Raises ConfigurationError where the client library is not installed.
     """
     from semel.stores.postgres.store import PostgresStore
 
     try:
-        from semel.stores.postgres.psycopg_driver import PostgresServer, PsycopgDriver
+        from semel.stores.postgres.psycopg.driver import PostgresServer, PsycopgDriver
     except ImportError as error:
         raise _needs(asyncpg=asyncpg) from error
     from semel.stores.postgres.errors import is_conflict
     from semel.stores.postgres.join import PostgresHome
     from semel.stores.postgres.join_target import join, join_async
-    from semel.stores.postgres.psycopg_transaction import PsycopgUnitPool
-    from semel.stores.postgres.psycopg_transaction_async import AsyncPsycopgUnitPool
+    from semel.stores.postgres.psycopg.transaction import PsycopgUnitPool
+    from semel.stores.postgres.psycopg.transaction_async import AsyncPsycopgUnitPool
 
     def with_joins(backend: Backend) -> Backend:
         home = PostgresHome(backend.store, backend.driver, server)
@@ -152,8 +152,8 @@ def postgres_backend(
         driver = PsycopgDriver(server, units, async_units)
         return with_joins(Backend("postgresql", store, driver, unit=units.begin, unit_async=async_units.begin))
     try:
-        from semel.stores.postgres.asyncpg_driver import AsyncpgDriver
-        from semel.stores.postgres.asyncpg_transaction import AsyncpgUnitPool
+        from semel.stores.postgres.asyncpg.driver import AsyncpgDriver
+        from semel.stores.postgres.asyncpg.transaction import AsyncpgUnitPool
     except ImportError as error:
         raise _needs(asyncpg=True) from error
     asyncpg_units = AsyncpgUnitPool(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from semel.admin.finding import Finding, Level, size_text
+from semel.admin.doctor.finding import Finding, Level, size_text
 from semel.engine.sync_engine import Engine
 from semel.errors import StatementRefused
 from semel.stores.redis.store import RedisStore

@@ -38,7 +38,7 @@ _ROOMS: Final[Mapping[str, str]] = {
     "lanes": "semel.outbox",
     "operations": "semel.operations",
     "reconciliations": "semel.reconciliation",
-    "seals": "semel.stores.sql",
+    "seals": "semel.sealing",
     "steps": "semel.steps",
 }
 

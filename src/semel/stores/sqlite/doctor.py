@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, cast
 
-from semel.admin.finding import Finding, size_text
+from semel.admin.doctor.finding import Finding, size_text
 from semel.cli.progress import told
 from semel.cli.terminal import span_text
 from semel.core.flow import ask

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from semel.admin.finding import Finding, size_text
+from semel.admin.doctor.finding import Finding, size_text
 
 DISK_BYTES_LOW: Final = 200 * 1024 * 1024
 DISK_BYTES_MIN: Final = 20 * 1024 * 1024

@@ -40,7 +40,6 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
 from semel.core.record import answer_digest, pack_headers
 from semel.core.settle import (
     abandoned_row,
@@ -54,6 +53,7 @@ from semel.core.settle import (
 )
 from semel.core.timing import may_drop_answer, may_forget
 from semel.outbox.store import settled_with_events
+from semel.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
 from semel.steps.findings import steps_after
 from semel.steps.store import decide_with_steps, rewrite_steps, stored_steps
 from semel.stores.memory.store import granted_row

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from semel.core.model import Allowance, Claim, Proceed, QuotaExceeded, Replay, State, Verdict
-from semel.core.quota import OPEN_RETRY_US, SLICES, UNKNOWN_RETRY_US
+from semel.quota import OPEN_RETRY_US, SLICES, UNKNOWN_RETRY_US
 from semel.testing.attempts import EXTERNAL, attempt, bits
 from semel.testing.bench import Bench
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, CaseOptions, Effects
-from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
+from semel.testing.idempotent.checks.catalogue import CHECKS, run_checks, run_sync
 from semel.testing.idempotent.report import CannotRun, NotIdempotent, NotTriedWarning, Report
 
 

@@ -19,7 +19,7 @@ from semel.testing.idempotent.failing import Clocks
 from semel.testing.idempotent.interrupting import Witness, watched
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
-from semel.testing.idempotent.target import Fate, Target
+from semel.testing.idempotent.targets.target import Fate, Target
 
 # What fails as well where a plain retry fails: the report names the one cause, not a remedy for each symptom.
 EQUAL_COMMANDS: Final = 8  # enough for a handler that fails every second, third or seventh time

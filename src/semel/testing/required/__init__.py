@@ -5,7 +5,8 @@
     class TestPayments(suite(app=app, operations=[Case(request="POST /payments", json={...}, effects=provider.count)])):
         pass
 
-What they are is in ``semel.testing.idempotent.checks``; here they become tests, one for each name and operation.
+What they are is in ``semel.testing.idempotent.checks.catalogue``; here they become tests, one for each name and
+operation.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final
 
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case
-from semel.testing.idempotent.checks import CHECKS, run_checks, run_sync
+from semel.testing.idempotent.checks.catalogue import CHECKS, run_checks, run_sync
 from semel.testing.idempotent.report import NotIdempotent, Report
-from semel.testing.idempotent.url_target import UrlTarget
+from semel.testing.idempotent.targets.url import UrlTarget
 
 REQUIRED: Final = tuple(CHECKS)
 """The names of the required tests, in their order."""

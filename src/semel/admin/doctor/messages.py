@@ -1,0 +1,178 @@
+"""What `semel doctor` checks beside records: the outbox, the inbox, and rows that are damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from semel.admin.doctor.finding import Finding
+from semel.admin.export_rows import row_name
+from semel.admin.move.rows import pages_of
+from semel.admin.receivers import Behind, receivers_behind
+from semel.cli.terminal import span_text
+from semel.core.identity import uuid_text
+from semel.engine.sync_engine import Engine
+from semel.inbox.store import InboxRows
+from semel.operations.flow import is_kept_by
+from semel.outbox.event import Waiting
+from semel.outbox.rules import receiver_of, receiver_topic
+from semel.outbox.store import Events
+from semel.steps.rules import Unpackable, unpack_steps
+from semel.stores.sql.damage import damage_of, mended
+from semel.stores.sql.dialect import dialect_of
+from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, STEPS, Copies, Noun
+
+WAITS_US: Final = 60_000_000  # an event that waits for longer has no relay, or one that cannot publish
+ROWS_LOOKED_AT: Final = 2_000  # of each kind, unless --full is given
+NAMED_MAX: Final = 3
+_OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and none of them is unpacked
+
+
+def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[Finding]:
+    """The findings on events and messages, and on damaged rows; none where the store keeps none.
+
+    Parameters: ``quick`` leaves out what looks at every message and row.
+    """
+    if not is_kept_by(engine.store):
+        return
+    yield from _look_at_events(engine)
+    if not quick:
+        yield _look_at_inbox(engine)
+        yield _look_at_rows(engine, full=full)
+
+
+def _look_at_events(engine: Engine) -> Iterator[Finding]:
+    events = Events(dialect_of(engine.store, "events"))
+    depth = engine.perform("events", events.depth)
+    if depth.parked:
+        first = engine.perform("events", lambda: events.find(0, 1, parked=True))
+        yield Finding(
+            "events",
+            "warning",
+            f"{depth.parked} parked, never published and hold back the later ones of their aggregates{_first(first)}",
+            "mend the cause, then: semel events --parked; semel events retry ID (or drop ID)",
+        )
+    late = depth.waiting > 0 and depth.oldest_us > WAITS_US
+    relays = late and engine.perform("relays", Copies(engine.store).relay_us)
+    behind, others_us = receivers_behind(engine) if late or depth.parked else ([], 0)
+    if depth.parked and any(receiver_of(each) is None for each in engine.perform("events", events.disabled)):
+        yield Finding(
+            "events",
+            "warning",
+            "the webhook's endpoint is disabled, since it has answered 410 Gone: nothing is sent to it",
+            "if it is wanted again, or has another address by now: semel events enable; else give the events up: "
+            "semel events drop --topic TOPIC",
+        )
+    slow = [each for each in behind if each.depth.parked or each.depth.oldest_us > WAITS_US]
+    yield from map(_receiver, slow[:NAMED_MAX])
+    if len(slow) > NAMED_MAX:
+        named = f"{len(slow) - NAMED_MAX} more receivers have not got what is theirs"
+        yield Finding("events", "warning", named, "see each: semel events")
+    if late and not relays:
+        yield _waiting_long(depth.waiting, depth.oldest_us, relays=False)
+    elif late and (others_us > WAITS_US or not slow):
+        yield _waiting_long(depth.waiting, max(others_us, 0 if slow else depth.oldest_us), relays=True)
+    elif not depth.parked and not slow:
+        yield Finding("events", "ok", f"{depth.waiting} waiting, none parked")
+
+
+def _first(found: Sequence[Waiting]) -> str:
+    return "".join(
+        f"; the first is of {each.event.topic}: {each.damage or each.reason or 'no reason'}" for each in found
+    )
+
+
+def _receiver(behind: Behind) -> Finding:
+    waiting, parked, oldest_us = behind.depth
+    waits = f"{waiting} wait, the oldest for {span_text(oldest_us)}" if waiting else "none waits"
+    why = "" if behind.reason is None else f"; the first was refused: {behind.reason}"
+    topic = receiver_topic(behind.receiver)
+    if behind.disabled:
+        return Finding(
+            "events",
+            "warning",
+            f"the receiver {behind.receiver!r} is disabled, since it has answered 410 Gone: {waits}, {parked} parked",
+            f"if it is wanted again: semel events enable --topic {topic}; else take it out of the receivers' file, and "
+            f"semel events drop --topic {topic}",
+        )
+    again = f"; then try again what is parked: semel events retry --topic {topic}" if parked else ""
+    return Finding(
+        "events",
+        "warning",
+        f"the receiver {behind.receiver!r} has not got its webhooks: {waits}, {parked} parked{why}",
+        f"ask its owner whether it is away or slow, no other one waits for it; semel events --topic {topic}{again}",
+    )
+
+
+def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
+    detail = f"{waiting} not published, the oldest for {span_text(oldest_us)}"
+    if relays:
+        return Finding(
+            "events",
+            "warning",
+            f"{detail}, although a relay runs",
+            "its log says whether the sink is reached; semel events says what was refused and what waits behind it",
+        )
+    return Finding(
+        "events",
+        "warning",
+        f"{detail}; no relay runs",
+        "start one: semel worker --sink URL (or Relay in your process); where Debezium publishes, delete what it has "
+        "published",
+    )
+
+
+def _look_at_inbox(engine: Engine) -> Finding:
+    backlog = engine.perform("inbox", InboxRows(engine.store, "", 1, 0).backlog)
+    if not backlog.parked:
+        return Finding("messages", "ok", f"{backlog.tried} tried and not handled yet, none parked")
+    return Finding(
+        "messages",
+        "warning",
+        f"{backlog.parked} parked, the first for {span_text(backlog.parked_us)}: they failed too often and are not "
+        "handled",
+        "mend the cause, then: semel messages --parked; semel messages release ID --consumer NAME, and publish it anew",
+    )
+
+
+def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
+    seen = bad = 0
+    named: list[str] = []
+    whole = True
+    for noun in (OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES, STEPS):
+        of_noun = 0
+        for page in pages_of(engine, noun):
+            for row in page:
+                damage = _damage(noun, row)
+                if damage is not None:
+                    bad += 1
+                    named.append(damage) if len(named) < NAMED_MAX else None
+            of_noun += len(page)
+            if of_noun >= ROWS_LOOKED_AT and not full:
+                whole = False
+                break
+        seen += of_noun
+    extent = "" if whole else f" (the first {ROWS_LOOKED_AT} of a kind; --full looks at all)"
+    if not bad:
+        return Finding("rows", "ok", f"{seen} operations, bulks, items, events, messages and steps are sound{extent}")
+    more = "" if bad <= len(named) else f" and {bad - len(named)} more"
+    return Finding(
+        "rows",
+        "problem",
+        f"{bad} damaged{extent}: {'; '.join(named)}{more}",
+        "restore them from a backup; a damaged event is parked and never published, the others go on",
+    )
+
+
+def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
+    """A damaged row's name, and what is wrong with it."""
+    values = dict(zip(noun.columns, row, strict=False))
+    if noun is STEPS:
+        try:
+            unpack_steps(values["steps"], _OF_ANOTHER)
+        except Unpackable as error:
+            id = values["operation_id"]
+            return f"steps of operation {uuid_text(id) if isinstance(id, bytes) else id} ({error})"
+        return None
+    damage = damage_of(noun.name, values)
+    return None if damage is None else f"{row_name(noun.name, mended(noun.name, values))} ({damage})"

@@ -1,0 +1,148 @@
+"""What `semel doctor` checks of the records: damaged and unknown ones, and lapsed ones that no worker takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from semel.admin.describe import shown_state
+from semel.admin.doctor.finding import Finding
+from semel.admin.filters import bounded_page, pages
+from semel.admin.reconciliations import look_at_reconciliations
+from semel.cli.terminal import span_text
+from semel.core.contract import Store
+from semel.core.flow import Flow
+from semel.core.model import Effects, Find, Record, State
+from semel.engine.sync_engine import Engine
+from semel.steps.store import Abandoned, StepRows
+
+PAGE: Final = 1000
+REAPED_WITHIN_US: Final = 5_000_000  # a reaper looks every half second: later means that none is running
+COMPLETED_WITHIN_US: Final = 5_000_000  # as a reaper: a completer looks every half second
+OPERATIONS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How many records of one kind there are (at least), and the oldest of them."""
+
+    count: int
+    oldest: Record | None
+    more: bool
+
+    @classmethod
+    def of(cls, records: Sequence[Record], state: State, *, more: bool) -> Self:
+        """Those of one state."""
+        chosen = [record for record in records if record.state == state]
+        return cls(len(chosen), min(chosen, key=lambda record: record.created_at, default=None), more)
+
+
+def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
+    """The findings about what the store holds.
+
+    Parameters: ``quick`` looks at the store's own list of what needs attention alone.
+    """
+    if not quick:
+        yield _count(engine)
+    now, unknown, more = _read(engine, Find(states=(State.UNKNOWN,)))
+    yield _about(
+        _Standing.of(unknown, State.UNKNOWN, more=more),
+        now,
+        "unknown",
+        "UNKNOWN",
+        "find out what happened, then settle each: semel list --state unknown; semel settle --help",
+    )
+    yield look_at_reconciliations(engine)
+    over = Find(states=(State.CLAIMED, State.PROCESSING), lapsed=True, attention=quick)
+    now, left, more = _read(engine, over, walk=not quick)
+    yield _about_lapsed(_Standing.of(left, State.PROCESSING, more=more), now)
+    yield _about_resting(_Standing.of(left, State.CLAIMED, more=more), now)
+    yield from _look_at_abandoned(engine)
+
+
+def _count(engine: Engine) -> Finding:
+    """How many records there are of each state: it looks at all."""
+    counts = engine.perform("counts", engine.store.counts)
+    names = {int(state): shown_state(state.name).lower() for state in State}
+    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
+    damaged = [state for state in counts if state not in names]
+    return Finding(
+        "records",
+        "problem" if damaged else "ok",
+        listed or "none yet",
+        "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
+    )
+
+
+def _about_resting(resting: _Standing, now: int) -> Finding:
+    """The commands between their steps or items that no process holds: some of their retries never come."""
+    if resting.oldest is None:
+        return Finding("resting", "ok", "none")
+    count = f"{'more than ' if resting.more else ''}{resting.count}"
+    age = span_text(now - resting.oldest.created_at)
+    return Finding(
+        "resting",
+        "note",
+        f"{count} between their steps or items, held by no process, the oldest begun {age} ago",
+        "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
+    )
+
+
+def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
+    """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
+    if getattr(engine.store, "dialect", None) is None:
+        return
+    [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
+    left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
+    if not left:
+        yield Finding("abandoned", "ok", "none")
+        return
+    oldest = span_text(now - min(each.lease_until for each in left))
+    names = ", ".join(sorted({each.operation for each in left})[:OPERATIONS_SHOWN])
+    count = f"{'at least ' if len(found) == PAGE else ''}{len(left)}"
+    yield Finding(
+        "abandoned",
+        "warning",
+        f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
+        "no completer brings them to their end: semel worker --complete MODULE:APP",
+    )
+
+
+def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
+    found = yield from StepRows(store).abandoned(PAGE)
+    return (yield from store.find(Find(limit=1))).now, found
+
+
+def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list[Record], bool]:
+    """The store's time, records of a query, and whether there are more.
+
+    Parameters: ``walk`` on, a bounded statement at a time, until there is a page of them, or no more records.
+    """
+    page = bounded_page(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
+    records = list(page.records)
+    while walk and len(records) < PAGE and page.next_before is not None:
+        page = bounded_page(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
+        records += page.records
+    return page.now, records, page.next_before is not None
+
+
+def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:
+    if kind.oldest is None:
+        return Finding(check, "ok", "none")
+    count = f"{'more than ' if kind.more else ''}{kind.count}"
+    return Finding(
+        check, "warning", f"{count} {name}, the oldest for {span_text(now - kind.oldest.lease_until)}", remedy
+    )
+
+
+def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
+    oldest = lapsed.oldest
+    if oldest is None:
+        return Finding("lapsed", "ok", "none")
+    over = now - oldest.lease_until
+    detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
+    if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
+        remedy = "run: semel worker, which reaps; over ASGI semel.install(app) or manage_engine=True do as well"
+        return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
+    return Finding("lapsed", "note", detail)

@@ -1,0 +1,82 @@
+"""What `semel doctor` and `semel migrate` check of the tables themselves: that what the migrations made is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from typing import Final
+
+from semel.admin.doctor.finding import Finding
+from semel.core.contract import Identity, Store
+from semel.core.flow import ask
+from semel.engine.sync_engine import Engine
+from semel.stores.sql.statements import Query, script, statements
+
+SQL: Final = statements("semel.admin.doctor", "schema.sql")
+REMEDY: Final = (
+    "the tables were changed by hand, or restored in part: restore them all from one backup, or make what "
+    "is missing as semel/stores/migrations says; semel migrate makes no version twice"
+)
+_FOLDERS: Final = {"postgresql": "postgres", "mariadb": "mariadb", "sqlite": "sqlite"}
+_TABLE: Final = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(semel_\w+) \(\n(.*)\n\)", re.DOTALL)
+_ADDED: Final = re.compile(r"ALTER TABLE (semel_\w+) ADD COLUMN (?:IF NOT EXISTS )?(\w+)")
+_COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # what is no column is written in capitals
+
+
+def look_at_schema(engine: Engine, identity: Identity) -> Finding:
+    """The finding on the version of the schema, and on its tables."""
+    done, pending = migrations_of(engine.store)[: identity.schema_version], pending_of(engine.store, identity)
+    lacking = missing(engine, done)
+    if lacking:
+        return Finding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
+    if not pending and hasattr(engine.store, "lacking"):
+        pending = tuple(engine.perform("doctor", engine.store.lacking))
+    if pending:
+        return Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
+    return Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")
+
+
+def missing(engine: Engine, migrations: Iterable[str]) -> str:
+    """Which tables and columns of these migrations are not there, in words; empty where nothing is missing."""
+    folder = _FOLDERS.get(engine.backend.name)
+    if folder is None:
+        return ""
+    here: dict[str, set[str]] = {}
+    for table, column in engine.perform("columns", lambda: ask(Query(SQL[f"columns_{folder}"], {}))):
+        here.setdefault(str(table), set()).add(str(column))
+    wanted = declared("\n".join(_text(folder, name) for name in migrations))
+    gone = [f"the table {table}" for table in wanted if table not in here]
+    gone += [f"{table}.{column}" for table in here for column in wanted.get(table, ()) if column not in here[table]]
+    return f"{', '.join(sorted(gone))} cannot be found" if gone else ""
+
+
+def declared(text: str) -> Mapping[str, list[str]]:
+    """The tables that migrations make, with their columns.
+
+    >>> declared("CREATE TABLE semel_a (\\n    id bytea,\\n    UNIQUE (id)\\n); ALTER TABLE semel_a ADD COLUMN n int;")
+    {'semel_a': ['id', 'n']}
+    """
+    found: dict[str, list[str]] = {}
+    for statement in script(text):
+        if made := _TABLE.search(statement):
+            found[made[1]] = _COLUMN.findall(made[2])
+        if added := _ADDED.search(statement):
+            found[added[1]].append(added[2])
+    return found
+
+
+def migrations_of(store: Store) -> tuple[str, ...]:
+    """The names of all migrations that this Semel has for a store, in their order."""
+    names: tuple[str, ...] = getattr(sys.modules[type(store).__module__], "MIGRATIONS", ())
+    return names
+
+
+def pending_of(store: Store, identity: Identity) -> tuple[str, ...]:
+    """Those that a store has not had yet."""
+    return migrations_of(store)[identity.schema_version :]
+
+
+def _text(folder: str, name: str) -> str:
+    return resources.files("semel.stores").joinpath(folder, "migrations", f"{name}.sql").read_text("utf-8")

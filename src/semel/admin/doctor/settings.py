@@ -1,0 +1,62 @@
+"""What `semel doctor` checks of the settings: where they come from, and variables that no process reads."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from semel.admin.doctor.finding import Finding
+from semel.cli.open_store import shown_url, source_of_url, url_of
+from semel.reference.settings import Settings
+
+_PREFIX: Final = "SEMEL_"
+VARIABLES: Final = tuple(sorted(set(re.findall(r"SEMEL_[A-Z_]+", Settings.__doc__ or ""))))
+
+
+def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """The findings about the URL, the id secret and the variables of the environment."""
+    url = f"{shown_url(url_of(options))} (by {source_of_url(options)})"
+    yield Finding("settings", "ok", url)
+    for name in sorted(environment):
+        meant = _meant(name)
+        if meant is not None:
+            detail = f"nothing reads the variable {name}; did you mean {meant}?"
+            yield Finding("settings", "warning", detail, "correct or unset it")
+    yield from _look_at_secret(environment.get("SEMEL_ID_SECRET_FILE"))
+    keys = environment.get("SEMEL_SEAL_KEYS_FILE")
+    if keys and _is_shared(keys):
+        yield Finding("sealing-keys", "warning", "others than its owner may read their file", f"chmod 600 {keys}")
+
+
+def _meant(name: str) -> str | None:
+    """The variable that a name was probably meant to be; None where it is one, or resembles none.
+
+    >>> _meant("SEMEL_ULR"), _meant("SEMEL_URL"), _meant("SEMEL_TEST_OWNER")
+    ('SEMEL_URL', None, None)
+    """
+    if not name.startswith(_PREFIX) or name in VARIABLES:
+        return None
+    # The prefix, which all have in common, would make any two names resemble each other.
+    known = [variable.removeprefix(_PREFIX) for variable in VARIABLES]
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+    return f"{_PREFIX}{near[0]}" if near else None
+
+
+def _is_shared(path: str) -> bool:
+    return bool(Path(path).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
+def _look_at_secret(path: str | None) -> Iterator[Finding]:
+    if not path:
+        yield Finding("id-secret", "ok", "none: a reader of the store can try out keys that are easily guessed")
+        return
+    if _is_shared(path):
+        yield Finding("id-secret", "note", "others than its owner may read its file", f"chmod 600 {path}")
+    else:
+        yield Finding("id-secret", "ok", "from its file, which only its owner may read")

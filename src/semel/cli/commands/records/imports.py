@@ -1,0 +1,300 @@
+"""`semel imports`: the files that suppliers sent, what became of their rows, and what an operator does about them."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from semel.bulk.declaration import with_details
+from semel.bulk.rules import ItemOutcome, ItemState
+from semel.bulk.store import Items
+from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
+from semel.cli.commands.records.watch import rest
+from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.terminal import Output, span_text
+from semel.core.identity import uuid_bytes, uuid_text
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
+from semel.imports.booking import RowOutcome, row_outcome
+from semel.imports.rules import ImportJob, ImportState, Job, shown_time
+from semel.imports.run import PAGE, reopen
+from semel.imports.store import ANY_ID, ImportRows, Purged
+
+ACTIONS: Final = ("list", "show", "rows", "retry", "purge", "watch")
+CHUNK: Final = 1000
+EVERY_SECONDS: Final = 1.0
+_HEADS: Final = ("ID", "STATE", "ROWS", "BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "CREATED", "KEY")
+_ID: Final = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
+_STATES: Final = {state.name.lower(): state for state in ImportState}
+_ROW_STATES: Final = {"booked": 3, "skipped": 3, "failed": 5, "unknown": 6}
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "imports",
+        "files that suppliers sent; their rows; retry, purge or watch them",
+        "semel imports list --supplier ACME --state failed\n"
+        "semel imports show ACME:a3f8\n"
+        f"semel imports rows {_ID} --state failed --json\n"
+        f"semel imports retry {_ID} --reason 'the stock table was restored from last night'\n"
+        "semel imports purge\n"
+        f"semel imports watch {_ID}",
+        "IMPORT is a job's id, its key, or what its key begins with. retry has a job that stopped go on, and the bytes "
+        "of any other processed again; a process of the service runs it. Both are written to the audit.",
+    )
+    parser.add_argument("action", nargs="?", choices=ACTIONS, default="list")
+    parser.add_argument("job", nargs="?", metavar="IMPORT", help="of show, rows, retry and watch")
+    parser.add_argument("--operation", default="", help="list: only of these imports")
+    parser.add_argument("--supplier", default="", help="list: only of this supplier")
+    parser.add_argument("--state", help=f"list: {', '.join(_STATES)}; rows: {', '.join(_ROW_STATES)}")
+    parser.add_argument("--limit", type=whole_number(1, 10_000), default=50, help="how many at most (default 50)")
+    parser.add_argument("--after", type=whole_number(0, 10**12), default=0, help="rows: begin behind this row's number")
+    parser.add_argument("--before", metavar="ID", help="list: the next page, where the former ended")
+    parser.add_argument("--reason", help="retry: why; it is written to the audit")
+    parser.add_argument("--actor", help="retry: who (default: the user name)")
+    parser.add_argument(
+        "--every", type=seconds(0.1, 3600), default=EVERY_SECONDS, help="watch: seconds between looks (default 1)"
+    )
+    parser.add_argument("--count", type=whole_number(1, 10**9), help="watch: end after so many looks")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Do one of the actions."""
+    named = options.action in ("show", "rows", "retry", "watch")
+    if named is (options.job is None):
+        raise UsageFailed(f"semel imports {options.action} {'needs an IMPORT' if named else 'takes no IMPORT'}")
+    states = _ROW_STATES if options.action == "rows" else _STATES
+    if options.state is not None and options.state not in states:
+        raise UsageFailed(f"--state must be one of {', '.join(states)}; it is {options.state!r}")
+    actions = {"list": _list, "show": _show, "rows": _rows, "retry": _retry, "purge": _purge, "watch": _watch}
+    with opened(options) as engine:
+        try:
+            return actions[options.action](engine, ImportRows(engine.store), options, out)
+        except ImportRefused as refused:
+            raise CommandFailed(str(refused)) from None
+
+
+def _list(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    before = ANY_ID if options.before is None else uuid_bytes(options.before)
+    if before is None:
+        raise UsageFailed("--before must be an id, as semel imports list prints it")
+    state = 0 if options.state is None else int(_STATES[options.state])
+    found = engine.perform(
+        "import",
+        lambda: rows.page(before, options.limit, state=state, operation=options.operation, supplier=options.supplier),
+    )
+    jobs = [_shown(engine, rows, job) for job in found]
+    more = jobs[-1].id if len(jobs) == options.limit else None
+    out.document({"imports": [job.document() for job in jobs], "nextBefore": more})
+    if not jobs:
+        out.say("no imports")
+        return Exit.OK
+    out.table(_HEADS, [_row(job) for job in jobs])
+    if more is not None:
+        out.say(f"there may be more: --before {more}")
+    return Exit.OK
+
+
+def _row(job: ImportJob) -> tuple[str, ...]:
+    counts = job.counts
+    known = "" if counts.rows is None else str(counts.rows)
+    sums = (counts.booked, counts.skipped, counts.failed, counts.unknown)
+    return job.id, job.state.name, known, *map(str, sums), shown_time(job.created_at), job.key
+
+
+def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    job = _shown(engine, rows, _found(engine, rows, options.job))
+    out.document(job.document())
+    out.say(f"{job.key}: {job_line(job)}")
+    out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
+    out.say(
+        f"  created {shown_time(job.created_at)}, sent {job.submissions} times, last {shown_time(job.last_seen_at)}"
+    )
+    if job.ended_at is not None:
+        out.say(f"  ended {shown_time(job.ended_at)}; its bytes are {'kept' if job.has_content else 'no longer kept'}")
+    for name, times, _, _ in job.names:
+        out.say(f"  file name {name!r}, {times} times")
+    return Exit.OK
+
+
+def job_line(job: ImportJob) -> str:
+    """A job in one line."""
+    counts = job.counts
+    of = "" if counts.rows is None else f" {counts.done} of {counts.rows} rows,"
+    why = f"; {job.error_code}: {job.reason}" if job.error_code else f"; {job.reason}" if job.reason else ""
+    return (
+        f"{job.state.name},{of} {counts.booked} booked, {counts.skipped} skipped, {counts.failed} failed, "
+        f"{counts.unknown} unknown{why}"
+    )
+
+
+def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    job = _found(engine, rows, options.job)
+    closed: list[str] = []
+    page = row_page(engine, job, options.state, options.after, options.limit, closed)
+    out.document({"id": uuid_text(job.id), "rows": [row.document() for row in page]})
+    for row in page:
+        where = "" if row.line is None else f"  line {row.line}"
+        column = "" if row.column is None else f", {row.column}"
+        said = " ".join(part for part in (row.result_id, row.error_code, row.reason) if part)
+        out.say(f"  {row.number:>7}  {row.state}{where}{column}{'  ' + said if said else ''}")
+    if len(page) == options.limit:
+        out.say(f"there may be more: --after {page[-1].number}")
+    if closed:
+        out.note(f"semel: shown without lines, reasons and results: {closed[0]}")
+    return Exit.OK
+
+
+def row_page(
+    engine: Engine, job: Job, wanted: str | None, after: int, limit: int, closed: list[str]
+) -> list[RowOutcome]:
+    """Rows behind a number. A state that its items do not tell apart is looked for page by page.
+
+    Parameters: ``closed`` gets why details do not open.
+    """
+    if job.bulk_id is None:
+        return []
+    items, id = Items(engine.store), job.bulk_id
+    state = None if wanted is None else ItemState(_ROW_STATES[wanted])
+    found: list[RowOutcome] = []
+    place = after - 1
+    while page := engine.perform("bulk", lambda: items.page(id, place, PAGE, state, False)):  # noqa: B023 - at once
+        for outcome in page:
+            row = row_outcome(_opened(engine, id, outcome, closed))
+            if wanted is None or row.state == wanted.upper():
+                found.append(row)
+                if len(found) == limit:
+                    return found
+        place = page[-1].place
+    return found
+
+
+def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
+    """A row's outcome with its detail in clear; without it where this process cannot open it."""
+    try:
+        [shown] = with_details([outcome], bulk_id, engine.core.sealer)
+    except ConfigurationError as error:
+        closed.append(f"{error} (here: SEMEL_SEAL_KEYS_FILE)")
+    except RecordUnreadableError:
+        closed.append(f"the detail of row {outcome.place + 1} was changed, or its key is another one of the same name")
+    else:
+        return shown
+    return outcome._replace(detail=None)
+
+
+def _retry(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    if not options.reason:
+        raise UsageFailed("semel imports retry needs a --reason: it is written to the audit")
+    job = _found(engine, rows, options.job)
+    actor = options.actor or _user()
+    engine.perform("import", lambda: reopen(rows, job, actor, options.reason))
+    shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+    out.document(shown.document())
+    out.say(f"{shown.key}: {job_line(shown)}; a process of the service will run it")
+    return Exit.OK
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    while due := engine.perform("import", lambda: rows.content_due(CHUNK)):
+        for id, _, _ in due:
+            engine.perform("import", lambda id=id: rows.drop_content(id))  # type: ignore[misc]
+    jobs = known = contents = 0
+    while gone := engine.perform("import", lambda: rows.forget(CHUNK)):
+        jobs += gone
+    while gone := engine.perform("import", lambda: rows.forget_rows(CHUNK)):
+        known += gone
+    for digest in engine.perform("import", lambda: rows.unused(CHUNK)):
+        contents += engine.perform("import", lambda id=digest: rows.drop_blob(id))  # type: ignore[misc]
+    purged = Purged(jobs, contents, known)
+    out.document({f"{name}Forgotten": count for name, count in purged._asdict().items()})
+    out.say(f"purged: {jobs} imports, the bytes of {contents} files in the database, {known} known rows")
+    out.say("the service's own worker drops what lies in folders")
+    return Exit.OK
+
+
+# --- watching -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast rows are booked between looks.
+
+    >>> pace = Pace()
+    >>> pace.look(0, 1000, 0.0), pace.look(200, 1000, 2.0)
+    ('', ', 100 rows/s, about 8 s left')
+    """
+
+    done: int | None = None
+    at: float = 0.0
+
+    def look(self, done: int, rows: int | None, now: float) -> str:
+        """What there is to say of the pace after another look."""
+        before, self.done = self.done, done
+        since, self.at = now - self.at, now
+        if before is None or since <= 0:
+            return ""
+        rate = max(0.0, (done - before) / since)
+        left = f", about {span_text(int((rows - done) / rate * 1_000_000))} left" if rate and rows else ""
+        return f", {rate:.0f} rows/s{left}"
+
+
+def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
+    """A line for each look, until the job is over."""
+    pace, looks = Pace(), 0
+    job = _found(engine, rows, options.job)
+    try:
+        while True:
+            shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+            looks += 1
+            speed = pace.look(shown.counts.done, shown.counts.rows, time.monotonic())
+            out.document(shown.document())
+            text = f"{shown.key}: {job_line(shown)}{'' if shown.is_over else speed}"
+            if out.on_terminal:
+                out.redraw([text])
+            else:
+                out.say(text)
+            if shown.is_over or looks == options.count:
+                if out.on_terminal:
+                    out.say("")
+                return Exit.OK
+            rest(options.every)
+    except KeyboardInterrupt:
+        out.say("")
+        return Exit.OK
+
+
+# --- finding ------------------------------------------------------------------------------------
+
+
+def _found(engine: Engine, rows: ImportRows, name: str) -> Job:
+    """The one job of an id, a key, or what a key begins with. Raises NotFound and UsageFailed."""
+    id = uuid_bytes(name)
+    if id is not None:
+        job = engine.perform("import", lambda: rows.by_id(id))
+        if job is not None:
+            return job
+    found = engine.perform("import", lambda: rows.found_by_key(name.rstrip("\u2026"), 3))
+    exact = [job for job in found if job.key == name]
+    if len(found) > 1 and len(exact) != 1:
+        raise UsageFailed(f"IMPORT names several: {', '.join(uuid_text(job.id) for job in found)}; give an id")
+    if not found:
+        raise NotFound("no such import; see semel imports list")
+    return exact[0] if exact else found[0]
+
+
+def _shown(engine: Engine, rows: ImportRows, job: Job) -> ImportJob:
+    return engine.perform("import", lambda: rows.show(job))

@@ -1,0 +1,172 @@
+"""`semel doctor`: look at a store as a careful operator would, and name the remedy for everything found."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Final
+
+from semel.admin.doctor.finding import Finding, Level
+from semel.admin.doctor.messages import look_at_messages
+from semel.admin.doctor.records import look_at_records
+from semel.admin.doctor.schema import look_at_schema
+from semel.admin.doctor.server import look_at_server
+from semel.admin.doctor.settings import look_at_settings
+from semel.admin.filters import pages
+from semel.cli.arguments import Commands, Parser, add_command
+from semel.cli.exits import Exit
+from semel.cli.open_store import connect
+from semel.cli.progress import add_progress
+from semel.cli.terminal import Output, span_text
+from semel.core.contract import Identity, Observable
+from semel.core.model import Find
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError, SchemaError, StoreError
+from semel.sealing.reseal import look_at_sealing
+from semel.stores.sqlite.doctor import look_at_sqlite
+from semel.stores.sqlite.driver import SqliteDriver
+
+CLOCK_STEP_US_MAX: Final = 2_000_000
+EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
+_MARKS: Final = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+_WIDTH: Final = 15  # of the longest check, and one
+_STYLES: Final = {"warning": "yellow", "problem": "red"}
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "doctor",
+        "check the store and what is stuck in it; every finding comes with its remedy",
+        "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
+        "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
+    )
+    parser.add_argument("--full", action="store_true", help="check the integrity of a file of any size, and every row")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Look, and print what was found."""
+    engine = connect(options)
+    try:
+        findings, usable = examine(engine, full=options.full, progress=options.progress)
+        findings += look_at_settings(options)
+    finally:
+        engine.close()
+    bad = [finding for finding in findings if finding.is_bad]
+    code = Exit.STORE if not usable else Exit.REFUSED if bad else Exit.OK
+    out.document({"healthy": not bad, "findings": [asdict(finding) for finding in findings]})
+    for finding in findings:
+        out.say_hanging(
+            f"{_MARKS[finding.level]:<8} {finding.check:<{_WIDTH}} ", finding.detail, _STYLES.get(finding.level)
+        )
+        if finding.remedy:
+            out.say_hanging(f"{'':<8} {'':<{_WIDTH}} → ", finding.remedy)
+    out.say("", f"{len(bad)} finding(s)" if bad else "healthy: nothing found")
+    return code
+
+
+def examine(
+    engine: Engine, *, full: bool = False, progress: bool = False, quick: bool = False
+) -> tuple[list[Finding], bool]:
+    """Everything that was found in the store, and whether it can be used at all.
+
+    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``;
+    ``quick`` leaves out what looks at every row.
+    """
+    found: list[Finding] = []
+    identity: Identity | None = None
+    try:
+        identity = engine.perform("identity", engine.store.identity)
+        found.append(Finding("store", "ok", f"{engine.backend.name} answers"))
+        engine.core.check_identity(identity)
+    except StoreError as error:
+        return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
+    except ConfigurationError as error:
+        found.append(_problem("identity", error, None))
+        return [*found, *_look_at_lost(engine, identity)], False
+    assert identity is not None
+    found.append(Finding("identity", "ok", f"{identity.store_id}, schema {identity.schema_version}"))
+    try:
+        schema = look_at_schema(engine, identity)
+        if schema.level == "problem":
+            return [*found, schema], False
+        if isinstance(engine.backend.driver, SqliteDriver):
+            found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress, quick=quick)
+        if isinstance(engine.store, Observable):
+            found += look_at_server(engine, engine.store)
+        found.append(schema)
+        found += _look_at_clock(engine)
+        found += look_at_records(engine, quick=quick)
+        found += look_at_messages(engine, full=full, quick=quick)
+        found += look_at_sealing(engine)
+    except (StoreError, SchemaError) as error:
+        return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
+    if quick:
+        detail = "what looks at every row was left out: damage, what is overdue, how many there are of each state"
+        found.append(Finding("quick", "note", detail, "run: semel doctor"))
+    return found, True
+
+
+def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding]:
+    """What the server's settings say of a store that has no identity: it may have had one, and lost it."""
+    if identity is not None or not isinstance(engine.store, Observable):
+        return
+    with suppress(StoreError, SchemaError):  # the missing identity was told
+        server = list(look_at_server(engine, engine.store))
+        yield from server
+        keeping = [finding for finding in server if finding.check in ("eviction", "persistence")]
+        if keeping:  # a server that can be flushed, whatever its settings are
+            detail = (
+                "if this store was migrated before, the server has lost its identity, and records may be lost with it"
+            )
+            remedy = "find out from your own systems which commands ran before you run: semel migrate"
+            level: Level = "problem" if any(finding.is_bad for finding in keeping) else "warning"
+            yield Finding("records", level, detail, remedy)
+
+
+def _problem(check: str, error: Exception, remedy: str | None) -> Finding:
+    # Most messages carry their remedy already.
+    return Finding(check, "problem", str(error), None if remedy is None or "run:" in str(error) else remedy)
+
+
+def _look_at_clock(engine: Engine) -> Iterator[Finding]:
+    before = time.time_ns() // 1000
+    page = next(pages(engine, Find(), 1))
+    after = time.time_ns() // 1000
+    ahead = max((record.created_at for record in page.records), default=0) - page.now
+    if before < EPOCH_FLOOR_US:
+        yield Finding(
+            "clock", "problem", "this host's clock was never set", "synchronise it (NTP); leases depend on it"
+        )
+    elif ahead > CLOCK_STEP_US_MAX:
+        yield Finding(
+            "clock",
+            "warning",
+            f"the newest record is {span_text(ahead)} in the future: the store's clock was set back",
+            "synchronise the clock by slewing it; leases lapse later by as much until it has caught up",
+        )
+    else:
+        yield clock_offset(before, page.now, after)
+
+
+def clock_offset(before: int, store: int, after: int) -> Finding:
+    """The finding on a store whose clock was read between two looks at this host's, in microseconds.
+
+    >>> clock_offset(1_000_000, 1_001_500, 1_003_000).detail
+    "the store's clock agrees with its records, and with this host's within 0.003 s"
+    """
+    off = max(before - store, store - after, 0)
+    if off > CLOCK_STEP_US_MAX:
+        ahead = "ahead" if store > after else "behind"
+        detail = f"store and host are {span_text(off)} apart (the store is {ahead}); the store's counts"
+        return Finding("clock", "note", detail, "synchronise both (NTP), so that logs can be compared")
+    within = (off or after - before) / 1_000_000
+    return Finding(
+        "clock", "ok", f"the store's clock agrees with its records, and with this host's within {within:.3f} s"
+    )

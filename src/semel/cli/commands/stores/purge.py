@@ -1,0 +1,154 @@
+"""`semel purge`: forget everything whose time is over now, instead of within the hour."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from semel.cli.arguments import Commands, Parser, add_command, whole_number
+from semel.cli.exits import Exit, UsageFailed
+from semel.cli.open_store import opened
+from semel.cli.progress import ProgressLine, add_progress
+from semel.cli.terminal import Output, span_text
+from semel.cli.whole_file import WholeFile
+from semel.core.flow import perform
+from semel.core.model import Find, Purged
+from semel.core.requests import Perform
+from semel.engine.sync_engine import Engine
+from semel.errors import ConfigurationError
+from semel.retention.archive import Archive, judged_at
+from semel.retention.flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
+from semel.retention.rules import believed, unexplained_gap
+from semel.retention.walk import PURGE_CHUNK, rest_seconds
+from semel.stores.redis.store import RedisStore
+
+_SECONDS_MAX = 10 * 365 * 86_400
+_BESIDE = ("operations", "items", "messages", "events")
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands,
+        "purge",
+        "drop expired answers and forget everything whose time is over",
+        "semel purge\nsemel purge --chunk 100 --json\nsemel purge --archive purged-2026-11.jsonl",
+        "Safe beside live traffic. What is open, UNKNOWN, parked or waits to be published is never purged. The service "
+        "and semel worker do this hourly by themselves.",
+    )
+    parser.add_argument(
+        "--chunk",
+        type=whole_number(1, 10_000),
+        default=PURGE_CHUNK,
+        help=f"how many rows one store call looks at (default {PURGE_CHUNK})",
+    )
+    parser.add_argument(
+        "--keep",
+        type=whole_number(0, _SECONDS_MAX),
+        default=int(KEEP_EVENTS_SECONDS),
+        metavar="SECONDS",
+        help="how long published events are kept, as of semel worker (default a day)",
+    )
+    parser.add_argument(
+        "--archive",
+        metavar="FILE",
+        help="write everything that is forgotten, with its answers, to a new file of JSON lines first",
+    )
+    parser.add_argument(
+        "--clock-is-right",
+        action="store_true",
+        help="purge by the clock although the newest record is more than a day old; without it, what was over a day "
+        "after that record: a wrong clock could forget every key",
+    )
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace, out: Output) -> int:
+    """Walk the store once; where an archive is wanted, only once that is on the disk."""
+    if options.archive == "-":
+        raise UsageFailed("--archive must be a file: what stdout leads to may lose what the purge has forgotten")
+    with opened(options) as engine:
+        now = None if options.clock_is_right else _believed(engine, out)
+        known = sum(engine.perform("counts", engine.store.counts).values())
+        archive, archived = _archive(engine, options, known, now) if options.archive else (None, 0)
+        progress = ProgressLine("purge", asked=options.progress, total=known)
+
+        def answer(needed: object) -> Purged:
+            assert isinstance(needed, Perform)
+            began = time.monotonic()
+            at = now if archive is None else archive.now
+            make = needed.make if at is None else judged_at(at, needed.make)
+            done: Purged = engine.perform(needed.verb, make)
+            time.sleep(rest_seconds(done, time.monotonic() - began))
+            return done
+
+        def tell(so_far: Purged) -> None:
+            progress.tell(so_far.scanned, _work(so_far.answers_dropped, so_far.forgotten))
+
+        bulks = None if archive is None else archive.bulks
+        total = perform(purge_all(engine.store, options.chunk, _keep_us(options), tell, bulks=bulks), answer)
+        progress.end()
+    counted = {"scanned": total.scanned, "answersDropped": total.answers, "recordsForgotten": total.records}
+    beside = {f"{name}Forgotten": getattr(total, name) for name in _BESIDE}
+    written = {"archive": options.archive, "archived": archived} if options.archive else {}
+    out.document({**counted, **beside, **written})
+    if options.archive:
+        out.say(f"archived: {archived} rows to {options.archive}")
+    out.say(f"purged: {total.scanned} looked at, {_work(total.answers, total.records)}{_beside(total)}")
+    return Exit.OK
+
+
+def _keep_us(options: argparse.Namespace) -> int:
+    return int(options.keep) * 1_000_000
+
+
+def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int | None) -> tuple[Archive, int]:
+    """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
+    archive = Archive(engine, _keep_us(options), now)
+    progress = ProgressLine("archive", asked=options.progress, total=known)
+    count = 0
+    remedy = "an archive is never replaced, give another name"
+    with WholeFile(options.archive, "--archive", replace=False, remedy=remedy) as file:
+        for document in archive.documents():
+            file.write(json.dumps(document) + "\n")
+            count += 1
+            progress.tell(count)
+        file.keep()
+    progress.end()
+    return archive, count
+
+
+def _believed(engine: Engine, out: Output) -> int | None:
+    """The time at which every row is judged, where nothing explains how late the store's clock says it is.
+
+    Raises ConfigurationError on Redis, whose scripts read its own clock.
+    """
+    found = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
+    newest = max((record.created_at for record in found.records), default=None)
+    gap = unexplained_gap(found.now, newest)
+    if not gap:
+        return None
+    doubt = (
+        f"the newest record is {span_text(gap)} old: the service was quiet, or the store's clock is wrong, and a purge "
+        "would forget keys whose time is not over"
+    )
+    remedy = "Check the clock of the store's host; where it is right, run: semel purge --clock-is-right"
+    if isinstance(engine.store, RedisStore):
+        raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
+    out.note(f"warning: only what was over a day after the newest record is purged; {doubt}. {remedy}")
+    return believed(found.now, newest)
+
+
+def _work(dropped: int, forgotten: int) -> str:
+    return f"{dropped} answers dropped, {forgotten} records forgotten"
+
+
+def _beside(total: PurgedAll) -> str:
+    """What hung on records and is gone, each kind that there was.
+
+    >>> _beside(PurgedAll(9, 0, 0, 2, 0, 5, 0)), _beside(PurgedAll(9, 0, 0, 0, 0, 0, 0))
+    (', 2 operations, 5 messages', '')
+    """
+    return "".join(f", {getattr(total, name)} {name}" for name in _BESIDE if getattr(total, name))

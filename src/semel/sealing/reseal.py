@@ -1,0 +1,185 @@
+"""Sealed answers as operators see them: which keys are in use, which are missing, and sealing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from semel.admin.doctor.finding import Finding, names_text
+from semel.admin.filters import pages
+from semel.core.identity import uuid_text
+from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
+from semel.core.record import answer_of
+from semel.engine.sync_engine import Engine
+from semel.errors import SemelError
+from semel.sealing.parts import newest_parts
+from semel.sealing.rules import Seals, key_name, open_answer, seal_answer
+from semel.sealing.sealer import Sealer
+
+AT_ONCE: Final = 8  # an answer may have a megabyte: few are in memory at once
+LOOKED_AT: Final = 1000  # by the doctor, the newest ones
+NAMED_MAX: Final = 5
+OWN: Final = "(a sealer of your own)"
+ADD_KEY: Final = "add it behind the others in the ring (SEMEL_SEAL_KEYS_FILE, and Sealer of the application)"
+
+
+def key_of(answer: Answer) -> str:
+    """The name of the key that a stored answer is sealed under."""
+    return key_name(answer.body) or OWN
+
+
+def opened_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
+    """A record's sealed answer in clear. Raises what the sealer raises."""
+    return open_answer(answer, record.id, State(record.state), sealer)
+
+
+@dataclass(slots=True)
+class Resealed:
+    """What a walk did: records looked at, answers sealed now, already as wanted, and those that do not open."""
+
+    looked_at: int = 0
+    resealed: int = 0
+    plain: int = 0  # as they are, and not asked for
+    changed: int = 0  # by others meanwhile: the next walk meets them
+    keys: dict[str, int] = field(default_factory=dict)  # how many were found under each key
+    unreadable: int = 0
+    named: list[str] = field(default_factory=list)
+
+
+def reseal(
+    engine: Engine,
+    sealer: Sealer,
+    query: Find,
+    *,
+    plain: bool = False,
+    dry_run: bool = False,
+    tell: Callable[[Resealed], None] = lambda so_far: None,
+) -> Resealed:
+    """Seal every stored answer under the ring's first key that is sealed under another one.
+
+    What is done already is only looked at, so that a walk that was cut short is begun again.
+
+    Parameters: ``query`` which records; ``plain`` also those that are stored as they are; ``dry_run`` only count.
+    """
+    done = Resealed()
+    for page in pages(engine, query):
+        known = [each.id for each in page.records if each.answer_kind in STORED_ANSWERS]
+        done.looked_at += len(page.records) - len(known)
+        for start in range(0, len(known), AT_ONCE):
+            ids = tuple(known[start : start + AT_ONCE])
+            rows = engine.perform("read", lambda ids=ids: engine.store.read(ids))  # type: ignore[misc]
+            changes = [change for change in (_change(row, sealer, done, plain=plain) for row in rows) if change]
+            if changes and not dry_run:
+                kept = engine.perform("reseal", lambda changes=changes: engine.store.reseal(changes))  # type: ignore[misc]
+                done.resealed += sum(kept)
+                done.changed += len(kept) - sum(kept)
+            elif dry_run:
+                done.resealed += len(changes)
+            tell(done)
+    return done
+
+
+def _change(row: Record | None, sealer: Sealer, done: Resealed, *, plain: bool) -> Reseal | None:
+    done.looked_at += 1
+    if row is None or row.answer_kind not in STORED_ANSWERS:
+        return None
+    stored = answer_of(row)
+    if stored is None or row.answer_digest is None:
+        _note_unreadable(row, done, "damaged")
+        return None
+    if row.answer_kind == AnswerKind.KEPT:
+        done.plain += 1
+        if not plain:
+            return None
+        answer = stored
+    else:
+        key = key_of(stored)
+        done.keys[key] = done.keys.get(key, 0) + 1
+        if key == sealer.key_names[0]:
+            return None
+        try:
+            answer = opened_answer(row, stored, sealer)
+        except SemelError:
+            _note_unreadable(row, done, f"sealed under {key!r}")
+            return None
+    sealed = seal_answer(answer, row.id, State(row.state), sealer)
+    return Reseal(row.id, row.answer_digest, sealed, AnswerKind.SEALED)
+
+
+def _note_unreadable(row: Record, done: Resealed, why: str) -> None:
+    done.unreadable += 1
+    if len(done.named) < NAMED_MAX:
+        done.named.append(f"operation {uuid_text(row.operation_id)} ({row.operation}, {why})")
+
+
+def look_at_sealing(engine: Engine) -> Iterator[Finding]:
+    """What the doctor finds: the keys that the newest answers are sealed under, and whether this process has them."""
+    yield from _look_at_parts(engine)
+    found = _newest(engine)
+    keys: dict[str, int] = {}
+    closed: list[str] = []
+    sealer = engine.core.sealer
+    for row in found:
+        stored = answer_of(row)
+        if stored is None:
+            continue  # the doctor of the records names what is damaged
+        keys[key_of(stored)] = keys.get(key_of(stored), 0) + 1
+        if sealer is not None and (not isinstance(sealer, Sealer) or key_of(stored) in sealer.key_names):
+            try:
+                opened_answer(row, stored, sealer)
+            except SemelError:
+                closed.append(uuid_text(row.operation_id))
+    if not keys:
+        return
+    used = ", ".join(f"{name} ({count})" for name, count in sorted(keys.items()))
+    of = f"of the newest {LOOKED_AT} records, answers are sealed under {used}"
+    if sealer is None:
+        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
+        yield Finding("sealing", "note", f"{of}; no keys are given here", remedy)
+        return
+    names = sealer.key_names if isinstance(sealer, Sealer) else tuple(keys)
+    missing = sorted(set(keys) - set(names))
+    if missing:
+        yield Finding("sealing", "problem", f"{of}; the ring has no key {names_text(missing)}", ADD_KEY)
+    elif not closed:
+        yield Finding("sealing", "ok", f"{of}, all in the ring")
+    if closed:
+        yield Finding(
+            "sealing",
+            "problem",
+            f"{len(closed)} sealed answers do not open: {names_text(closed)}",
+            "they were changed, or a key of the ring is another one under the same name: restore the key or the row",
+        )
+
+
+def _look_at_parts(engine: Engine) -> Iterator[Finding]:
+    """The same of details, steps, requests and kept files: only what this process has no key of is told."""
+    sealer = engine.core.sealer
+    known = sealer.key_names if isinstance(sealer, Sealer) else ()
+    if sealer is not None and not known:
+        return  # a sealer of the application's own
+    missing: dict[str, set[str]] = {}
+    for part in newest_parts(engine, LOOKED_AT):
+        for key in part.keys:
+            if key and key not in known:
+                missing.setdefault(part.kind, set()).add(key)
+    if not missing:
+        return
+    what = "; ".join(f"{kind} under {names_text(sorted(keys))}" for kind, keys in missing.items())
+    if sealer is None:
+        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
+        yield Finding("sealed-parts", "note", f"sealed beside answers: {what}; no keys are given here", remedy)
+        return
+    yield Finding("sealed-parts", "problem", f"the ring lacks keys of what is sealed beside answers: {what}", ADD_KEY)
+
+
+def _newest(engine: Engine) -> Sequence[Record]:
+    page = engine.perform("find", lambda: engine.store.find(Find(limit=LOOKED_AT)))
+    ids = [each.id for each in page.records if each.answer_kind == AnswerKind.SEALED]
+    found: list[Record] = []
+    for start in range(0, len(ids), AT_ONCE):
+        some = tuple(ids[start : start + AT_ONCE])
+        rows = engine.perform("read", lambda some=some: engine.store.read(some))  # type: ignore[misc]
+        found += [row for row in rows if row is not None and row.answer_kind == AnswerKind.SEALED]
+    return found

@@ -1,0 +1,231 @@
+"""What is stored of an answer that keeps a secret: sealed, redacted, rebuilt or forgotten; and how it is read again.
+
+What is sealed differs from what is not by how it begins; who seals is a driver's matter. A sealed answer lies in the
+columns of any other: its status in clear, one header without a name that holds the name of the sealing key, and a body
+that holds the sealed headers and body. It opens for its own record, state and status alone.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, Protocol
+
+from semel.core.model import Answer, AnswerKind, Replay, Resolution, Settlement, State, Unreadable, Unseal
+from semel.errors import ConfigurationError, PolicyError, SemelError
+from semel.sealing.redaction import redacted
+
+if TYPE_CHECKING:
+    from semel.policy import Policy
+
+MARK: Final = b"\x00semel sealed 1\x00"
+UNSEALED: Final = "unsealed"
+SEALING_KEY: Final = "sealing-key"
+SEAL: Final = "seal"
+SEALED_REASONS: Final = (UNSEALED, SEALING_KEY, SEAL)
+_ABOUT: Final = b"semel.answer.1:"
+_LENGTH: Final = Struct(">I")
+_STATUS: Final = Struct(">bi")
+# What a redacted body makes untrue, or gives away: digests of a short secret can be tried out.
+_OF_THE_BODY: Final = frozenset(
+    {b"content-length", b"content-digest", b"repr-digest", b"digest", b"content-md5", b"etag", b"signature"}
+)
+
+
+class Seals(Protocol):
+    """What an engine needs of a sealer. ``about``: what the text belongs to, such as a record's id."""
+
+    def seal(self, text: bytes, about: bytes) -> bytes: ...
+
+    def open(self, kept: bytes, about: bytes) -> bytes: ...
+
+
+def checked(sealer: Seals | None) -> Seals | None:
+    """An engine's sealer. Raises ConfigurationError where it is none, before it would meet the first request."""
+    if sealer is None or all(callable(getattr(sealer, name, None)) for name in ("seal", "open")):
+        return sealer
+    raise ConfigurationError(
+        f"sealer must be a Sealer, such as sealer=Sealer({{'2026-01': key}}); it is of type {type(sealer).__name__}"
+    )
+
+
+def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
+    """A request as it is kept. Raises PolicyError for one that would be taken for a sealed one."""
+    if sealer is not None:
+        return sealer.seal(request, about)
+    if request.startswith(MARK):
+        raise PolicyError(f"a command's request must not begin with {MARK!r}, which marks sealed ones")
+    return request
+
+
+def opened(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
+    """The request that was kept.
+
+    Raises ConfigurationError where it was sealed and there is no sealer, and what the sealer raises.
+    """
+    if sealer is not None:
+        return sealer.open(kept, about)
+    if kept.startswith(MARK):
+        raise ConfigurationError(
+            "a kept request is sealed: give the engine its sealer, Engine.connect(..., sealer=...)"
+        )
+    return kept
+
+
+def key_name(kept: bytes) -> str | None:
+    """The name of the key that something was sealed under; None where it is not sealed, or by a sealer of your own.
+
+    >>> key_name(MARK + bytes([4]) + b"2026" + b"...")
+    '2026'
+    """
+    if not kept.startswith(MARK) or len(kept) <= len(MARK):
+        return None
+    begin = len(MARK) + 1
+    return kept[begin : begin + kept[begin - 1]].decode(errors="replace")
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def check_sealer(operation: str, policy: Policy, sealer: Seals | None) -> None:
+    """Raise ConfigurationError where an operation's answers are to be sealed, and nothing could."""
+    if policy.answers == "seal" and sealer is None:
+        raise ConfigurationError(
+            f"{operation!r} is declared with answers='seal', and the engine has no sealer: "
+            "Engine.connect(..., sealer=Sealer({'2026-01': key})), or answers='forget'"
+        )
+
+
+def seal_answer(answer: Answer, id: bytes, state: State, sealer: Seals) -> Answer:
+    """An answer as it is stored sealed: for this record in this state alone."""
+    # Its own form of the headers, which stores never see: names and values in one frame, and then the body.
+    frames = b"".join([_LENGTH.pack(len(part)) + part for pair in answer.headers for part in pair])
+    text = _LENGTH.pack(len(answer.headers)) + frames + answer.body
+    kept = sealer.seal(text, about_answer(id, state, answer.status))
+    return Answer(answer.status, ((b"", (key_name(kept) or "").encode()),), kept)
+
+
+def about_answer(id: bytes, state: State, status: int | None) -> bytes:
+    """What a sealed answer is bound to."""
+    return _ABOUT + id + _STATUS.pack(state, -1 if status is None else status)
+
+
+def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answer:
+    """The answer that was sealed. Raises what the sealer raises, and PolicyError where what it holds is no answer."""
+    text = sealer.open(sealed.body, about_answer(id, state, sealed.status))
+    try:
+        [count] = _LENGTH.unpack_from(text, 0)
+        parts, at = [], _LENGTH.size
+        for _ in range(2 * count):
+            [length] = _LENGTH.unpack_from(text, at)
+            at += _LENGTH.size
+            parts.append(text[at : at + length])
+            at += length
+    except Exception as error:
+        raise PolicyError("what was sealed is no answer") from error
+    return Answer(sealed.status, tuple(zip(parts[::2], parts[1::2], strict=True)), text[at:])
+
+
+def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
+    """The replay of a sealed answer where a key opens it, otherwise Unreadable."""
+    name = key_name(verdict.answer.body)
+    if sealer is None:
+        return Unreadable(verdict.operation_id, UNSEALED, key=name)
+    noted = verdict.answer.headers
+    if len(noted) != 1 or noted[0] != (b"", (name or "").encode()):
+        return Unreadable(verdict.operation_id, SEAL, key=name)
+    try:
+        answer = open_answer(verdict.answer, verdict.id, verdict.state, sealer)
+    except ConfigurationError:
+        return Unreadable(verdict.operation_id, SEALING_KEY, key=name)
+    except SemelError:
+        return Unreadable(verdict.operation_id, SEAL, key=name)
+    return Replay(answer, verdict.operation_id, verdict.state)
+
+
+def cover(word: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
+    """A settlement with its answer as the operation wants it stored. Once for each permit: a seal is never the same.
+
+    The caller gets the answer itself.
+    """
+    answer = word.answer
+    if answer is None:
+        return word
+    kept, kind = cover_answer(answer, word.answer_kind, word.id, word.state, policy, sealer)
+    return word._replace(answer=kept, answer_kind=kind)
+
+
+def cover_answer(
+    answer: Answer, kind: AnswerKind, id: bytes, state: State, policy: Policy, sealer: Seals | None
+) -> tuple[Answer, AnswerKind]:
+    """What of an answer is stored, and as what."""
+    bare = Answer(answer.status, (), b"")  # no digest of the body either: a short secret could be tried out
+    if kind != AnswerKind.KEPT or policy.answers == "forget":
+        return bare, AnswerKind.NOT_KEPT
+    if policy.answers == "rebuild":
+        if state == State.SUCCEEDED:
+            return bare, AnswerKind.REBUILT
+        if sealer is None:  # a refusal has made nothing that it could be rebuilt of
+            return bare, AnswerKind.NOT_KEPT
+    if policy.redact and answer.body:
+        body = redacted(answer.body, policy.redact_paths)
+        if body is None:  # whatever it is, the secret may be in it
+            return bare, AnswerKind.NOT_KEPT
+        if body != answer.body:
+            headers = tuple(pair for pair in answer.headers if pair[0].lower() not in _OF_THE_BODY)
+            answer = Answer(answer.status, headers, body)
+    if policy.answers == "keep" or sealer is None:
+        return answer, kind
+    return seal_answer(answer, id, state, sealer), AnswerKind.SEALED
+
+
+def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | None) -> Resolution:
+    """An operator's, a reconciler's or a webhook's settlement, its answer stored as the operation wants it.
+
+    Parameters: ``policy`` of the operation; None where it is not declared here: then whatever can be sealed is.
+    """
+    answer = word.answer
+    if word.result is not None and word.step is not None:
+        answers = "seal" if policy is None else policy.answers
+        word = word._replace(result=seal_part(word.result, about_step(word.id, word.step), answers, sealer))
+    if answer is None or word.answer_kind != AnswerKind.KEPT:
+        return word
+    if policy is None:
+        if sealer is None:
+            return word
+        sealed_answer = seal_answer(answer, word.id, word.state, sealer)
+        return word._replace(answer=sealed_answer, answer_kind=AnswerKind.SEALED)
+    kept, kind = cover_answer(answer, AnswerKind.KEPT, word.id, word.state, policy, sealer)
+    return word._replace(answer=kept, answer_kind=kind)
+
+
+# --- results of steps and details of items --------------------------------------------------------
+
+
+def about_step(id: bytes, step: str) -> bytes:
+    """What the sealed result of a step is bound to: its record, and its name as it is shown."""
+    return b"semel.step.1:" + id + step.encode()
+
+
+def about_item(operation_id: bytes, place: int) -> bytes:
+    """What the sealed detail of an item is bound to."""
+    return b"semel.item.1:" + operation_id + place.to_bytes(8, "big")
+
+
+def seal_part(text: bytes, about: bytes, answers: str, sealer: Seals | None) -> bytes:
+    """The result of a step or the detail of an item, as it is stored: they are needed, so that none is forgotten."""
+    return text if answers == "keep" or sealer is None else sealer.seal(text, about)
+
+
+def open_part(kept: bytes, about: bytes, sealer: Seals | None, what: str) -> bytes:
+    """The same as it was. Raises ConfigurationError and RecordUnreadableError where it does not open.
+
+    Only what is marked as sealed is opened: what was stored before there was a sealer is plain.
+    """
+    if not kept.startswith(MARK):
+        return kept
+    if sealer is None:
+        raise ConfigurationError(
+            f"{what} is sealed under the key {key_name(kept)!r}: give the engine its sealer, "
+            "Engine.connect(..., sealer=...)"
+        )
+    return sealer.open(kept, about)

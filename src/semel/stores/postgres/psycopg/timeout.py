@@ -1,0 +1,181 @@
+"""psycopg connections that do not wait for ever: a server that hangs, or a network that swallows, ends a wait in time.
+
+libpq has a time-out for connecting alone, of two seconds at least. psycopg's waits are generators that are woken every
+tenth of a second, so that a wrapper around them can look at the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import conninfo_to_dict
+
+from semel.stores.deadline import Deadline
+from semel.stores.postgres.notices import Notices
+from semel.stores.postgres.psycopg.pipeline import names_of
+
+T = TypeVar("T")
+
+CANCELLED_SECONDS: Final = 1.0  # in which a statement that is cancelled has ended
+
+
+class Overdue(psycopg.OperationalError):
+    """The server did not answer in time. The connection is of no use any more."""
+
+
+def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """The same waits, ended by :class:`Overdue` after ``seconds``."""
+    ends = time.monotonic() + seconds
+    try:
+        wanted = next(waits)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() >= ends:
+                waits.close()
+                raise Overdue(f"no answer within {seconds:g} seconds")
+            wanted = waits.send(ready)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+@dataclass
+class _Opening:
+    """A connection that is being opened: how many of the URL's hosts are still to be tried, and until when."""
+
+    deadline: Deadline
+    hosts: int
+
+    def seconds(self) -> float:
+        """How long the next host may take: one that hangs leaves time for those behind it."""
+        share = self.deadline.before_sending() / max(1, self.hosts)
+        self.hosts -= 1
+        return share
+
+
+_OPENING: Final[ContextVar[_Opening | None]] = ContextVar("semel_opening", default=None)
+
+
+@contextmanager
+def opening(conninfo: str, deadline: Deadline) -> Iterator[None]:
+    """What :class:`PatientConnection` and its async form connect to inside ends in time."""
+    places = conninfo_to_dict(conninfo)
+    token = _OPENING.set(_Opening(deadline, str(places.get("host") or places.get("hostaddr") or "").count(",") + 1))
+    try:
+        yield
+    finally:
+        _OPENING.reset(token)
+
+
+def _connecting(waits: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    opened = _OPENING.get()
+    return waits if opened is None else within(waits, opened.seconds())
+
+
+class PatientConnection(Connection[Any]):
+    """A connection whose waits end with ``deadline``; None waits as long as it takes."""
+
+    deadline: Deadline | None = None
+
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:  # psycopg 3.1 to 3.3: once for each host
+        return _connecting(super()._connect_gen(*args, **options))
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notices = Notices()
+        self.add_notice_handler(self.notices)
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """As psycopg's, in time."""
+        if self.deadline is None:
+            return super().wait(gen, *args, **options)
+        try:
+            return super().wait(within(gen, self.deadline.for_answer()), *args, **options)
+        except Overdue:
+            self.pgconn.finish()  # so that nothing is waited for on the way out
+            raise
+
+    def is_left_alone(self, seconds: float) -> bool:
+        """Whether nothing is under way on it, or ends in time, if need be by force. Otherwise it is finished with.
+
+        A statement of another thread ends when it is cancelled; rows that nobody reads on do not.
+        """
+        for patience in (seconds, CANCELLED_SECONDS):
+            if self.lock.acquire(timeout=patience):
+                self.lock.release()
+                return True
+            with suppress(psycopg.Error):
+                self.cancel_safe(timeout=CANCELLED_SECONDS)
+        self.pgconn.finish()
+        return False
+
+    def _deallocate(self, name: bytes | None) -> Any:
+        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        if name is None:
+            names_of(self).clear()
+        return super()._deallocate(name)
+
+
+class PatientAsyncConnection(AsyncConnection[Any]):
+    """As :class:`PatientConnection`, on an event loop."""
+
+    deadline: Deadline | None = None
+
+    def note_answer(self) -> None:
+        """A statement of the call has been answered."""
+        if self.deadline is not None:
+            self.deadline.note_answer()
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:
+        return _connecting(super()._connect_gen(*args, **options))
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.notices = Notices()
+        self.add_notice_handler(self.notices)
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """As psycopg's, in time."""
+        if self.deadline is None:
+            return await super().wait(gen, *args, **options)
+        try:
+            return await super().wait(within(gen, self.deadline.for_answer()), *args, **options)
+        except Overdue:
+            self.pgconn.finish()  # so that nothing is waited for on the way out
+            raise
+
+    async def is_left_alone(self, seconds: float) -> bool:
+        """As :meth:`PatientConnection.is_left_alone`."""
+        if not self.lock.locked():
+            return True
+        for patience in (seconds, CANCELLED_SECONDS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self.lock.acquire()
+                self.lock.release()
+                return True
+            with suppress(psycopg.Error):
+                await self.cancel_safe(timeout=CANCELLED_SECONDS)
+        self.pgconn.finish()
+        return False
+
+    def _deallocate(self, name: bytes | None) -> Any:
+        """psycopg drops everything that the session has prepared after a rollback, and so what trips have."""
+        if name is None:
+            names_of(self).clear()
+        return super()._deallocate(name)

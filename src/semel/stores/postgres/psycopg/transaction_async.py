@@ -1,0 +1,127 @@
+"""ATOMIC units through psycopg on an event loop; ``psycopg_transaction`` explains them, and says what they do."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import psycopg
+
+from semel.core.flow import Ask, MakeFlow
+from semel.stores.deadline import Deadline
+from semel.stores.pool import AsyncLifo, AsyncUnitPool
+from semel.stores.postgres.errors import cannot_connect
+from semel.stores.postgres.psycopg.driver import PostgresServer
+from semel.stores.postgres.psycopg.pipeline import Said, said_async
+from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, opening
+from semel.stores.postgres.psycopg.transaction import (
+    NOTHING_TO_KEEP,
+    RELEASE,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    PsycopgTalk,
+    successor,
+)
+from semel.stores.postgres.transaction import drive_async
+
+T = TypeVar("T")
+
+
+class AsyncPsycopgUnitConnection(PatientAsyncConnection):
+    """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
+
+    handed_out = False
+    worn = False  # a handler had it since its session was as it is when it opens
+
+    # Both are refused inside a ``transaction()`` block, by psycopg.
+
+    async def commit(self) -> None:
+        """Keep what was written so far for Semel's COMMIT, whatever is rolled back later."""
+        if not self.handed_out or self._num_transactions:
+            await super().commit()
+        elif self.info.transaction_status not in NOTHING_TO_KEEP:
+            async with self.pipeline():
+                await self.execute(RELEASE)
+                await self.execute(SAVEPOINT)
+
+    async def rollback(self) -> None:
+        """Undo what the handler wrote since its last ``commit``; the record stays claimed."""
+        if not self.handed_out or self._num_transactions:
+            await super().rollback()
+        else:
+            await self.execute(ROLLBACK_TO)
+
+    async def close(self) -> None:
+        """Nothing, while the command runs: the unit needs it still."""
+        if not self.handed_out:
+            await super().close()
+
+
+class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
+    """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`."""
+
+    async def _said(self, *statements: Said) -> list[Any]:
+        return await said_async(self._connection, *statements, prepared=self._pool.server.prepared)
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        """As :meth:`PsycopgUnit.run <semel.stores.postgres.psycopg.transaction.PsycopgUnit.run>`."""
+        return await drive_async(self._running(make))
+
+    async def settle_async(self, needed: Ask[Any]) -> bool:
+        """As :meth:`PsycopgUnit.settle <semel.stores.postgres.psycopg.transaction.PsycopgUnit.settle>`."""
+        return await drive_async(self._settling(needed))
+
+    async def rollback_async(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        await drive_async(self._rolling_back())
+
+
+class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnection]):
+    """The connections of units, on each event loop that they are used on."""
+
+    async def begin(self) -> AsyncPsycopgUnit:
+        """A unit on a connection of its own.
+
+        Raises StoreUnavailable: none became free in time, or none could be opened.
+        """
+        lifo = self.lifo
+        deadline = Deadline(self.server.patience_seconds)
+        while True:
+            connection, was_idle = await lifo.take(deadline)
+            if not connection.closed:
+                connection.deadline = deadline
+                return AsyncPsycopgUnit(self, connection, was_idle=was_idle)
+            lifo.gone()
+
+    async def instead_of(self, connection: AsyncPsycopgUnitConnection) -> AsyncPsycopgUnitConnection:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        await connection.close()
+        await self.close()
+        assert connection.deadline is not None
+        fresh = await self._open(connection.deadline)
+        fresh.deadline = connection.deadline
+        return fresh
+
+    async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self.lifo.give(successor(connection))
+        else:
+            await connection.close()
+            self.lifo.gone()
+
+    async def _open(self, deadline: Deadline) -> AsyncPsycopgUnitConnection:
+        try:
+            with opening(self.server.conninfo, deadline):
+                return await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+        except psycopg.Error as error:
+            raise cannot_connect(str(error), error.sqlstate) from error
+
+    async def close(self) -> None:
+        """Close what is idle on this loop."""
+        for connection in self.lifo.forget_idle():
+            await connection.close()
+
+    @staticmethod
+    def _drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
+        for connection in lifo.forget_idle():
+            connection.pgconn.finish()

@@ -1,0 +1,105 @@
+"""What a check is made against: the small protocol, and how an application, an address or a function becomes one.
+
+A target of your own needs the five members of :class:`Target`; everything else of this package works with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Final, Protocol, runtime_checkable
+
+from semel.check.discovery import CheckedOperation, Discovered, function_operation, is_asgi, is_wsgi
+from semel.errors import ConfigurationError
+from semel.testing.idempotent.case import Case, Request
+from semel.testing.idempotent.reply import Reply
+
+ATTEMPT_SECONDS: Final = 30.0  # whoever has not answered by then hangs
+PARALLEL: Final = 8
+
+
+class Fate(Enum):
+    """What becomes of the answer."""
+
+    ANSWERED = "the answer arrives"
+    LEAVES = "the client goes away before the answer"
+
+
+@runtime_checkable
+class Target(Protocol):
+    """Something that commands can be sent to.
+
+    ``name`` in reports; ``found`` what is known of its operations (None: nothing can be seen from here). ``open`` and
+    ``close`` stand around all attempts, on one event loop. ``attempt`` sends one request with a key (None: without)
+    and never raises what the target raised: that is part of the reply.
+    """
+
+    name: str
+
+    @property
+    def found(self) -> Discovered | None:
+        """What is known of its operations."""
+
+    async def open(self) -> None:
+        """Start it; raises CannotRun with the remedy."""
+
+    async def close(self) -> None:
+        """Stop it."""
+
+    async def attempt(self, request: Request, key: str | None, fate: Fate) -> Reply:
+        """Send one request."""
+
+    def operation(self, request: Request) -> CheckedOperation | None:
+        """The declared operation of a request, where that is known."""
+
+
+def target_of(thing: Any, case: Case) -> Target:
+    """The target that a user means.
+
+    Parameters: ``thing`` an ASGI or WSGI application, the base URL of a running server (``http://127.0.0.1:8000``),
+    a function that takes the key, or a :class:`Target`.
+
+    Raises ConfigurationError, naming what would do.
+    """
+    from semel.testing.idempotent.targets.asgi import AsgiTarget
+    from semel.testing.idempotent.targets.function import FunctionTarget
+    from semel.testing.idempotent.targets.url import UrlTarget
+    from semel.testing.idempotent.targets.wsgi import WsgiTarget
+
+    if isinstance(thing, Target):
+        return thing
+    if isinstance(thing, str):
+        return UrlTarget(thing)
+    if function_operation(thing) is not None:
+        return FunctionTarget(thing)
+    if callable(thing) and is_asgi(thing):
+        return AsgiTarget(thing)
+    if callable(thing) and is_wsgi(thing) and case.request:
+        return WsgiTarget(thing)
+    if inspect.isroutine(thing) and not case.request:
+        return FunctionTarget(thing)
+    if callable(thing) and not case.request:
+        return FunctionTarget(thing)
+    raise ConfigurationError(
+        f"{thing!r} cannot be tested: give an ASGI or WSGI application and request='POST /path', a base URL such as "
+        "'http://127.0.0.1:8000', or a function with key='its parameter for the key'"
+    )
+
+
+def name_of(thing: Any) -> str:
+    """What a report calls an application or a function."""
+    title = getattr(thing, "title", None)
+    if isinstance(title, str) and title and title != "FastAPI":
+        return title
+    name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
+    return str(name).replace("<locals>.", "").rpartition(".")[2] or str(name)
+
+
+def encoded_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
+    """The headers of one attempt, in a stable order."""
+    lines = [(name, str(value)) for name, value in headers.items()]
+    return lines if key is None else [*lines, (key_header, key)]
+
+
+Discover = Callable[[Any], Discovered]
