@@ -45,9 +45,9 @@ SEMEL: Final = "bench.protected"
 def semel(store: str) -> Subject:
     """Semel on a kind of store, or on a URL."""
     documented = {
-        "killed": "If its end is unknown (the worker died, …), nobody runs it again.",
-        "reply-3mb": "a longer answer is streamed through and not kept",
-        "callers": "A key means something only for its caller, so that there is no default.",
+        "killed": "If its outcome is unknown (the worker died, …), Semel does not run it again.",
+        "reply-3mb": "a longer answer is streamed through and not stored",
+        "callers": "A key belongs to its caller, so there is no default.",
         "body-20mb": "a larger request is refused with 413",
     }
     remarks = {

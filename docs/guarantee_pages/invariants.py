@@ -28,7 +28,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "I2 one answer",
-        "Once a client was given a final answer, every replay is that answer until its retention ends.",
+        "Once a client has a final answer, every replay is that answer until its retention ends.",
         (
             "tests/crash/test_kill.py::test_kills",
             "tests/stores/test_interleavings.py::test_two_callers_have_one_effect_and_one_answer",
@@ -47,8 +47,8 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "I4 no blind rerun",
-        "An EXTERNAL handler runs again for its key only after somebody has settled that nothing had happened. One "
-        "with steps goes on, and never makes a step again that had finished, whatever is settled about the others.",
+        "An EXTERNAL handler runs again for its key only after a settlement that nothing had happened. One "
+        "with steps continues, and never repeats a finished step, whatever is settled about the others.",
         (
             "tests/steps/test_did_not_happen.py::test_a_finished_charge_is_never_made_again",
             "tests/crash/test_pause.py::test_an_external_holder_keeps_its_truth_until_somebody_else_settles",
@@ -76,7 +76,7 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "I7 loud misuse",
-        "Another request under a used key is refused in every state.",
+        "A different request under a used key is refused in every state.",
         (
             "tests/web/test_commands.py::test_another_payload_is_refused_with_the_state_of_the_first",
             "another_request_is_refused_in_every_state",
@@ -101,4 +101,4 @@ def invariants() -> str:
     rows = (
         (f"**{found.name}**", found.promise, "<br>".join(linked(name) for name in found.tests)) for found in INVARIANTS
     )
-    return table(("invariant", "what it says", "tests that try to break it"), rows)
+    return table(("invariant", "what it promises", "tests that try to break it"), rows)

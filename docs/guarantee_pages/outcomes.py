@@ -19,7 +19,7 @@ from semel.policy import Policy
 def situations() -> str:
     """The state × verdict table, line by line."""
     rows = ((_situation(found), f"**{rule.verdict.__name__}**", rule.why) for found, rule in TABLE.items())
-    return table(("what the attempt meets", "verdict", "why"), rows)
+    return table(("state at the attempt", "verdict", "why"), rows)
 
 
 REPLAYED_ERRORS: Final = '5xx or exception, `on_error="replay"`'

@@ -40,14 +40,14 @@ _NEMESES: Final = "tests/nemeses/test_nemeses.py"
 _KILLS: Final = "tests/nemeses/test_kills.py::test_two_hundred_kills"
 _NONE: Final = Cell("–")
 _KEPT: Final = Cell("kept", (_KILLS,))
-_DISK: Final = Cell("kept, if the disk keeps its word")
+_DISK: Final = Cell("kept, if the disk keeps what it confirmed")
 _NOT_STARTED: Final = "EXTERNAL does not start"
 _REDIS_FULL: Final = Cell(
-    "claims are refused, settlements taken",
+    "claims are refused, settlements accepted",
     ("tests/redis/test_bad_servers.py::test_a_full_server_refuses_claims_and_takes_settlements",),
 )
 _REDIS_OVER: Final = Cell(
-    "**lost**: what had not arrived; not promised",
+    "**lost**: writes that had not arrived; not promised",
     played=(
         "replica promoted, cut off redis external always",
         "sentinel failover, cut off redis external",
@@ -55,7 +55,7 @@ _REDIS_OVER: Final = Cell(
     ),
 )
 SETTINGS: Final = (
-    Setting("memory", "", (Cell("**lost**, all of it", ("the_store_is_what_it_declares",)), *[_NONE] * 4)),
+    Setting("memory", "", (Cell("**lost**, everything", ("the_store_is_what_it_declares",)), *[_NONE] * 4)),
     Setting(
         "SQLite",
         "`synchronous=FULL` (default)",
@@ -109,7 +109,7 @@ SETTINGS: Final = (
             Cell("kept"),
             _DISK,
             Cell(
-                "**lost**: what had not arrived",
+                "**lost**: writes that had not arrived",
                 played=(
                     "asynchronous standby, cut off postgresql external",
                     "asynchronous standby, cut off postgresql atomic",
@@ -128,7 +128,7 @@ SETTINGS: Final = (
                 ("tests/cli/test_doctor_servers.py::test_a_role_that_does_not_wait_for_its_commits_forgets",),
             ),
             Cell("**lost**: the last commits"),
-            Cell("**lost**: what had not arrived"),
+            Cell("**lost**: writes that had not arrived"),
             Cell("new commands are refused"),
         ),
     ),
@@ -143,7 +143,7 @@ SETTINGS: Final = (
                 played=("server killed mariadb atomic",),
             ),
             _DISK,
-            Cell("**lost**: what had not arrived; not tested"),
+            Cell("**lost**: writes that had not arrived; not tested"),
             Cell("new commands are refused", played=("full disk mariadb external", "full disk mariadb atomic")),
         ),
     ),
@@ -154,7 +154,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell("kept"),
             Cell("**lost**: the last second"),
-            Cell("**lost**: what had not arrived"),
+            Cell("**lost**: writes that had not arrived"),
             Cell("new commands are refused"),
         ),
     ),
@@ -168,7 +168,7 @@ SETTINGS: Final = (
                 ("tests/mariadb/test_global_settings.py::test_a_server_is_asked_for_its_real_settings",),
             ),
             Cell("**lost**: the last second"),
-            Cell("**lost**: what had not arrived"),
+            Cell("**lost**: writes that had not arrived"),
             Cell("new commands are refused"),
         ),
     ),
@@ -198,11 +198,11 @@ SETTINGS: Final = (
         (
             Cell("kept"),
             Cell(
-                f"**lost**, all of it; {_NOT_STARTED}",
+                f"**lost**, everything; {_NOT_STARTED}",
                 ("tests/redis/test_settings.py::test_a_server_that_forgets_is_refused_for_external_operations",),
                 played=("server killed redis external none",),
             ),
-            Cell("**lost**, all of it"),
+            Cell("**lost**, everything"),
             _REDIS_OVER,
             _REDIS_FULL,
         ),
@@ -212,8 +212,8 @@ SETTINGS: Final = (
         "`wait_replicas` in the URL, as many as there are",
         (
             Cell("kept"),
-            Cell("as the file's setting says"),
-            Cell("as the file's setting says"),
+            Cell("depends on `appendfsync`"),
+            Cell("depends on `appendfsync`"),
             Cell(
                 "not promised, though nothing was lost here",
                 played=(
@@ -230,11 +230,11 @@ SETTINGS: Final = (
         "`maxmemory` and a policy that evicts",
         (
             Cell("kept"),
-            Cell("as the file's setting says"),
-            Cell("as the file's setting says"),
+            Cell("depends on `appendfsync`"),
+            Cell("depends on `appendfsync`"),
             _REDIS_OVER,
             Cell(
-                f"**lost**: what the server drops; {_NOT_STARTED}",
+                f"**lost**: the evicted records; {_NOT_STARTED}",
                 ("tests/redis/test_settings.py::test_eviction_forgets_and_a_replica_is_unusable",),
             ),
         ),
@@ -255,7 +255,7 @@ def settings() -> str:
             raise LookupError(f"{found.store} declares to survive its server, and no setting here does")
         assert len(found.cells) == len(EVENTS)
         rows.append((f"**{found.store}** {found.setting}".strip(), *(shown(cell) for cell in found.cells)))
-    return table(("what was acknowledged, when", *EVENTS), iter(rows))
+    return table(("acknowledged writes, when", *EVENTS), iter(rows))
 
 
 def played() -> tuple[set[str], set[str]]:

@@ -99,15 +99,16 @@ def states() -> str:
     """The page with the diagram."""
     rows = ((f"`{here}`", f"`{there}`", ", ".join(who)) for (here, there), who in edges().items())
     return (
-        f"{HEADER}# States and who moves between them\n\n"
-        "Every arrow was found by asking the rules (`core/decide.py`, `core/settle.py`) what an attempt, the holder, "
-        "the\nreaper or an operator can make of a record in each state. What each attempt is told is in the\n"
-        "[guarantees](../guarantees.md).\n\n"
+        f"{HEADER}# States and transitions\n\n"
+        "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`) what an attempt, the "
+        "holder, the\nreaper or an operator can make of a record in each state. The [guarantees](../guarantees.md) have the "
+        "verdict\nfor each attempt.\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"
-        "- **EXPIRED** is read from the clock and never written.\n"
-        "- **CLAIMED** (grey) is where an operation with [steps](../steps.md) starts, and stands while each that has "
-        "begun is\n  finished or may be repeated. Who moves it stands in the table.\n"
+        "- **EXPIRED** is derived from the clock and never written.\n"
+        "- **CLAIMED** (grey) is the first state of an operation with [steps](../steps.md). It stays CLAIMED while each begun "
+        "step has\n  finished or may be repeated. The table shows what moves it on.\n"
         "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
-        + table(("from", "to", "who moves it"), rows)
+        "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
+        + table(("from", "to", "moved by"), rows)
         + "\n"
     )
