@@ -9,7 +9,7 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 
 from semel.http.routing import UNSAFE_METHODS
-from semel.http.wsgi.accepted import Accepted
+from semel.http.wsgi.threads import Accepted
 from semel.integrations.django.call import CALL, DjangoCall
 from semel.integrations.django.site import site
 

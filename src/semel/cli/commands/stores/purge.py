@@ -18,9 +18,8 @@ from semel.core.requests import Perform
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.retention.archive import Archive, judged_at
-from semel.retention.flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
+from semel.retention.flow import KEEP_EVENTS_SECONDS, PURGE_CHUNK, PurgedAll, purge_all, rest_seconds
 from semel.retention.rules import believed, unexplained_gap
-from semel.retention.walk import PURGE_CHUNK, rest_seconds
 from semel.stores.redis.store import RedisStore
 
 _SECONDS_MAX = 10 * 365 * 86_400
