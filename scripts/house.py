@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "semel"
-CORE = ("core", "engine", "stores/memory/store")
+CORE = ("core", "engine", "stores/memory")
 
 # Class names that are defined more than once, and why that is right.
 TWINS: dict[str, str] = {

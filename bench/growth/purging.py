@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from semel import Engine
-from semel.retention.walk import PURGE_CHUNK, rest_seconds
+from semel.retention.flow import PURGE_CHUNK, rest_seconds
 
 
 def main(url: str) -> None:

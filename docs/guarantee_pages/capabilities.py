@@ -28,6 +28,9 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "atomic_with_business_writes": "a record commits together with the handler's own writes (ATOMIC)",
     "settles_by_proof": "inside a unit, its statements prove by themselves that the claim is the unit's own",
     "counts_new_keys": "a [quota](quotas.md) of each caller's new keys is counted with the record",
+    "holds_features": "operations, steps, items, events, messages and imports are stored beside records",
+    "forgets_by_itself": "the server forgets a record at the end of its retention, without a purge",
+    "looks_max": "records that one page of a list looks at, at most",
 }
 
 
@@ -35,7 +38,13 @@ def capabilities() -> str:
     """What each store declares; the conformance suite holds it to it."""
     assert {field.name for field in fields(Capabilities)} == set(CAPABILITIES)
     rows = (
-        [text, *("yes" if getattr(declared, name) else "no" for declared in STORES.values())]
+        [text, *(_declared(getattr(declared, name)) for declared in STORES.values())]
         for name, text in CAPABILITIES.items()
     )
     return table(("", *STORES), rows)
+
+
+def _declared(value: bool | int) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}"

@@ -17,9 +17,9 @@ from semel import Answer
 from semel.admin.doctor import schema as doctor_schema
 from semel.admin.doctor.finding import Finding
 from semel.admin.doctor.settings import VARIABLES, look_at_settings
+from semel.stores.sqlite import doctor as doctor_file
 from semel.stores.sqlite import doctor as doctor_sqlite
-from semel.stores.sqlite import doctor_file
-from semel.stores.sqlite.doctor_file import mount_of
+from semel.stores.sqlite.doctor import mount_of
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +17,12 @@ from semel import Answer, Engine, Permit
 from semel.admin import filters
 from semel.admin.move.rows import pages_of
 from semel.cli.main import main
+from semel.core.contract import Store
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.stores.redis import pages
 from semel.stores.sql import tables
-from semel.stores.sqlite.store import SQL
+from semel.stores.sqlite.store import SQL, SqliteStore
 from semel.testing.clock import SettableClock
 from semel.testing.redis import redis_subject
 from tests.bulk.fellows import mariadb_home
@@ -57,7 +59,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list that is longer than a page may read is not read: its page walks along the newest records."""
-    monkeypatch.setattr(filters, "LOOKED_MAX", 4)
+    look_at_most(4, type(engine.store), monkeypatch)
     lost = {unknown(engine, f"lost-{number}") for number in range(6)}
     for number in range(9):
         engine.run(command(f"k{number}"), made)
@@ -70,7 +72,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
         query, clicks = query._replace(before=page.next_before), clicks + 1
     assert (set(seen), len(seen)) == (lost, 6)
     assert clicks >= 3
-    monkeypatch.setattr(filters, "LOOKED_MAX", 6)
+    look_at_most(6, type(engine.store), monkeypatch)
     whole = filters.bounded_page(engine, Find(states=(State.UNKNOWN,), limit=50))
     assert (len(whole.records), whole.next_before) == (6, None)  # at one look: the list fits
 
@@ -78,7 +80,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
 def test_the_command_says_where_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(filters, "LOOKED_MAX", 5)
+    look_at_most(5, SqliteStore, monkeypatch)
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url) as engine:
         engine.run(command("k", caller="rare"), paid)
@@ -100,9 +102,12 @@ def test_the_command_says_where_it_goes_on(
     assert main(["list", "--before", str(2**63), "--url", url]) == 2
 
 
+def look_at_most(records: int, store: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "capabilities", replace(store.capabilities, looks_max=records))
+
+
 def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, others: int = 12) -> None:
-    monkeypatch.setattr(filters, "LOOKED_MAX", 5)
-    monkeypatch.setattr(filters, "LOOKED_PIECES_MAX", 5)
+    look_at_most(5, type(engine.store), monkeypatch)
     monkeypatch.setattr(pages, "EACH_MOST", 1)
     engine.run(command("k", caller="rare"), made)
     for number in range(others):

@@ -19,7 +19,7 @@ from semel import Engine, ItemFailed
 from semel.bulk.declaration import BulkItem
 from semel.check.discovery import discover
 from semel.errors import ConfigurationError, HandlerError, PolicyError
-from semel.http.wsgi.accepted import Accepted
+from semel.http.wsgi.threads import Accepted
 from semel.integrations.flask import Semel
 from tests.integrations.test_bulk import BAD, CASES, JSON, LINES, REUSED, jsonl
 from tests.service.served import await_true

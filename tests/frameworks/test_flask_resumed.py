@@ -14,8 +14,8 @@ from flask import Flask, abort, g, redirect, request
 
 from semel import Engine, Policy
 from semel.check.discovery import discover
-from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.route import CaptureMiddleware
+from semel.http.wsgi.threads import Accepted
 from semel.integrations.flask import Semel
 from semel.resuming.process import completing
 from semel.resuming.request import NotReached

@@ -20,7 +20,7 @@ from semel.errors import (
     ReferenceTakenError,
 )
 from semel.operations.flow import lapse, purge_operations, resolve
-from semel.retention.walk import Walked, rest_seconds
+from semel.retention.flow import Walked, rest_seconds
 from semel.retention.worker import Reaper
 from semel.testing.attempts import bits
 from tests.engine.drivers import memory

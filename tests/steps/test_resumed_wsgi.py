@@ -23,8 +23,8 @@ from semel.http.caller import from_environ, single_caller
 from semel.http.exchange import IncompleteAnswer
 from semel.http.problems import Problems
 from semel.http.routing import Operation
-from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.middleware import SemelMiddleware
+from semel.http.wsgi.threads import Accepted
 from semel.resuming.wsgi import completer_of
 from tests.web.driving import Response, wsgi_call, wsgi_environ
 

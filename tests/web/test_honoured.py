@@ -9,7 +9,7 @@ import pytest
 from semel import Engine
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.http.caller import single_caller
-from semel.http.honoured import Honoured
+from semel.http.headers import Honoured
 from semel.http.problems import Problems
 from semel.http.routing import Operation
 from semel.http.settings import HttpSettings

@@ -16,7 +16,7 @@ from semel.http.caller import Caller, from_environ, from_state, from_user, singl
 from semel.http.capture import Capture, Keeping
 from semel.http.exchange import Exchange, open_exchange
 from semel.http.fingerprint.fingerprinter import Recipe
-from semel.http.prefer import preferred_wait
+from semel.http.headers import preferred_wait
 from semel.http.routing import Operation, Routes
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool

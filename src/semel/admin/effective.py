@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from semel.admin.doctor.schema import migrations_of
 from semel.admin.filters import pages
-from semel.admin.guarantees import Ground, caveats, level, promises
-from semel.admin.item_guarantees import Promise
+from semel.admin.guarantees import Ground, Promise, caveats, level, promises
 from semel.bulk.declaration import BulkPolicy
 from semel.bulk.rules import bulk_kind, is_bulk
 from semel.check.application import Declaration, declarations

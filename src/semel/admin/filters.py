@@ -13,9 +13,6 @@ from semel.core.model import OPEN_STATES, Find, Found, State
 from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
-LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
-LOOKED_MARIADB_MAX: Final = 10_000  # its table lies in the order of the ids: each is a look-up of its own
-LOOKED_PIECES_MAX: Final = 2_000  # the same where each record is read and unpacked to be looked at
 _STATES: Final = tuple(shown_state(state.name).lower() for state in State)
 
 
@@ -66,8 +63,4 @@ def bounded_page(engine: Engine, query: Find) -> Found:
     """
     if query.lapsed and not query.states:
         query = query._replace(states=tuple(sorted(OPEN_STATES)))
-    dialect = getattr(engine.store, "dialect", None)
-    looks = LOOKED_PIECES_MAX if dialect is None else LOOKED_MAX
-    if dialect is not None and dialect.name == "mariadb":
-        looks = min(looks, LOOKED_MARIADB_MAX)
-    return next(pages(engine, query._replace(looks=looks), query.limit))
+    return next(pages(engine, query._replace(looks=engine.store.capabilities.looks_max), query.limit))

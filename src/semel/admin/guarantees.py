@@ -2,6 +2,9 @@
 
 What becomes of a command whose holder crashes is asked of the rules, as the page of guarantees does; what a store
 survives is what it declares and the conformance suite checks. Names and order are that page's.
+
+A bulk promises something else of its items. Its record says nothing of their effects, which only the application that
+declares them knows: what records alone tell is never more than holds for each kind.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from semel.admin.item_guarantees import ItemEffects, Promise, level_of_items, of_items
 from semel.cli.terminal import span_text
 from semel.core.contract import Capabilities
 from semel.core.decide import TABLE, Rule, first_grant, situation
@@ -17,6 +19,18 @@ from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms
 from semel.stores.memory.store import granted_row
 
 NOW: Final = 1_000_000_000_000
+ItemEffects = Literal["atomic", "idempotent", "external", "undeclared"]
+Holds = Literal["holds", "limited", "not promised"]
+_LIST: Final = "a list of items"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One invariant, and whether it holds here."""
+
+    name: str
+    holds: Holds
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +186,59 @@ def caveats(ground: Ground) -> list[str]:
     if not ground.capabilities.shared_between_processes:
         found.append("each process has a truth of its own: run one process")
     return found
+
+
+def level_of_items(items: ItemEffects, terms: Terms) -> str:
+    """The guarantee of a bulk in one sentence."""
+    match items:
+        case "atomic":
+            return f"{_LIST}: exactly one committed effect of each"
+        case "idempotent":
+            return (
+                f"{_LIST}: one effect of each, as long as the other side deduplicates by its derived key for "
+                f"{span_text(terms.dedup_us)}"
+            )
+        case "external":
+            return f"{_LIST}: each started at most once; one whose outcome cannot be proven reads UNKNOWN, alone"
+        case "undeclared":
+            return f"{_LIST}, each with an outcome of its own; which effects they have says the bulk's declaration"
+
+
+def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promise]:
+    """I1, I4 and I6, which are about items here."""
+    return (
+        _one_effect_of_items(items),
+        _no_blind_rerun_of_items(items, terms),
+        Promise(
+            "I6 progress",
+            "holds",
+            f"a lease of {span_text(terms.lease_us)} after a crash a retry with the same list goes on behind the last "
+            "finished item",
+        ),
+    )
+
+
+def _one_effect_of_items(items: ItemEffects) -> Promise:
+    name = "I1 one effect"
+    match items:
+        case "atomic":
+            return Promise(name, "holds", "an item's effect and its outcome commit in one transaction, or neither does")
+        case "idempotent":
+            return Promise(name, "limited", "one that had begun in a crash is run again, with the same derived keys")
+        case "external":
+            return Promise(name, "not promised", "it cannot be proven what became of one that was running in a crash")
+        case "undeclared":
+            return Promise(name, "not promised", "records do not tell: semel config module:app shows what is declared")
+
+
+def _no_blind_rerun_of_items(items: ItemEffects, terms: Terms) -> Promise:
+    match items:
+        case "atomic":
+            why = "an item without an outcome has no effect: its transaction is undone"
+        case "idempotent":
+            why = f"an item that had begun more than {span_text(terms.dedup_us)} before is UNKNOWN, not run again"
+        case "external":
+            why = "an item that had begun is never run again; the others are"
+        case "undeclared":
+            why = "an item that had begun is run again only where its declared effects allow it"
+    return Promise("I4 no blind rerun", "holds", why)

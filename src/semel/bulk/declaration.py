@@ -25,12 +25,11 @@ from semel.bulk.rules import (
 )
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
-from semel.core.blame import is_wrong_for_all
 from semel.core.contract import Store
 from semel.core.flow import Flow
 from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
-from semel.core.outcomes import Succeeded
+from semel.core.outcomes import Succeeded, is_wrong_for_all
 from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result, begun_result, lost_result
 from semel.errors import (

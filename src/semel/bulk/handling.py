@@ -22,9 +22,9 @@ from semel.bulk.declaration import (
 )
 from semel.bulk.flow import Handled, HandleInside
 from semel.bulk.rules import ItemOutcome, ListedItem
-from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Scope
+from semel.core.outcomes import is_wrong_for_all
 from semel.engine.backend import Backend
 from semel.sealing.rules import Seals, about_item, seal_part
 

@@ -38,9 +38,8 @@ from semel.errors import (
 from semel.http.caller import Caller
 from semel.http.exchange import declared_headers
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
-from semel.http.honoured import Honoured
+from semel.http.headers import Honoured, preferred_wait, prefers_async
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
-from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.problems import (
     BODY_TOO_SLOW,
     IN_PROGRESS,

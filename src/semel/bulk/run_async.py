@@ -40,7 +40,7 @@ from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.engine.uncancelled import whole
+from semel.engine.shield import whole
 from semel.errors import BulkRefused, PolicyError, SemelError
 from semel.sealing.rules import check_sealer
 

@@ -31,9 +31,9 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, InProgressError, InvalidBody
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
-from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import headers_of as fields_of
 from semel.http.wsgi.body import BodyPieces
+from semel.http.wsgi.threads import Accepted
 from semel.recipe import check_headers
 
 Around = Callable[[Callable[[], None]], Callable[[], None]]

@@ -22,7 +22,7 @@ def seconds(span: float) -> str:
 
 def keeps_tables(operation: CheckedOperation) -> bool:
     """Whether its store is a SQL database, which events, steps, bulks and reconcilers need."""
-    return hasattr(operation.engine.backend.store, "dialect")
+    return operation.engine.backend.store.capabilities.holds_features
 
 
 def transaction(operation: CheckedOperation) -> Said:

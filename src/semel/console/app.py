@@ -213,7 +213,7 @@ class Console:
     def _overview(self, request: Request) -> dict[str, Any]:
         seen = read_census(self._engine)
         events = None
-        if hasattr(self._engine.store, "dialect"):
+        if self._engine.store.capabilities.holds_features:
             events = self._engine.perform("events", Events(dialect_of(self._engine.store, "events")).depth)
         lag = purge_lag(self._engine, seen)
         return {
@@ -293,7 +293,7 @@ class Console:
         }
 
     def _outbox(self) -> Events:
-        if not hasattr(self._engine.store, "dialect"):
+        if not self._engine.store.capabilities.holds_features:
             raise _Answer(404, "No outbox", "This store holds no events: an outbox needs a SQL database.")
         return Events(dialect_of(self._engine.store, "events"))
 

@@ -45,6 +45,11 @@ class Capabilities:
         False  # inside a unit, its statements see for themselves whether the claim is the unit's own
     )
     counts_new_keys: bool = False  # quotas: a claim that inserts takes a place of its caller's, in the same commit
+    holds_features: bool = (
+        False  # what features write beside records, in the same commits: operations, steps, items, events, messages
+    )
+    forgets_by_itself: bool = False  # a record's end is the server's own matter, by the server's clock
+    looks_max: int = 2_000  # records that one page of a list may look at, whatever the store's size
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class AsyncPerformer:
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
         self._backend = backend
-        core.emits = hasattr(backend.store, "dialect")
+        core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
         self._ask_one: Callable[..., Awaitable[Any]] = self._alone
         if getattr(self._driver, "coalesces", False):
@@ -200,7 +200,7 @@ class SyncPerformer:
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
         self._backend = backend
-        core.emits = hasattr(backend.store, "dialect")
+        core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
 

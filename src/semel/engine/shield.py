@@ -1,4 +1,4 @@
-"""Threads of Semel's own for what a sync caller asks of a store, so that no exception from outside cuts it in half.
+"""Store calls that no exception from outside cuts in half: threads of Semel's own for sync callers, a task for async.
 
 A time limit (Celery's, Dramatiq's, ``signal.alarm``) raises its exception between any two instructions of the thread
 that it is addressed to, also between the two that take a connection out of a pool and note that it was taken. Nobody
@@ -7,6 +7,8 @@ own time-outs bound, and raises the exception then: at most one call of a thread
 
 The caller's side is made of operations that are atomic for such exceptions: ``SimpleQueue.put`` and a lock's
 ``acquire``. It holds no lock, and everything it does may be done twice.
+
+On an event loop the exception from outside is a cancellation: :func:`whole` runs a coroutine to its end all the same.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from semel.errors import StoreTimeout
 from semel.stores.process import begin_in_children
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -276,3 +281,23 @@ def pause(woken: threading.Event, seconds: float) -> None:
     check_caller()
     while (left := ends - time.monotonic()) > 0 and not woken.wait(min(left, LOOK_SECONDS)):
         check_caller()
+
+
+async def whole(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
+    """Run a coroutine to its end in a task of its own, however often the caller is cancelled meanwhile.
+
+    Returns its result, and the cancellation if there was one: the caller ends what the result has begun, and raises it.
+    Raises what the work raised; the cancellation instead, where there was one.
+    """
+    import asyncio  # threads need no event loop
+
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and (task.cancelled() or task.exception() is not None):
+        raise cancelled
+    return task.result(), cancelled

@@ -44,7 +44,6 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
-from semel.core.spans import check_seconds
 from semel.core.timing import RENEWALS_PER_LEASE
 from semel.engine.backend import Backend, pasted_url
 from semel.engine.permit import Permit
@@ -60,7 +59,7 @@ from semel.errors import (
 )
 from semel.keys import weakness
 from semel.outbox.run import Emission, ring
-from semel.policy import Command, Policy
+from semel.policy import Command, Policy, check_seconds
 from semel.quota import Quota, check_quota
 from semel.sealing.rules import (
     SEAL,

@@ -56,10 +56,8 @@ from semel.http.caller import Caller
 from semel.http.capture import Capture
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
-from semel.http.headers import BODYLESS_STATUSES, sendable
-from semel.http.honoured import Headers
+from semel.http.headers import BODYLESS_STATUSES, Headers, preferred_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
-from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool

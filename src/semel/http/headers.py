@@ -1,11 +1,16 @@
-"""Which response headers are stored and replayed, and which never are."""
+"""Headers: which are stored and replayed, what a client prefers, and what every answer behind a claim says.
+
+The last are prepared once for each operation; no store is asked for them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from struct import error as StructError
 from typing import Final
 
+from semel.core.identity import UUID_FORM, UUID_PARTS
 from semel.policy import NEVER_REPLAYED
 
 BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
@@ -32,3 +37,86 @@ def replayable(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, byt
     """
     lines = [(bytes(memoryview(name)).lower(), bytes(memoryview(value))) for name, value in headers]
     return tuple(sendable(pair for pair in lines if pair[0] not in NEVER_REPLAYED))
+
+
+# A preference whose name is a token, with an optional value (token or quoted string); parameters are skipped.
+_PREFERENCE = re.compile(
+    rb"""[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*+)"|([^",;\s]*+)))?+"""
+    rb"""(?:"(?:[^"\\]|\\.)*+"|[^",])*+(?:,|$)"""
+)
+_LINE_BYTES_MAX = 1024
+_DIGITS_MAX = 9
+
+
+def prefers_async(lines: Iterable[bytes]) -> bool:
+    """Whether there is a ``respond-async`` preference.
+
+    >>> prefers_async([b"wait=10, respond-async"]), prefers_async([b"respond-async-not"]), prefers_async([])
+    (True, False, False)
+    """
+    return any(found[1].lower() == b"respond-async" for found in _preferences(lines))
+
+
+def preferred_wait(lines: Iterable[bytes]) -> int | None:
+    """The seconds of the first ``wait`` preference, or None. What is malformed is ignored, as the RFC asks.
+
+    >>> preferred_wait([b"respond-async, wait=10"]), preferred_wait([b"wait=soon"]), preferred_wait([])
+    (10, None, None)
+    """
+    for found in _preferences(lines):
+        if found[1].lower() == b"wait":
+            value = found[2] if found[2] is not None else found[3]
+            return int(value) if value and value.isdigit() and len(value) <= _DIGITS_MAX else None
+    return None
+
+
+def _preferences(lines: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
+    for line in lines:
+        if len(line) > _LINE_BYTES_MAX:
+            continue
+        at = 0
+        while at < len(line):
+            found = _PREFERENCE.match(line, at)
+            if found is None:
+                break
+            yield found
+            at = found.end()
+
+
+OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
+Headers = tuple[tuple[bytes, bytes], ...]
+_ID: Final = "{id}"
+
+
+class Honoured:
+    """The two headers of every answer of one operation: for how long it holds, and where the status is.
+
+    Parameters: ``name`` of the header with the lifetime (None: not sent); ``lifetime_seconds`` for which a retry gets
+    the first answer, at least, counted from the first request; ``operations_path`` where the status of operations is
+    served, with ``{id}`` (None: nowhere).
+
+    >>> Honoured("Idempotency-Key-Lifetime", 86_400, "/operations/{id}").headers(bytes(16))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ((b'idempotency-key-lifetime', b'86400'),
+     (b'link', b'</operations/00000000-0000-0000-0000-000000000000>; rel="status"'))
+    """
+
+    __slots__ = ("_link", "lifetime")
+
+    def __init__(
+        self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
+    ) -> None:
+        self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
+        self._link = b""  # a form for the parts of an operation's id
+        if operations_path is not None:
+            target = operations_path.replace("%", "%%").replace(_ID, UUID_FORM, 1)
+            self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
+
+    def headers(self, operation_id: bytes) -> Headers:
+        """The headers of an answer about this operation."""
+        if not self._link:
+            return self.lifetime
+        try:
+            return (*self.lifetime, (b"link", self._link % UUID_PARTS(operation_id)))
+        except StructError:  # of a damaged record: no status is found by what is not an id
+            return self.lifetime

@@ -37,6 +37,7 @@ from semel.errors import (
     RequestTooLarge,
     SemelError,
 )
+from semel.http.headers import OPERATION_RELATION
 from semel.quota import NEW_KEYS, OPEN, UNKNOWN
 
 KeyAction = Literal["keep", "new", "query"]
@@ -136,7 +137,6 @@ _STANDING: Final[Mapping[State | None, str]] = {
 }
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
-OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
 PAGE_RELATION: Final = "describedby"  # draft-ietf-httpapi-idempotency-key-header-07, 2.7: a link to documentation
 PAGE_NAME: Final = "problems"  # in place of an operation's id: the page about all codes
 _ID: Final = "{id}"

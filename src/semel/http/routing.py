@@ -16,7 +16,7 @@ from semel.core.model import Effects
 from semel.errors import ConfigurationError
 from semel.http.capture import Keeping
 from semel.http.fingerprint.fingerprinter import Fingerprinter
-from semel.http.honoured import Honoured
+from semel.http.headers import Honoured
 from semel.http.spelling import normal_segments
 from semel.operations.references import sources
 from semel.policy import RETRY_BYTES_MAX, Policy

@@ -16,7 +16,7 @@ from semel.engine.requirements import NO_STEPS
 from semel.engine.state import Core
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller, CallerOf, CallerOfScope
-from semel.http.honoured import Honoured
+from semel.http.headers import Honoured
 from semel.http.outage import Outage
 from semel.http.problems import Problems
 from semel.http.routing import Operation, Params, Route, Routes

@@ -9,8 +9,8 @@ from typing import IO, Any, Final, Literal, NamedTuple
 
 from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failed_inside, succeeded
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
-from semel.core.blame import is_wrong_for_all
 from semel.core.model import Scope
+from semel.core.outcomes import is_wrong_for_all
 from semel.engine.backend import Backend
 from semel.errors import HandlerError, ItemFailed, StoreUnavailable
 from semel.imports.readers import Format, Lines

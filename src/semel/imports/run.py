@@ -23,7 +23,7 @@ from semel.core.identity import uuid7_bytes, uuid_bytes
 from semel.core.model import Scope
 from semel.core.requests import Begin, Rollback, Within
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.uncancelled import whole
+from semel.engine.shield import whole
 from semel.errors import (
     BulkRefused,
     CommandError,

@@ -57,7 +57,7 @@ class ImportRows:
     """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
 
     def __init__(self, store: Any) -> None:
-        if getattr(store, "dialect", None) is None:
+        if not store.capabilities.holds_features:
             raise ConfigurationError(NO_STORE.format(name=type(store).__name__))
         self._dialect: Dialect = dialect_of(store, "imports")
         self._sql = self._dialect.statements(NOUN)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Flow, ask
 from semel.core.identity import derived_key, frame
+from semel.core.outcomes import is_wrong_for_all
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
-from semel.engine.shield import Hold
+from semel.engine.shield import Hold, whole
 from semel.engine.sync_engine import Engine
-from semel.engine.uncancelled import whole
 from semel.errors import HandlerRefused, PolicyError, StoreError
 from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt

@@ -39,7 +39,7 @@ PURGE_CHUNK: Final = 500
 
 def is_kept_by(store: Store) -> bool:
     """Whether a store can keep operations: a SQL database."""
-    return getattr(store, "dialect", None) is not None
+    return store.capabilities.holds_features
 
 
 def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:

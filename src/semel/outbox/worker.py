@@ -24,7 +24,6 @@ from typing import Final, Literal, Self
 from semel.core.contract import Turn
 from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_text
-from semel.core.spans import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
@@ -35,7 +34,7 @@ from semel.outbox.rules import DISABLED, LANES, RECEIVER, receiver_of
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, told
 from semel.outbox.store import Depth, Events
-from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
+from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX, check_count, check_seconds
 from semel.stores.sql.dialect import POSTGRES, dialect_of
 from semel.workers.turns import Turns, is_due, seconds_to_turn
 

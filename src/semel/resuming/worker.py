@@ -19,7 +19,6 @@ from typing import Any, Final, TypedDict
 
 from semel.core.model import Operation, Record, Scope
 from semel.core.outcomes import Unprovable
-from semel.core.spans import check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.result import Result
@@ -35,7 +34,7 @@ from semel.errors import (
     StoreError,
 )
 from semel.operations.flow import find_operation
-from semel.policy import SPAN_SECONDS_MAX, Command, Policy
+from semel.policy import SPAN_SECONDS_MAX, Command, Policy, check_seconds
 from semel.sealing.rules import opened
 from semel.steps.options import Resumed
 from semel.steps.store import FIRST, Abandoned, StepRows

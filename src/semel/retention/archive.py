@@ -22,7 +22,6 @@ from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.memory.store import TableCall
-from semel.stores.redis.store import RedisStore
 from semel.stores.sql.damage import damage_of, mended
 from semel.stores.sql.statements import Execute, Now, Query, Statement, composed
 
@@ -44,7 +43,7 @@ class Archive:
     """
 
     def __init__(self, engine: Engine, keep_us: int, now: int | None = None) -> None:
-        if isinstance(engine.store, RedisStore):
+        if engine.store.capabilities.forgets_by_itself:
             raise UsageFailed(
                 "--archive: Redis forgets a record by itself at the end of its retention, so nothing can be archived "
                 "before it. Run semel export while the records are there"

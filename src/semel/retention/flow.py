@@ -1,14 +1,16 @@
 """Forgetting everything whose time is over, one kind after the other, in chunks: records and what hangs on them.
 
-Each chunk is one short store call of its own, as in ``upkeep.py``. Items and bulks go with their record, operations and
-handled messages after their own retention, events a while after the proof that they were published. What is open,
-UNKNOWN, parked or waits to be published never goes. The reaper and ``semel purge`` both perform this one sequence.
+Each chunk is one short store call of its own, so a purge is safe beside live traffic and may stop anywhere: what it has
+not met, the next one meets. When a record may go is decided in ``core/timing``. Items and bulks go with their record,
+operations and handled messages after their own retention, events a while after the proof that they were published. What
+is open, UNKNOWN, parked or waits to be published never goes. The reaper and ``semel purge`` both perform this sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 from semel.bulk.flow import purge_items
 from semel.core.contract import Store
@@ -18,9 +20,10 @@ from semel.core.requests import Perform
 from semel.inbox.flow import purge_messages
 from semel.operations.flow import is_kept_by, purge_operations
 from semel.outbox.store import Events
-from semel.retention.walk import PURGE_CHUNK, purge_walk
 from semel.stores.sql.dialect import dialect_of
 
+PURGE_CHUNK: Final = 500
+REST_SECONDS_MAX: Final = 1.0
 KEEP_EVENTS_SECONDS: Final = 86_400.0
 """How long published events are kept, unless somebody says otherwise; a relay keeps them as long."""
 
@@ -43,6 +46,27 @@ def _unobserved(so_far: Purged) -> None:
 
 def _untold(kind: str, gone: int) -> None:
     return None
+
+
+def purge_walk(
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+) -> Flow[Purged]:
+    """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
+
+    Parameters: ``chunk`` how many records one store call looks at; ``progress`` is told the sums after each.
+    """
+    scanned = dropped = forgotten = 0
+    after: int | None = None
+    while True:
+        done = yield from ask(Perform("purge", partial(store.purge, after, chunk)))
+        scanned += done.scanned
+        dropped += done.answers_dropped
+        forgotten += done.forgotten
+        total = Purged(scanned, dropped, forgotten, done.next_after)
+        progress(total)
+        if done.next_after is None:
+            return total
+        after = done.next_after
 
 
 def purge_events(store: Store, chunk: int, keep_us: int) -> Flow[Purged]:
@@ -103,3 +127,26 @@ def purge_all(
         gone[kind] = (yield from purge).forgotten
         tell(kind, gone[kind])
     return total._replace(**gone)
+
+
+class Walked(Protocol):
+    """What one chunk of any walk did: a record's goes on behind its place, an operation's behind its id."""
+
+    @property
+    def answers_dropped(self) -> int: ...
+
+    @property
+    def forgotten(self) -> int: ...
+
+
+def rest_seconds(done: Walked, took: float) -> float:
+    """How long to leave the store alone after a chunk: as long as it took, where it wrote something.
+
+    A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.
+
+    Parameters: ``took`` seconds.
+
+    >>> rest_seconds(Purged(500, 0, 500, 501), 0.02), rest_seconds(Purged(500, 0, 0, 501), 0.02)
+    (0.02, 0.0)
+    """
+    return min(took, REST_SECONDS_MAX) if done.answers_dropped or done.forgotten else 0.0

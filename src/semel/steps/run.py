@@ -25,8 +25,7 @@ from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
-from semel.engine.shield import Hold
-from semel.engine.uncancelled import whole
+from semel.engine.shield import Hold, whole
 from semel.errors import NothingHappened, StepError, SupersededError
 from semel.sealing.rules import Seals, about_step, open_part, seal_part
 from semel.steps.flow import StepLedger

@@ -107,9 +107,9 @@ def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
 
 def listed_steps(store: Any, id: bytes) -> Flow[Value]:
     """A record's list as it is stored, for an operator to look at; None where the store keeps no steps."""
-    dialect: Dialect | None = getattr(store, "dialect", None)
-    if dialect is None:
+    if not store.capabilities.holds_features:
         return None
+    dialect = dialect_of(store, NOUN)
     rows = yield from dialect.rows(dialect.statements(NOUN)["list_steps"], {"id": id})
     return rows[0][0] if rows else None
 

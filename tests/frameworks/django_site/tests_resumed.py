@@ -19,7 +19,7 @@ from django.test import AsyncClient, Client, RequestFactory, TransactionTestCase
 
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
-from semel.http.wsgi.accepted import Accepted
+from semel.http.wsgi.threads import Accepted
 from semel.integrations.django.middleware import INSTALLED
 from semel.integrations.django.site import site
 from semel.resuming.process import completing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.http.prefer import preferred_wait
+from semel.http.headers import preferred_wait
 
 TOKENS = (
     *(

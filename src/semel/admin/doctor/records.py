@@ -91,7 +91,7 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
 
 def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
-    if getattr(engine.store, "dialect", None) is None:
+    if not engine.store.capabilities.holds_features:
         return
     [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
     left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]

@@ -22,7 +22,7 @@ from semel.http.asgi.listener import is_disconnect
 from semel.http.asgi.scope import captured
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
-from semel.http.honoured import Headers
+from semel.http.headers import Headers
 from semel.http.spool import Spool
 
 Scope = MutableMapping[str, Any]

@@ -36,7 +36,7 @@ from semel.http.exchange import (
     open_exchange,
     too_large,
 )
-from semel.http.honoured import Headers
+from semel.http.headers import Headers
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings

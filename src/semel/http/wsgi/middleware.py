@@ -34,10 +34,9 @@ from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings, MiddlewareSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
-from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
 from semel.http.wsgi.inside import settle_call
-from semel.http.wsgi.threads import Threads
+from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
 
 App = Callable[[Environ, StartResponse], Iterable[bytes]]

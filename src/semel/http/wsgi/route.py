@@ -18,12 +18,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
-from semel.http.wsgi.accepted import Accepted
 from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
 from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
 from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, heard_by_nobody, write_nowhere
-from semel.http.wsgi.threads import Threads
+from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
 
 CALL_KEY: Final = "semel.call"

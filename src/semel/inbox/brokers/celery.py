@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from semel.core.blame import is_wrong_for_all
+from semel.core.outcomes import is_wrong_for_all
 from semel.errors import ConfigurationError, StoreError
 from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy, log_failed

@@ -1,8 +1,5 @@
--- Every statement of the inbox on MariaDB, by name.
-
--- name: look
--- What is known of a message.
-SELECT handled_at, tries, parked_at, reason FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id;
+-- Statements of the inbox on MariaDB, by name.
+-- What SQLite and MariaDB share is in inbox.sql.
 
 -- name: enter
 -- The first write of a message's transaction: who commits it early has it handled, and it is never handled again.
@@ -17,11 +14,6 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR
 UPDATE semel_inbox SET handled_at = :now, forget_after = :now + :keep_us
 WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL AND parked_at IS NULL;
 
--- name: prove
--- The last: it is in this transaction still.
-UPDATE semel_inbox SET forget_after = forget_after + 1
-WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NOT NULL;
-
 -- name: failed
 -- One more try that came to nothing; the last one parks the message. `parked_at` is written last: it asks for the new `tries`.
 INSERT INTO semel_inbox (consumer, message_id, tries, parked_at, reason, forget_after)
@@ -34,28 +26,10 @@ ON DUPLICATE KEY UPDATE
     tries = IF(handled_at IS NULL AND parked_at IS NULL, GREATEST(tries + :step, VALUES(tries)), tries),
     parked_at = IF(handled_at IS NULL AND parked_at IS NULL AND tries >= :tries_max, :now, parked_at);
 
--- name: parked
--- What waits for an operator, by name.
-SELECT message_id, tries, parked_at, reason FROM semel_inbox
-WHERE consumer = :consumer AND parked_at IS NOT NULL AND message_id > :after
-ORDER BY message_id LIMIT :limit;
-
--- name: open
--- A page of what was tried and not handled, of every consumer or of one: the parked ones, or all.
-SELECT consumer, message_id, tries, parked_at, reason FROM semel_inbox
-WHERE handled_at IS NULL AND (:parked = 0 OR parked_at IS NOT NULL)
-    AND (:consumer = '' OR consumer = :consumer)
-    AND (consumer > :after_consumer OR (consumer = :after_consumer AND message_id > :after))
-ORDER BY consumer, message_id LIMIT :limit;
-
 -- name: standing
 -- How many were tried and not handled, how many of them are parked, and since when the first. Looks at those alone, by their index.
 SELECT :now, COUNT(*) - COUNT(parked_at), COUNT(parked_at), MIN(parked_at)
 FROM semel_inbox WHERE handled_at IS NULL;
-
--- name: release
--- Forget the tries of a message, so that it may be delivered again.
-DELETE FROM semel_inbox WHERE consumer = :consumer AND message_id = :message_id AND handled_at IS NULL;
 
 -- name: purge
 -- A chunk of what no broker will deliver again.

@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefuncti
 
 from semel.engine.sync_engine import Engine
 from semel.http.routing import UNSAFE_METHODS
-from semel.http.wsgi.accepted import Accepted
+from semel.http.wsgi.threads import Accepted
 from semel.integrations.django.call import CALL, DjangoCall
 from semel.integrations.django.site import site
 

@@ -1,5 +1,6 @@
 -- Operations on MariaDB: what was executed, for longer than its key, and who has a business reference. Each statement is
 -- in the transaction of what it tells: the claim, or whatever settles the record.
+-- What SQLite and MariaDB share is in operations.sql.
 
 -- name: keep
 -- A new operation. Answers the one that is there then: its own, or that which holds its reference, whose
@@ -19,14 +20,6 @@ UPDATE IGNORE semel_operation SET
     state = :state, holds = ref_id, error_code = NULL, settled_at = NULL, forget_after = NULL, keep_us = :keep_us
 WHERE operation_id = :operation_id;
 
--- name: holder
--- Who holds a reference, and the time to judge by.
-SELECT
-    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
-    created_at, settled_at, forget_after
-FROM semel_operation
-WHERE holds = :ref_id;
-
 -- name: mirror
 -- What a record says now is written to its operation. Whatever proves that no effect stands frees the reference.
 UPDATE semel_operation AS o JOIN semel_record AS r ON r.operation_id = o.operation_id SET
@@ -38,51 +31,3 @@ UPDATE semel_operation AS o JOIN semel_record AS r ON r.operation_id = o.operati
     o.forget_after = GREATEST(r.settled_at + o.keep_us, r.forget_after),
     o.holds = CASE WHEN r.state IN (4, 5) THEN NULL ELSE o.holds END
 WHERE r.id = :id;
-
--- name: conclude
--- An ATOMIC unit's success, before the settle that commits it.
-UPDATE semel_operation SET
-    state = 3, resource_type = :resource_type, resource_id = :resource_id, settled_at = :now,
-    forget_after = :now + keep_us
-WHERE operation_id = :operation_id;
-
--- name: by_id
--- One operation, and the time.
-SELECT
-    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
-    created_at, settled_at, forget_after
-FROM semel_operation
-WHERE operation_id = :operation_id;
-
--- name: by_ref
--- The operation of a reference: the one that holds it, else the newest that had it.
-SELECT
-    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
-    created_at, settled_at, forget_after
-FROM semel_operation
-WHERE ref_id = :ref_id
-ORDER BY holds IS NULL, operation_id DESC
-LIMIT 1;
-
--- name: by_record
--- The newest operation of a record that may be gone.
-SELECT
-    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
-    created_at, settled_at, forget_after
-FROM semel_operation
-WHERE record_id = :record_id
-ORDER BY operation_id DESC
-LIMIT 1;
-
--- name: window
--- One chunk of the purge's walk, in order of creation.
-SELECT operation_id, forget_after IS NOT NULL AND forget_after + :grace <= :now
-FROM semel_operation
-WHERE operation_id > :after
-ORDER BY operation_id
-LIMIT :chunk;
-
--- name: forget
--- Its time is over. What is open or unknown has no end.
-DELETE FROM semel_operation
-WHERE operation_id = :operation_id AND forget_after + :grace <= :now;

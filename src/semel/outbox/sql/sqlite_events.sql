@@ -1,4 +1,5 @@
 -- The outbox on SQLite: events are written by the settlement or on a user's connection; relays read and mark them.
+-- What SQLite and MariaDB share is in events.sql.
 
 -- name: write
 -- One event. If it is there already it is the same one: nothing is written.
@@ -63,66 +64,6 @@ SELECT
 FROM placed AS p JOIN semel_event AS e ON e.seq = p.seq
 WHERE p.before < :bytes
 ORDER BY e.seq;
-
--- name: published
--- The broker has it.
-UPDATE semel_event SET published_at = :now WHERE seq = :seq AND published_at IS NULL;
-
--- name: postpone
--- The broker refused one: it is tried again later, and its aggregate waits for it.
-UPDATE semel_event SET tries = tries + 1, reason = :reason, next_at = :now + :wait
-WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
-
--- name: park
--- One that will not be tried again until somebody says so.
-UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
-WHERE id = :id AND published_at IS NULL AND parked_at IS NULL;
-
--- name: park_row
--- The same by its place.
-UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
-WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
-
--- name: retry
--- A parked event is tried again, from its first try.
-UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
-WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
-
--- name: retry_row
--- The same by its place.
-UPDATE semel_event SET tries = 0, next_at = 0, parked_at = NULL
-WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
-
--- name: drop
--- A parked event is given up: nobody will ever get it.
-DELETE FROM semel_event WHERE id = :id AND published_at IS NULL AND parked_at IS NOT NULL;
-
--- name: drop_row
--- The same by its place.
-DELETE FROM semel_event WHERE seq = :seq AND published_at IS NULL AND parked_at IS NOT NULL;
-
--- name: find
--- A page of events that are not published, oldest first: the parked ones, or all; of one topic, or of all.
-SELECT
-    e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
-    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries,
-    e.next_at, e.parked_at, e.reason
-FROM semel_event AS e
-WHERE e.published_at IS NULL AND e.seq > :after AND (:parked = 0 OR (e.parked_at IS NOT NULL AND e.tries > 0))
-    AND (:topic IS NULL OR e.topic = :topic)
-ORDER BY e.seq LIMIT :limit;
-
--- name: places
--- A page of all events, oldest first, without their payloads.
-SELECT e.seq, e.id, e.topic, e.aggregatetype, e.aggregateid, e.created_at
-FROM semel_event AS e WHERE e.seq > :after ORDER BY e.seq LIMIT :limit;
-
--- name: past
--- A page of events that are published and not forgotten yet, oldest first.
-SELECT
-    e.seq, e.id, e.topic, e.type, e.aggregatetype, e.aggregateid,
-    e.payload, e.headers, e.tenant, e.operation_id, e.created_at, e.tries
-FROM semel_event AS e WHERE e.published_at IS NOT NULL AND e.seq > :after ORDER BY e.seq LIMIT :limit;
 
 -- name: topics
 -- How many wait and are parked of each topic, and since when the oldest waits; those that wait longest first.

@@ -1,4 +1,5 @@
 -- What `semel reseal` and `semel doctor` read and write on SQLite beside answers: details, steps, requests, kept files.
+-- What SQLite and MariaDB share is in seals.sql.
 
 -- name: details_page
 -- A page of the details of items.
@@ -6,37 +7,11 @@ SELECT operation_id, place, detail FROM semel_item
 WHERE (operation_id, place) > (:operation_id, :place) AND detail IS NOT NULL
 ORDER BY operation_id, place LIMIT :limit;
 
--- name: details_put
--- A detail that is still what it was.
-UPDATE semel_item SET detail = :new
-WHERE operation_id = :operation_id AND place = :place AND detail = :was;
-
--- name: details_newest
--- The heads of the newest details.
-SELECT newest.operation_id, newest.place, substr(newest.detail, 1, 128) FROM (
-    SELECT operation_id, place, detail FROM semel_item ORDER BY operation_id DESC, place DESC LIMIT :limit
-) AS newest
-WHERE newest.detail IS NOT NULL;
-
--- name: records_page
--- A page of what records have of executions, of one stretch: the steps, and the request.
-SELECT id, generation, steps, request FROM semel_record
-WHERE id > :id AND id <= :reached AND (steps IS NOT NULL OR request IS NOT NULL)
-ORDER BY id LIMIT :limit;
-
 -- name: records_open
 -- The same of executions that may go on.
 SELECT id, generation, steps, request FROM semel_record
 WHERE state IN (1, 2, 6) AND (steps IS NOT NULL OR request IS NOT NULL)
 LIMIT :limit;
-
--- name: steps_put
--- Steps that are still what they were.
-UPDATE semel_record SET steps = :new WHERE id = :id AND steps = :was;
-
--- name: requests_put
--- A request that is still what it was.
-UPDATE semel_record SET request = :new WHERE id = :id AND request = :was;
 
 -- name: files_page
 -- A page of the sealed parts of kept files, and how many bytes their file has.
@@ -44,15 +19,3 @@ SELECT p.sha256, p.place, b.bytes, p.body FROM semel_import_part AS p
 JOIN semel_import_blob AS b ON b.sha256 = p.sha256
 WHERE p.place >= :first AND (p.sha256, p.place) > (:digest, :place)
 ORDER BY p.sha256, p.place LIMIT :limit;
-
--- name: files_put
--- A part that is still what it was.
-UPDATE semel_import_part SET body = :new
-WHERE sha256 = :digest AND place = :place AND body = :was;
-
--- name: files_newest
--- The heads of sealed parts.
-SELECT p.sha256, p.place, b.bytes, substr(p.body, 1, 128) FROM semel_import_part AS p
-JOIN semel_import_blob AS b ON b.sha256 = p.sha256
-WHERE p.place >= :first
-ORDER BY b.touched_at DESC LIMIT :limit;

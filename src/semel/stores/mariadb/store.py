@@ -75,6 +75,8 @@ class MariadbStore:
         shared_between_processes=True,
         atomic_with_business_writes=True,
         settles_by_proof=True,
+        holds_features=True,
+        looks_max=10_000,  # the table lies in the order of the ids: each record is a look-up of its own
     )
 
     def __init__(self) -> None:

@@ -88,6 +88,8 @@ class PostgresStore:
         atomic_with_business_writes=True,
         settles_by_proof=True,
         counts_new_keys=True,
+        holds_features=True,
+        looks_max=50_000,
     )
 
     def __init__(self) -> None:

@@ -87,6 +87,7 @@ class RedisStore:
         survives_server_crash=False,
         shared_between_processes=True,
         atomic_with_business_writes=False,
+        forgets_by_itself=True,
     )
 
     def __init__(

@@ -1,12 +1,14 @@
-"""One way to say the same to three databases: flows of a noun are written once, their statements once a database.
+"""One way to say the same to three databases: flows of a noun are written once, and so are statements that can be.
 
-A noun such as the outbox has a file of named statements for each database and one class of flows over a
-:class:`Dialect`. ``:now`` is the store's time wherever a statement names it. Texts may hold anything, U+0000 included.
+A noun such as the outbox has one class of flows over a :class:`Dialect`, a file of the named statements that SQLite and
+MariaDB share, and one of each database's own. ``:now`` is the store's time wherever a statement names it. Texts may
+hold anything, U+0000 included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Protocol
 
 from semel.core.flow import Flow, ask
@@ -51,7 +53,7 @@ class Dialect(Protocol):
         """``sqlite``, ``postgres`` or ``mariadb``."""
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        """The named statements of a noun, from ``<database>_<noun>.sql`` beside the stores."""
+        """The named statements of a noun, from ``<noun>.sql`` and ``<database>_<noun>.sql`` in its room."""
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         """The rows of a reading statement."""
@@ -81,7 +83,7 @@ class Sqlite:
     name: Final = "sqlite"
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        return statements(_ROOMS[noun], f"sql/sqlite_{noun}.sql")
+        return _shared(noun, self.name)
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         if "now" in statement.names:
@@ -141,7 +143,7 @@ class Mariadb:
     name: Final = "mariadb"
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        return statements(_ROOMS[noun], f"sql/mariadb_{noun}.sql")
+        return _shared(noun, self.name)
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         return (yield from ask(Query(statement, params)))
@@ -162,6 +164,13 @@ class Mariadb:
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
+
+
+@cache
+def _shared(noun: str, database: str) -> Mapping[str, Statement]:
+    """The statements that SQLite and MariaDB share, with those of one of them."""
+    room = _ROOMS[noun]
+    return {**statements(room, f"sql/{noun}.sql"), **statements(room, f"sql/{database}_{noun}.sql")}
 
 
 def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argument]:

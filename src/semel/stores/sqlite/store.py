@@ -105,6 +105,8 @@ class SqliteStore:
         shared_between_processes=True,
         atomic_with_business_writes=True,
         counts_new_keys=True,
+        holds_features=True,
+        looks_max=50_000,
     )
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:

@@ -18,10 +18,8 @@ from semel.core.requests import Perform
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.retention.archive import Archive, judged_at
-from semel.retention.flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
+from semel.retention.flow import KEEP_EVENTS_SECONDS, PURGE_CHUNK, PurgedAll, purge_all, rest_seconds
 from semel.retention.rules import believed, unexplained_gap
-from semel.retention.walk import PURGE_CHUNK, rest_seconds
-from semel.stores.redis.store import RedisStore
 
 _SECONDS_MAX = 10 * 365 * 86_400
 _BESIDE = ("operations", "items", "messages", "events")
@@ -135,7 +133,7 @@ def _believed(engine: Engine, out: Output) -> int | None:
         "would forget keys whose time is not over"
     )
     remedy = "Check the clock of the store's host; where it is right, run: semel purge --clock-is-right"
-    if isinstance(engine.store, RedisStore):
+    if engine.store.capabilities.forgets_by_itself:
         raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
     out.note(f"warning: only what was over a day after the newest record is purged; {doubt}. {remedy}")
     return believed(found.now, newest)

@@ -1,0 +1,58 @@
+-- Operations on SQLite and MariaDB: what was executed, for longer than its key, and who has a business reference. Each
+-- statement is in the transaction of what it tells: the claim, or whatever settles the record.
+
+-- name: holder
+-- Who holds a reference, and the time to judge by.
+SELECT
+    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
+    created_at, settled_at, forget_after
+FROM semel_operation
+WHERE holds = :ref_id;
+
+-- name: conclude
+-- An ATOMIC unit's success, before the settle that commits it.
+UPDATE semel_operation SET
+    state = 3, resource_type = :resource_type, resource_id = :resource_id, settled_at = :now,
+    forget_after = :now + keep_us
+WHERE operation_id = :operation_id;
+
+-- name: by_id
+-- One operation, and the time.
+SELECT
+    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
+    created_at, settled_at, forget_after
+FROM semel_operation
+WHERE operation_id = :operation_id;
+
+-- name: by_ref
+-- The operation of a reference: the one that holds it, else the newest that had it.
+SELECT
+    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
+    created_at, settled_at, forget_after
+FROM semel_operation
+WHERE ref_id = :ref_id
+ORDER BY holds IS NULL, operation_id DESC
+LIMIT 1;
+
+-- name: by_record
+-- The newest operation of a record that may be gone.
+SELECT
+    :now, operation_id, record_id, tenant, caller, operation, business_ref, state, resource_type, resource_id, error_code,
+    created_at, settled_at, forget_after
+FROM semel_operation
+WHERE record_id = :record_id
+ORDER BY operation_id DESC
+LIMIT 1;
+
+-- name: window
+-- One chunk of the purge's walk, in order of creation.
+SELECT operation_id, forget_after IS NOT NULL AND forget_after + :grace <= :now
+FROM semel_operation
+WHERE operation_id > :after
+ORDER BY operation_id
+LIMIT :chunk;
+
+-- name: forget
+-- Its time is over. What is open or unknown has no end.
+DELETE FROM semel_operation
+WHERE operation_id = :operation_id AND forget_after + :grace <= :now;

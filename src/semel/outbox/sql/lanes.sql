@@ -1,0 +1,37 @@
+-- Which relay delivers which lanes of the outbox, on SQLite and MariaDB.
+
+-- name: renew
+-- It keeps the lanes that are still its own.
+UPDATE semel_lane SET lease_until = :now + :lease WHERE holder = :holder AND lease_until > :now;
+
+-- name: count
+-- How many relays there are.
+SELECT COUNT(*) FROM semel_relay WHERE lease_until > :now;
+
+-- name: give
+-- It leaves a lane to others.
+UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder AND lane = :lane;
+
+-- name: mine
+-- The lanes it holds.
+SELECT lane FROM semel_lane WHERE holder = :holder AND lease_until > :now ORDER BY lane;
+
+-- name: leave
+-- It is gone: first its lanes,
+UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
+
+-- name: retire
+-- It has nothing to do: it counts no longer.
+UPDATE semel_relay SET lease_until = 0 WHERE holder = :holder;
+
+-- name: sign_off
+-- then itself.
+DELETE FROM semel_relay WHERE holder = :holder;
+
+-- name: forget
+-- Relays that were not heard of for long.
+DELETE FROM semel_relay WHERE lease_until < :now - :lease * 10;
+
+-- name: free
+-- How many lanes nobody holds.
+SELECT COUNT(*) FROM semel_lane WHERE lease_until <= :now;
