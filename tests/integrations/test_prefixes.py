@@ -211,6 +211,28 @@ def test_a_key_in_the_path_is_one_whatever_reads_it_and_from_which_spelling(
     assert len(paid) == 1, paid
 
 
+@pytest.mark.parametrize("place", ["router", "include_router", "app"])
+def test_a_key_in_the_path_is_what_a_dependency_of_the_router_reads(
+    serve: Serve, engine: AsyncEngine, place: str
+) -> None:
+    reads, paid = [Depends(read_number)], []
+    app = FastAPI(dependencies=reads if place == "app" else None)
+    router = APIRouter(prefix="/invoices/{number}", dependencies=reads if place == "router" else None)
+    semel = FastApiSemel(engine, caller=caller_of)
+
+    @router.post("/pay")
+    @semel.command("invoices.pay", effects="idempotent", key_from="path:number")
+    async def pay(number: str) -> str:
+        paid.append(number)
+        return "paid"
+
+    app.include_router(router, dependencies=reads if place == "include_router" else None)
+    semel.install(app)
+    web = serve(app, engine)
+    assert [web.call(f"/invoices/{spelled}/pay").status for spelled in ("7", "07")] == [200, 200]
+    assert paid == ["7"]
+
+
 def test_an_impossible_declaration_is_refused(engine: AsyncEngine) -> None:
     with pytest.raises(ConfigurationError, match=r"payments: paths must be 'apart' or 'one'; it is 'both'"):
         Semel(engine, caller=caller_of).command("payments", paths="both")  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from semel.bulk.run_async import AsyncBulk, AsyncHandler
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InProgressError
-from semel.http.asgi.request import AsgiRequest
+from semel.http.asgi.request import AsgiRequest, path_of
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.settings import HttpSettings
 from semel.recipe import check_headers
@@ -55,6 +55,7 @@ class BulkEndpoint(Generic[R]):
     """
 
     answer: Callable[..., Coroutine[Any, Any, R]]
+    counts_path = False  # whether the application takes the list at several paths, which are several commands
 
     def __init__(
         self, surface: HttpSettings, kept_alive: KeptAlive, bulk: AsyncBulk, handler: AsyncHandler, taken: ListForm
@@ -78,6 +79,7 @@ class BulkEndpoint(Generic[R]):
             self.taken,
             params=tuple(sorted((name, str(value)) for name, value in request.params.items())),
             query=request.query,
+            path=path_of(request.asked) if self.counts_path else None,
         )
         if isinstance(how, Answer):
             return how

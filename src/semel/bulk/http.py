@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from semel.bulk.body import Form, ItemReader
 from semel.bulk.declaration import BulkPolicy, BulkResult
-from semel.bulk.rules import ItemOutcome
+from semel.bulk.rules import PATH, ItemOutcome
 from semel.core.identity import uuid_bytes
 from semel.core.model import Answer, Effects, State
 from semel.errors import (
@@ -145,11 +145,12 @@ def asked(
     *,
     params: Params = (),
     query: bytes = b"",
+    path: str | None = None,
 ) -> BulkRequest | Answer:
     """What becomes of a request by its head alone, or the answer that refuses it.
 
     Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
-    of its path; ``query`` as it came.
+    of its path; ``query`` as it came; ``path`` where the list is taken at several, so that it counts.
     """
     problems = surface.problems
     keys, read = _head(surface.key_name, headers, taken.headers)
@@ -179,16 +180,20 @@ def asked(
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
-        _counted(read, params, query, taken.headers),
+        _counted(read, params, query, taken.headers, path),
         check,
         taken.honoured,
     )
 
 
-def _counted(read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes]) -> Mapping[str, str]:
+def _counted(
+    read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None
+) -> Mapping[str, str]:
     """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
     counts = {f"path.{name}": value for name, value in params}
     counts |= {f"header.{name}": value for name, value in declared_headers(headers, read)}
+    if path is not None:
+        counts[PATH] = path
     if query:
         counts["query"] = query.decode("latin-1")
     parameters = media_parameters(read.get(b"content-type", b"").decode("latin-1"))

@@ -275,6 +275,8 @@ class ListDigest:
 BULK_RECIPE: Final = "bulk-2"
 FORMER_BULK_RECIPE: Final = "bulk-1"  # under which the list alone counted
 _BULK: Final = "bulk-"
+PATH: Final = "path."  # the name of a path that counts; no parameter of a template has it
+_WITH_PATH: Final = "bulk-2p"  # of a list that is taken at several paths
 
 
 def bulk_recipe(counts: Mapping[str, str]) -> str:
@@ -286,7 +288,7 @@ def bulk_recipe(counts: Mapping[str, str]) -> str:
     if not counts:
         return BULK_RECIPE
     parts = [part for name in sorted(counts) for part in (name, counts[name].encode("utf-8", "surrogatepass"))]
-    return f"{BULK_RECIPE}.{hashlib.sha256(frame(*parts)).hexdigest()[:32]}"
+    return f"{_WITH_PATH if PATH in counts else BULK_RECIPE}.{hashlib.sha256(frame(*parts)).hexdigest()[:32]}"
 
 
 def is_bulk(recipe: str) -> bool:
@@ -306,11 +308,14 @@ def bulk_kind(recipe: str) -> str:
 def bulk_fingerprint_under(recipe: str, counts: Mapping[str, str], listed: bytes) -> bytes | None:
     """The fingerprint of a list under the recipe of the record that its key met; None: it cannot be compared.
 
-    Under the former recipe the list alone counted: a list with other facts may be its retry, and may be another.
+    Under the former recipe the list alone counted: a list with other facts may be its retry, and may be another. A
+    record from before the list had a second path is its retry's; one from after that may be another path's.
     """
     own = bulk_recipe(counts)
-    if recipe == own:
+    if recipe in (own, bulk_recipe({name: text for name, text in counts.items() if name != PATH})):
         return listed
+    if PATH not in counts and recipe.startswith(_WITH_PATH):
+        return None
     if recipe == FORMER_BULK_RECIPE:
         return None if counts else listed
     # Of other facts: not the digest of any list.

@@ -31,6 +31,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, InProgressError, InvalidBody
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
+from semel.http.spelling import without_slashes
 from semel.http.wsgi.answer import headers_of as fields_of
 from semel.http.wsgi.body import BodyPieces
 from semel.http.wsgi.threads import Accepted
@@ -57,6 +58,7 @@ class BulkView:
     """
 
     answer: Callable[..., Any]
+    counts_path = False  # whether the application takes the list at several paths, which are several commands
 
     def __init__(
         self,
@@ -116,14 +118,15 @@ class BulkView:
         """Wait for the lists whose clients were told 202."""
         self._accepted.close()
 
-    def respond(self, environ: Mapping[str, Any], request: Any, params: Params) -> Answer | Told:
+    def respond(self, environ: Mapping[str, Any], request: Any, params: Params, path: str) -> Answer | Told:
         """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items.
 
-        Parameters: ``request`` what the surface's ``caller`` function reads; ``params`` of its path.
+        Parameters: ``request`` what the surface's ``caller`` function reads; ``params`` of its ``path``.
         """
         surface, taken = self._surface, self.taken
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        how = asked(surface, fields_of(environ), request, taken, params=params, query=query)
+        counted = without_slashes(path) if self.counts_path else None
+        how = asked(surface, fields_of(environ), request, taken, params=params, query=query, path=counted)
         if isinstance(how, Answer):
             return how
         work = _Work(self.bulk, self._handler, how, taken, BodyPieces(environ))

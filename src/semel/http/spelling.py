@@ -16,6 +16,15 @@ _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in it
 _DECODED_MAX: Final = 3  # layers that may each decode a path once more
 
 
+def without_slashes(path: str) -> str:
+    """A path without empty segments: a slash at its end makes no other command.
+
+    >>> without_slashes("/eu//payments/")
+    'eu/payments'
+    """
+    return "/".join(part for part in path.split("/") if part)
+
+
 def normal_segments(path: str) -> list[str]:
     r"""The segments of a path without what any layer may ignore or undo.
 

@@ -17,7 +17,7 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
-from semel.http.asgi.request import AsgiRequest
+from semel.http.asgi.request import AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, RouteCall
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
@@ -36,7 +36,6 @@ from semel.integrations.endpoint import (
     filled_parameters,
     parameter_text,
     plain_function,
-    without_slashes,
 )
 from semel.policy import Policy, PolicyOptions
 
@@ -341,12 +340,6 @@ class EndpointCommands(Generic[R]):
             result = await self._call(endpoint, args, {**kwargs, **dict.fromkeys(names, session)})
             await session.commit()
             return result
-
-
-def path_of(scope: Any) -> str:
-    """The path within the application."""
-    root = scope.get("app_root_path", scope.get("root_path", ""))
-    return without_slashes(scope["path"].removeprefix(root))
 
 
 def may_claim(endpoint: object) -> bool:

@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -20,6 +20,7 @@ from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.routing import Route
 from semel.http.settings import AnyEngine, HttpSettings
+from semel.http.spelling import without_slashes
 from semel.operations.flow import check_kept
 from semel.policy import Policy
 
@@ -91,11 +92,6 @@ def check_declaration(
     return chosen
 
 
-def without_slashes(path: str) -> str:
-    """A path without empty segments: a slash at its end makes no other command."""
-    return "/".join(part for part in path.split("/") if part)
-
-
 def parameter_text(value: object) -> str | None:
     """The one text of a path parameter's value, however it was spelled; None where its type has no such text.
 
@@ -158,6 +154,20 @@ def bulk_used_by(endpoint: Any) -> Any:
     used = inspect.getclosurevars(plain)
     values = [*used.nonlocals.values(), *used.globals.values()]
     return next((value for value in values if type(value).__name__ in BULK_ENDPOINTS), None)
+
+
+def count_bulk_paths(places: Iterable[tuple[Any, str]]) -> None:
+    """Let the path count in what is asked of a bulk that is reached by several templates, as of other commands.
+
+    Parameters: ``places`` endpoints that may answer with a bulk, each with the template of its path.
+    """
+    bulks: dict[int, tuple[Any, set[str]]] = {}
+    for endpoint, template in places:
+        bulk = bulk_used_by(endpoint)
+        if bulk is not None:
+            bulks.setdefault(id(bulk), (bulk, set()))[1].add(without_slashes(template))
+    for bulk, templates in bulks.values():
+        bulk.counts_path |= len(templates) > 1
 
 
 def check_endpoint(endpoint: Any) -> None:

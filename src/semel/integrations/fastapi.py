@@ -106,7 +106,10 @@ class Semel(StarletteSemel):
     def _read_params(self, request: Request, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         # A dependency may take the parameter in the endpoint's place, and either of them by a name of its own.
         route = request.scope.get("route")
-        return _read_by(route.dependant, request.path_params) if isinstance(route, APIRoute) else kwargs
+        if not isinstance(route, APIRoute):
+            return kwargs
+        included = request.scope.get("fastapi", {}).get("effective_route_context")  # has what include_router(...) adds
+        return _read_by(getattr(included, "dependant", route.dependant), request.path_params)
 
     def _adder(
         self, app: Starlette, dependencies: Sequence[Any], responses: Mapping[int | str, dict[str, Any]]

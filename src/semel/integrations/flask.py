@@ -234,7 +234,7 @@ class Semel:
 
         def answer(**_: Any) -> Response:
             params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
-            return _told_of(made.respond(request.environ, request.environ, params))
+            return _told_of(made.respond(request.environ, request.environ, params, _path_of(request.environ)))
 
         answer.__name__ = operation.replace(".", "_")  # Flask's name for it
         made.answer = answer

@@ -44,6 +44,7 @@ from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
+from semel.http.spelling import without_slashes
 from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
@@ -51,7 +52,6 @@ from semel.integrations.endpoint import (
     annotations_of,
     bulk_used_by,
     plain_function,
-    without_slashes,
 )
 from semel.operations.http import BAD_QUERY, NOT_FOUND, Operations
 from semel.policy import Policy
@@ -305,7 +305,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         if not isinstance(declared, DeclaredEndpoint):
             bulk = bulk_used_by(endpoint)
             if bulk is not None:
-                self._prepare_list(handler, bulk)
+                self._prepare_list(handler, bulk, path)
             return
         reads = sorted(str(method) for method in set(handler.http_methods).difference(UNSAFE_METHODS))
         if reads:
@@ -329,9 +329,12 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
             if len(spellings) > 1:
                 declared.route.count_path()
 
-    def _prepare_list(self, handler: HTTPRouteHandler, bulk: Any) -> None:
+    def _prepare_list(self, handler: HTTPRouteHandler, bulk: Any, path: str) -> None:
         if not handler.http_methods <= set(UNSAFE_METHODS):
             return  # a page about the list, such as its progress
+        spellings = self._templates.setdefault(bulk.bulk.policy.operation, set())
+        spellings.add(without_slashes(path))
+        bulk.counts_path |= len(spellings) > 1
         if handler.request_max_body_size is Empty:
             handler.request_max_body_size = bulk.taken.read_max  # it is read piece by piece
 

@@ -29,12 +29,12 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InvalidBody
-from semel.http.asgi.request import CUT, AsgiRequest
+from semel.http.asgi.request import CUT, AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware, RouteCall
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS, Params
-from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim, path_of
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, may_claim
 from semel.integrations.endpoint import DECLARED, SERVED, DeclaredEndpoint, bulk_used_by
 from semel.integrations.werkzeug import (
     WHO,

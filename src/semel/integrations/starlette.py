@@ -36,11 +36,12 @@ from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
+from semel.http.spelling import without_slashes
 from semel.integrations.asgi_endpoint import EndpointCommands, Served, called, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
-    without_slashes,
+    count_bulk_paths,
 )
 from semel.operations.http import Operations
 from semel.resuming.asgi import completer_for
@@ -215,6 +216,12 @@ class Semel(EndpointCommands[Response]):
         HEAD or OPTIONS would reach a command, and each such request would fail.
         """
         templates: dict[str, set[str]] = {}
+        if self._bulks:
+            count_bulk_paths(
+                (endpoint, path)
+                for endpoint, methods, path in endpoints_of(app.routes)
+                if not methods or methods.intersection(UNSAFE_METHODS)
+            )
         for endpoint, methods, path in endpoints_of(app.routes):
             declared = getattr(endpoint, DECLARED, None)
             if isinstance(declared, DeclaredEndpoint) and declared.paths is None:

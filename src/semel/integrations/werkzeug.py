@@ -20,7 +20,8 @@ from semel.check.discovery import functions_of
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.http.routing import PATH, UNSAFE_METHODS, Params, Route
-from semel.integrations.endpoint import DECLARED, without_slashes
+from semel.http.spelling import without_slashes
+from semel.integrations.endpoint import DECLARED, count_bulk_paths
 
 _PLAIN: Final = (str, int, float, Decimal, UUID, date, time, NoneType)  # what URL converters make; each has its text
 ABOVE: Final = (
@@ -42,6 +43,12 @@ def check_routes(app: Any, plain: Mapping[int, tuple[Any, str]], declared: Mappi
     Raises ConfigurationError: a decorator above the route, a command that GET leads to.
     """
     found: dict[str, set[str]] = {}
+    count_bulk_paths(
+        (function, f"{rule.host or rule.subdomain or ''}//{rule.rule}")
+        for rule in app.url_map.iter_rules()
+        for methods, function in functions_of(app.view_functions.get(rule.endpoint), frozenset(rule.methods or ()))
+        if methods.intersection(UNSAFE_METHODS)
+    )
     for rule in app.url_map.iter_rules():
         view = app.view_functions.get(rule.endpoint)
         for methods, function in functions_of(view, frozenset(rule.methods or ()) - {"HEAD", "OPTIONS"}):

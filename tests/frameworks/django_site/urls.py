@@ -49,6 +49,7 @@ urlpatterns = [
     path("operations/", include("semel.integrations.django.urls")),
     path("plain", rest.plain),
     path("approvals/<int:store>", views.approvals.answer),
+    path("more-approvals/<int:store>", views.approvals.answer),
     path("ship/<int:number>", views.ship),
     path("ship-async/<int:number>", views.ship_async),
     path("rest-approvals", rest.approve),

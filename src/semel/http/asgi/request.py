@@ -7,8 +7,15 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from semel.errors import InvalidBody
+from semel.http.spelling import without_slashes
 
 CUT: Final = "The body is cut short; send it again."
+
+
+def path_of(scope: Mapping[str, Any]) -> str:
+    """The path within the application."""
+    root = scope.get("app_root_path", scope.get("root_path", ""))
+    return without_slashes(scope["path"].removeprefix(root))
 
 
 class AsgiRequest(NamedTuple):

@@ -19,9 +19,11 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.http.exchange import RETRY_BYTES_MAX
+from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import HttpSettings
+from semel.http.spelling import without_slashes
 from semel.http.wsgi.threads import Threads
-from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, declare_endpoint, without_slashes
+from semel.integrations.endpoint import DECLARED, DeclaredEndpoint, count_bulk_paths, declare_endpoint
 from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
@@ -222,6 +224,7 @@ class Site:
             with self._lock:
                 found: dict[str, set[str]] = {}
                 _check_views(get_resolver().url_patterns, self.plain)
+                count_bulk_paths(_functions(get_resolver().url_patterns, ""))
                 for name, template in _routes(get_resolver().url_patterns, ""):
                     found.setdefault(name, set()).add(without_slashes(template))
                 for place in self._places.values():
@@ -251,6 +254,20 @@ def _routes(patterns: Any, prefix: str) -> Iterator[tuple[str, str]]:
         else:
             for name in names_at(pattern.callback):
                 yield name, template
+
+
+def _functions(patterns: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+    """Every view, and every method of a class of views, with its template."""
+    for pattern in patterns:
+        template = prefix + str(pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from _functions(pattern.url_patterns, template)
+            continue
+        yield pattern.callback, template
+        kind = getattr(pattern.callback, "view_class", None) or getattr(pattern.callback, "cls", None)
+        for method in UNSAFE_METHODS if kind is not None else ():
+            if (function := getattr(kind, method.lower(), None)) is not None:
+                yield function, template
 
 
 def names_at(view: Any) -> Iterator[str]:

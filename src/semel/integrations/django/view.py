@@ -20,11 +20,12 @@ from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
 from semel.http.routing import PATH, UNSAFE_METHODS, Params
+from semel.http.spelling import without_slashes
 from semel.integrations.django.answer import response_of, stream_of
 from semel.integrations.django.atomic import run_atomic
 from semel.integrations.django.call import CALL, DjangoCall, environ_of
 from semel.integrations.django.site import BULKS, Declared, ProjectStore, site
-from semel.integrations.endpoint import DECLARED, check_endpoint, parameter_text, without_slashes
+from semel.integrations.endpoint import DECLARED, check_endpoint, parameter_text
 from semel.policy import Command, Policy, PolicyOptions
 from semel.stores.sql import django as databases
 
@@ -316,7 +317,7 @@ def bulk(
             return HttpResponseNotAllowed(UNSAFE_METHODS)
         _check_outside(f"the list {operation!r} is done")
         params = tuple(sorted((name, str(value)) for name, value in named.items()))
-        told = made.respond(environ_of(request), request, params)
+        told = made.respond(environ_of(request), request, params, request.path_info)
         return response_of(told) if isinstance(told, Answer) else stream_of(told, request)
 
     made.answer = databases.outside_of_requests(answer)
