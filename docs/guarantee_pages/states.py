@@ -101,8 +101,8 @@ def states() -> str:
     return (
         f"{HEADER}# States and transitions\n\n"
         "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`) what an "
-        "attempt,\nthe holder, the reaper or an operator can make of a record in each state. The [guarantees](../guarantees.md) "
-        "have\nthe verdict for each attempt.\n\n"
+        "attempt,\nthe holder, the reaper or an operator can make of a record in each state. The "
+        "[guarantees](../guarantees.md) have\nthe verdict for each attempt.\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"
         "- **EXPIRED** is derived from the clock and never written.\n"
         "- **CLAIMED** (grey) is the first state of an operation with [steps](../steps.md). It stays CLAIMED while "
