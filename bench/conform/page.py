@@ -21,13 +21,13 @@ _INTRODUCTION: Final = """\
 
 # Results of `semel conform`
 
-What [`semel conform`](conformance.md) says of Semel and of public packages with the same purpose, each in its default
-settings as its README shows it, on one small shop. Semel's reference service is measured beside. Where a package
-requires no key, `key.required` is false for it; a package that cannot serve a kind of answer is not asked for it.
-The levels are the catalogue's; the draft itself says SHOULD to nearly all of it, and a package may not aim at it at
-all.
+[`semel conform`](conformance.md) checked Semel and public packages with the same purpose, each with the default
+settings of its README, on one small shop, and Semel's reference service. If a package requires no key,
+`key.required` is false for it; if a package cannot serve a kind of answer, those checks are not tried.
+The levels are the catalogue's; the draft itself says SHOULD for nearly all of it, and a package may not aim to
+follow it at all.
 
-`make conform` repeats it: it installs the packages into folders of its own, starts the stores' servers on free ports,
+`make conform` repeats this: it installs the packages into separate folders, starts the stores' servers on free ports,
 and writes this page and `conformance-results.json`, which has every finding.
 """
 

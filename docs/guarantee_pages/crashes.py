@@ -25,7 +25,7 @@ class Place(NamedTuple):
 PAYMENT: Final = "tests/examples/test_faults.py::test_a_payment"
 ORDER: Final = "tests/examples/test_faults.py::test_an_order"
 AGAIN: Final = "runs again, same derived keys"
-ROLLED_BACK: Final = "runs: all was rolled back"
+ROLLED_BACK: Final = "runs: everything rolled back"
 PLACES: Final = (
     Place("the request arrives", "http/", *("runs",) * 3, PAYMENT),
     Place("the key is claimed", "engine/, stores/", *("runs, after the lease",) * 2, ROLLED_BACK, PAYMENT),
@@ -34,7 +34,7 @@ PLACES: Final = (
     Place("the answer is stored", "core/settle, stores/", *("replay of the first answer",) * 3, ORDER),
     Place("half of the answer is sent", "http/", *("replay of the whole answer",) * 3, PAYMENT),
 )
-TAIL: Final = "UNKNOWN: nothing runs until the handler's late word, a reconciler or an operator says what happened."
+TAIL: Final = "UNKNOWN: nothing runs until the handler itself, a reconciler or an operator settles it."
 
 
 def crashes() -> str:
@@ -59,4 +59,4 @@ def crashes() -> str:
             parts.append(words(x + width / 2, middle + 1, text, "middle" if doubt else "middle small"))
     height = 48 + len(PLACES) * STEP + 30
     parts.append(words(20, height - 12, TAIL, "small"))
-    return picture("A request's way, and what its retry meets after a crash in each place", WIDTH, height, parts)
+    return picture("A request's path, and what its retry gets after a crash in each place", WIDTH, height, parts)

@@ -16,7 +16,7 @@ NO: Final = "no: "
 _GRPC: Final = "tests/grpc/test_server.py"
 _BERRY: Final = "tests/frameworks/test_strawberry.py"
 _CONNECTION: Final = f"{NO}`permit.connection`, or a session on it (`session_on`)"
-_HTTP: Final = f"{NO}it is HTTP's"
+_HTTP: Final = f"{NO}only over HTTP"
 
 # What is no handler of HTTP requests has tests of its own. A cell names one, or begins with NO and says why there is
 # none; the columns are gRPC and Strawberry.
@@ -65,8 +65,8 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         f"{_BERRY}::test_an_error_of_the_resolver_leaves_the_outcome_unknown",
     ),
     Feature.STREAM: (
-        f"{NO}streaming methods are refused where they are declared",
-        f"{NO}a subscription is refused where it is declared",
+        f"{NO}streaming methods are refused at the declaration",
+        f"{NO}a subscription is refused at the declaration",
     ),
     Feature.FORM: (
         f"{NO}a message is its bytes",
@@ -85,11 +85,11 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
 
 _TEXT: Final = """# Frameworks
 
-What each adapter can do. Behind every *yes* of an HTTP framework is a case of
+The table lists what each adapter supports. Every *yes* of an HTTP framework is a case of
 [one suite that all adapters run](../tests/frameworks/suite/test_suite.py), against the framework's real server and its
-own test client; those of gRPC and Strawberry lead to tests of their own. Where there is no *yes*, the reason stands
-there. Other ASGI and WSGI frameworks go through the middlewares for [ASGI](starlette.md#any-asgi-application) and
-[WSGI](wsgi.md). For [GraphQL](graphql.md) Strawberry has an extension; others need `success=` on any of them.
+own test client; for gRPC and Strawberry each *yes* links to its test. Every other cell gives the reason. Other ASGI and
+WSGI frameworks use the middlewares for [ASGI](starlette.md#any-asgi-application) and [WSGI](wsgi.md). For
+[GraphQL](graphql.md) Strawberry has an extension; other libraries need `success=` on any of them.
 
 """
 

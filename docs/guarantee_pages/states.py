@@ -100,13 +100,14 @@ def states() -> str:
     rows = ((f"`{here}`", f"`{there}`", ", ".join(who)) for (here, there), who in edges().items())
     return (
         f"{HEADER}# States and transitions\n\n"
-        "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`) what an attempt, the "
-        "holder, the\nreaper or an operator can make of a record in each state. The [guarantees](../guarantees.md) have the "
-        "verdict\nfor each attempt.\n\n"
+        "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`) what an "
+        "attempt,\nthe holder, the reaper or an operator can make of a record in each state. The "
+        "[guarantees](../guarantees.md) have\nthe verdict for each attempt.\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"
         "- **EXPIRED** is derived from the clock and never written.\n"
-        "- **CLAIMED** (grey) is the first state of an operation with [steps](../steps.md). It stays CLAIMED while each begun "
-        "step has\n  finished or may be repeated. The table shows what moves it on.\n"
+        "- **CLAIMED** (grey) is the first state of an operation with [steps](../steps.md). It stays CLAIMED while "
+        "each\n  begun step has finished or may be repeated. The table shows what moves it on.\n"
+        "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
         "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
         "- `[*]` is no record: the key was never seen, or is forgotten.\n\n"
         + table(("from", "to", "moved by"), rows)

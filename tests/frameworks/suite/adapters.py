@@ -13,16 +13,16 @@ class Feature(StrEnum):
 
     REPLAY = "a retry gets the first answer"
     OTHER = "another payload under the key is refused"
-    RACE = "duplicates at once have one effect"
-    SPELLING = "another spelling of the path is no second command"
-    BEFORE = "what authentication or validation refuses leaves no record"
+    RACE = "parallel duplicates have one effect"
+    SPELLING = "another spelling of the path is the same command"
+    BEFORE = "a request refused by authentication or validation leaves no record"
     DERIVED = "keys from the path or the body"
     PERMIT = "the permit reaches the handler"
-    STEPS = "steps: a retry goes on where the first ended"
+    STEPS = "steps: a retry continues where the first attempt ended"
     SESSION = "ATOMIC: the framework's own session or transaction"
     ATOMIC = "ATOMIC: rows and record in one commit"
     KILL = "killed before and after the commit"
-    EXCEPTION = "an exception that becomes an answer is no success"
+    EXCEPTION = "an exception turned into an answer is not a success"
     STREAM = "streamed answers"
     FORM = "forms and files"
     STATUS = "the status of operations"
@@ -48,15 +48,15 @@ class Adapter:
         return self.shop
 
 
-_NO_SCHEMA: Final = "it writes none; `semel openapi` does"
-_UNSEEN: Final = "it does not see Django's URLs"
-_OUTSIDE: Final = "it stands outside; ask `may=` before the store"
-_ENDPOINT: Final = "an endpoint of its own"
+_NO_SCHEMA: Final = "none of its own; use `semel openapi`"
+_UNSEEN: Final = "it cannot read Django's URLs"
+_OUTSIDE: Final = "it claims outside of them; set `may=`"
+_ENDPOINT: Final = "by a separate endpoint"
 _CONNECTION: Final = "`permit.connection`, or a session on it (`session_on`)"
 _MIDDLEWARE: Final = {
     Feature.BEFORE: _OUTSIDE,
     Feature.SESSION: _CONNECTION,
-    Feature.EXCEPTION: "it sees the answer alone",
+    Feature.EXCEPTION: "it sees only the answer",
     Feature.BULK: _ENDPOINT,
     Feature.IMPORTS: _ENDPOINT,
     Feature.OPENAPI: _NO_SCHEMA,
