@@ -1,4 +1,4 @@
-"""One request's way through the rooms, and what its retry meets after a crash in each place, as SVG."""
+"""The path of a request through the rooms, and what its retry gets after a crash in each place, as SVG."""
 
 from __future__ import annotations
 

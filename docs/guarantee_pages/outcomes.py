@@ -83,7 +83,7 @@ def _after(policy: Policy, outcome: Outcome) -> str:
     reply, after = settled_row(row, word, NOW)
     assert isinstance(reply, Settled)
     assert after is not None
-    state = shown_state(State(after.state).name) if after.lease_until else "lease given back"
+    state = shown_state(State(after.state).name) if after.lease_until else "lease released"
     verdict = type(decide(after, claim_of(policy, 2), NOW + SECOND)).__name__
     return f"{state} → **{verdict}**"
 
