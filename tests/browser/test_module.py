@@ -78,6 +78,13 @@ def play(page: Page, answers: list[Any], extra: str = "{}") -> Any:
         ([None, [401]], "notyet", 2),  # which says nothing about the attempt that was lost
         ([None, [404]], "notyet", 2),
         ([None, [402]], "refused", 2),
+        (
+            [problem(409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", retryable=True), [401]],
+            "notyet",
+            2,
+        ),  # the first may succeed
+        ([None, problem(400, "IDEMPOTENCY_OPERATION_NOT_DECLARED")], "notyet", 2),
+        ([problem(400, "IDEMPOTENCY_OPERATION_NOT_DECLARED")], "refused", 1),
         ([[504, {"Idempotency-Replayed": "true"}]], "refused", 1),
         ([problem(409, "IDEMPOTENCY_OUTCOME_UNKNOWN")], "unknown", 1),
         ([problem(409, "IDEMPOTENCY_RECORD_EXPIRED")], "expired", 1),

@@ -37,6 +37,19 @@ def test_a_misspelled_command_is_refused_with_the_right_spelling(make_web: MakeW
     assert web.records() == []
 
 
+@pytest.mark.parametrize("header", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_method_that_a_header_gives_never_runs_a_command_unprotected(
+    make_web: MakeWeb, method: str, header: str
+) -> None:
+    web = make_web(operations=[Operation("/orders/{id}", methods=("PUT",))])
+    answer = web.call(method=method, path="/orders/7", headers=[(header, "put")])
+    assert (answer.status, answer.code) == (400, "IDEMPOTENCY_OPERATION_MISSPELLED")
+    assert "Send it as PUT /orders/{id}, without the header" in answer.problem["detail"]
+    assert web.seen == []
+    assert web.call(method=method, path="/others/7", headers=[(header, "put")]).status == 201
+
+
 def test_a_misspelled_command_is_refused_before_the_default_policy(make_web: MakeWeb) -> None:
     web = make_web(operations=[Operation("/payments")], default=Policy())
     assert web.call(path="//payments").code == "IDEMPOTENCY_OPERATION_MISSPELLED"

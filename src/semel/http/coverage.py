@@ -8,7 +8,7 @@ sees it. Flask, Quart and Django are asked where a request leads; for all others
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from semel.http.routing import UNSAFE_METHODS, Operation, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spelling import normal_raw_segments, normal_segments
 
+OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
 _REDIRECT: Final = object()  # the framework sends the client to another spelling, and runs no view
 _LAYERS_MAX: Final = 20
 _REMEMBERED_MAX: Final = 1024  # paths, which clients may make up
@@ -42,15 +43,27 @@ class Coverage:
         self._protected: dict[tuple[str, object], str] | None = None  # by method and view: the template
 
     def judge(
-        self, method: str, path: str, is_keyed: Callable[[], bool], raw_path: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        is_keyed: Callable[[], bool],
+        raw_path: bytes | None = None,
+        *,
+        overriding: Sequence[str] = (),
     ) -> tuple[Route, Params] | Answer | None:
         """The default policy's route, the answer that refuses the request, or None where it passes.
 
         Parameters: ``is_keyed`` says whether it carries a key; ``raw_path`` as it came over the wire, below the place
-        where the application is mounted, where the server has it.
+        where the application is mounted, where the server has it; ``overriding`` what its headers of ``OVERRIDES`` name
+        as its method, which a layer inside may take for it.
         """
         surface = self._surface
         upper = method.upper()
+        for other in {each.strip().upper() for each in overriding} & set(UNSAFE_METHODS) - {upper}:
+            template = self._leads_to(other, path, raw_path)
+            if template is not None:
+                text = f"Nothing was done. Send it as {other} {template}, without the header that gives another method."
+                return surface.problems.answer(MISSPELLED, text)
         if upper not in UNSAFE_METHODS:
             return None
         template = self._leads_to(upper, path, raw_path)

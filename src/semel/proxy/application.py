@@ -14,6 +14,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
 from semel.http.asgi.call import Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.middleware import SemelMiddleware
+from semel.http.coverage import OVERRIDES
 from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.spelling import normal_segments
@@ -22,7 +23,6 @@ from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream,
 from semel.workers.health import READY, Check, HealthServer
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
 _NOMINATED: Final = HOP_BY_HOP | {b"close", b"http2-settings", b""}
 _ENDS_SECONDS: Final = 15  # beyond what commands may take, until the process ends all the same
 
@@ -93,7 +93,7 @@ class Front:
             return self._invalid("Connection names a header that the service needs. Leave it out of Connection.")
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
             return self._problems.answer(NOT_PASSED, "This proxy does not pass on WebSockets.")
-        overriding = [value for name, value in headers if name.replace(b"_", b"-") in _OVERRIDES]
+        overriding = [value for name, value in headers if name.replace(b"_", b"-") in OVERRIDES]
         if overriding and self._is_overridden(method, scope["path"], overriding):
             text = "A command is sent with its own method. Leave out the header that gives another one."
             return self._problems.answer(MISSPELLED, text)

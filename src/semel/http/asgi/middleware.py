@@ -18,7 +18,7 @@ from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.caller import FromUser
-from semel.http.coverage import Coverage
+from semel.http.coverage import OVERRIDES, Coverage
 from semel.http.exchange import Exchange, Unprotected, open_exchange
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings, MiddlewareSettings
@@ -107,7 +107,10 @@ class SemelMiddleware:
             answer = await self._status.answer(path, scope)
             if answer is not None:
                 return answer
-        return self._coverage.judge(scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope))
+        overriding = [value.decode("latin-1") for name, value in scope["headers"] if name in OVERRIDES]
+        return self._coverage.judge(
+            scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope), overriding=overriding
+        )
 
     def _is_keyed(self, scope: Scope) -> bool:
         return self.surface.key_name in dict(scope["headers"])

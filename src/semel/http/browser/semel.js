@@ -268,7 +268,7 @@ export class Intent {
         continue; // settled: the same key brings the answer
       }
       if (found) return found.isOver ? this.#end({ attempt, ...found.report }) : this.#tell({ attempt, ...found.report });
-      isLost ||= !response || response.status >= 500;
+      isLost ||= !response || response.status >= 500 || response.status === 409; // another attempt is running
       const wait = Math.max(retryAfter(response), Math.random() * Math.min(PAUSE_MAX, PAUSE * 2 ** attempt));
       if (Date.now() + wait > ends) return this.#tell({ state: "notyet", attempt, response });
       this.#tell({ state: "waiting", attempt, response, seconds: wait / 1000 });
@@ -331,7 +331,8 @@ export class Intent {
     if (problem?.retryable !== false && [408, 425, 429, 502, 503, 504].includes(status)) return undefined;
     if (status >= 500) return link ? { link, ...not("unknown") } : not("notyet");
     // After a lost attempt these say nothing about that attempt.
-    if (isLost && ([401, 403, 404].includes(status) || (status === 409 && !code))) return not("notyet");
+    const isBlind = [401, 403, 404].includes(status) || (status === 409 && !code) || code === "IDEMPOTENCY_OPERATION_NOT_DECLARED";
+    if (isLost && isBlind) return not("notyet");
     return over("refused");
   }
 

@@ -11,7 +11,7 @@ import io
 import time
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import IO, Unpack
+from typing import IO, Final, Unpack
 
 from semel.core.model import Answer
 from semel.engine.permit import Permit
@@ -20,7 +20,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
 from semel.http.body_time import SocketClock
 from semel.http.capture import Capture
-from semel.http.coverage import Coverage
+from semel.http.coverage import OVERRIDES, Coverage
 from semel.http.exchange import (
     CUT,
     AnswerTooLarge,
@@ -40,6 +40,8 @@ from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
 
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+_OVERRIDES: Final = tuple(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in sorted(OVERRIDES))
 
 
 class SemelMiddleware:
@@ -100,7 +102,8 @@ class SemelMiddleware:
         if found is None:
             found = self._status.answer(method, path, environ)
         if found is None:
-            found = self._coverage.judge(method, path, lambda: self._key_variable in environ)
+            overriding = [environ[name] for name in _OVERRIDES if name in environ]
+            found = self._coverage.judge(method, path, lambda: self._key_variable in environ, overriding=overriding)
         if isinstance(found, Answer):
             return send_answer(start_response, found)
         if found is None:
