@@ -17,7 +17,7 @@ import pytest
 
 from semel import Answer, Engine, __version__
 from semel.cli import commands
-from semel.cli.main import grammar, main
+from semel.cli.main import MODULES, grammar, main
 from semel.stores.sqlite import doctor as doctor_sqlite
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
@@ -44,6 +44,27 @@ def test_a_command_is_in_the_file_of_its_name(command: str) -> None:
     if file != command:
         assert f"`semel {command}`" in (commands.__doc__ or "")
         assert f"``{folder}/{file}.py``" in (commands.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_made_without_the_others(name: str) -> None:
+    """The table names the module that declares it; all that this module declares, and nothing else, is there."""
+    alone, everything = grammar(name)[1].choices, grammar()[1].choices
+    assert name in alone
+    assert set(alone) == {each for each in everything if MODULES[each] == MODULES[name]}
+    assert alone[name].format_help() == everything[name].format_help()
+
+
+def test_a_process_imports_the_command_that_it_was_asked_for_alone() -> None:
+    probe = "import sys; from semel.cli.main import main; main(['size', '--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    made = {name for name in done.stdout.splitlines()[-1].split() if name.startswith("semel.cli.commands.")}
+    assert made == {"semel.cli.commands.stores", "semel.cli.commands.stores.size"}
+
+
+def test_help_that_is_asked_for_before_a_command_is_about_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", "size"]) == 0
+    assert "semel demo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)

@@ -11,7 +11,6 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -83,6 +82,9 @@ def test_the_linter_of_dockerfiles_finds_nothing() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["metadata"]["name"])
 def test_a_manifest_is_one_of_the_apis_schema(document: dict[str, Any]) -> None:
+    # Not above: it compiles 38 grammars when it is imported, and each worker of a run imports every module of tests.
+    import kubernetes_validate
+
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     misspelled = {**document, "spec": {**document["spec"], "templat": {}}}
     with pytest.raises(kubernetes_validate.ValidationError):

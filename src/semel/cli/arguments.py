@@ -87,10 +87,13 @@ def near(word: str, known: Sequence[str]) -> str:
 
 
 def command_word(arguments: Sequence[str]) -> str | None:
+    """The command among the arguments; None where there is none, or where help about all of them is asked for first."""
     words = iter(arguments)
     for word in words:
         if word == "--url":
             next(words, None)
+        elif word in ("-h", "--help"):
+            return None
         elif not word.startswith("-"):
             return word
     return None
