@@ -15,6 +15,8 @@ from semel.core.model import Scope
 
 ID_BYTES = 16
 KEY_HASH_BYTES = 8
+_ID, _KEY_HASH = slice(ID_BYTES), slice(KEY_HASH_BYTES)
+_sha256 = hashlib.sha256
 _SCOPES_MAX = 1024
 UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"  # of its parts
 UUID_PARTS = Struct(">IHHHHI").unpack
@@ -36,7 +38,7 @@ def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
     """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
     framed = f"{_scope_text(*scope)}{len(key)}:{key}".encode()
     if secret is None:
-        return hashlib.sha256(framed).digest()[:ID_BYTES]
+        return _sha256(framed).digest()[_ID]
     return hmac.digest(secret, framed, "sha256")[:ID_BYTES]
 
 
@@ -49,8 +51,8 @@ def _scope_text(tenant: str, caller: str, operation: str) -> str:
 def key_hash(key: str, secret: bytes | None = None) -> bytes:
     """8 bytes that let an operator see that two records carry the same key, and nothing more."""
     framed = b"semel.key.1" + key.encode()
-    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
-    return digest[:KEY_HASH_BYTES]
+    digest = _sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
+    return digest[_KEY_HASH]
 
 
 def reference_id(
@@ -107,8 +109,17 @@ def derived_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> 
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
-    bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
-    return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
+    return uuid7(now_ms & 0xFFFFFFFFFFFF, uuid7_tail(random))
+
+
+def uuid7_tail(random: bytes) -> bytes:
+    """The last 10 bytes of a UUIDv7, from 10 random bytes: with its version and its variant."""
+    return (int.from_bytes(random[:10], "big") & _UUID7_RANDOM | _UUID7).to_bytes(10, "big")
+
+
+def uuid7(now_ms: int, tail: bytes) -> bytes:
+    """A UUIDv7 from a Unix time in milliseconds, of at most 48 bits, and its last 10 bytes."""
+    return now_ms.to_bytes(6, "big") + tail
 
 
 def uuid_text(raw: bytes) -> str:

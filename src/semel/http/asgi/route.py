@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Effects
-from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
-from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
 from semel.http.asgi.scope import captured
@@ -58,27 +57,25 @@ class RouteCall(AsgiCall):
     _leaked = False
     _cut = False
     _told = False
-    _failure: BaseException | None = None
-    _own_status: int | None = None
     _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
 
     def __init__(
         self,
-        app: App,
-        engine: AsyncEngine,
+        place: CaptureMiddleware,
         scope: Scope,
         receive: Receive,
         send: Send,
-        may_claim: Callable[..., bool],
-        bodies: Bodies,
     ) -> None:
-        super().__init__(app, engine, captured(scope), receive, send)
+        self._place = place
+        self._scope = captured(scope)
+        self._receive = receive
+        self._send = send
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
-        self._may_claim = may_claim
-        self._bodies = bodies
+        self._may_claim = place.may_claim
+        self._bodies = place.bodies
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
@@ -96,7 +93,7 @@ class RouteCall(AsgiCall):
         error: BaseException | None = None
         try:
             try:
-                await self._app(scope, self.receive, self.send)
+                await self._place.app(scope, self.receive, self.send)
             except GeneratorExit:
                 raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
             except BaseException as raised:
@@ -107,6 +104,7 @@ class RouteCall(AsgiCall):
             finally:
                 if self._spool is not None:
                     self._close_spool()
+                self._message = None  # what the application has not read
             if self._permit is not None:
                 if self._limit is not None:
                     error = self._limit.end(error)
@@ -163,7 +161,7 @@ class RouteCall(AsgiCall):
         if isinstance(command, Answer):
             return self._hold(route, command)
         try:
-            permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
+            permit = await self._place.engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
             refused = opened.unclaimed(error)
             if isinstance(refused, Answer):
@@ -186,7 +184,7 @@ class RouteCall(AsgiCall):
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
         self._instead = answer
         self._capture = Capture(route.keeping)
-        self._deadline = time.monotonic() + route.policy.deadline_seconds
+        self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
         return answer
 
@@ -216,8 +214,13 @@ class RouteCall(AsgiCall):
 
     async def receive(self) -> Message:
         """The body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
-        spool = self._spool
+        message, spool = self._message, self._spool
+        if message is not None:
+            self._message = None
+            return message
         if spool is None:
+            if self._whole:
+                return await (self._after_body() if self.has_claimed else self._receive())
             if self._too_long or self._refusal is not None:
                 return await self._receive()
             if not self._may_claim(self._scope.get("endpoint")):
@@ -289,6 +292,11 @@ class RouteCall(AsgiCall):
         else:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
+        await self._keep(spool, message)
+        return message
+
+    async def _keep(self, spool: Spool, message: Message) -> None:
+        """Take a piece of the body, or note that there will be no more."""
         if message["type"] == "http.request":
             if spool.on_disk:
                 await asyncio.to_thread(spool.write, message.get("body", b""))
@@ -297,15 +305,18 @@ class RouteCall(AsgiCall):
             self._whole = not message.get("more_body", False)
         else:
             self._whole = self._cut = True
-        return message
 
     async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
         """Read what the application has left unread, and fingerprint the whole."""
         limit = bytes_read_max(exchange.route)
         spool = self._spool
-        if spool is None:
-            spool = self._spool = Spool()
         try:
+            if spool is None:
+                message, self._until = await self._bodies.clock.first_of(self._receive)
+                if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
+                    return await self._command_of_one(exchange, message)
+                spool = self._spool = Spool()
+                await self._keep(spool, message)
             while not self._whole and spool.size <= limit:
                 await self._pull(spool, is_command=True)
         except TimeoutError:
@@ -325,11 +336,14 @@ class RouteCall(AsgiCall):
                 return refusal
         return await finished(exchange, spool)
 
+    async def _command_of_one(self, exchange: Exchange, message: Message) -> Command | Answer:
+        """The command of a body that came in one piece, which the application is given as it came."""
+        self._message, self._whole = message, True
+        body = message.get("body", b"")
+        return exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
+
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
-
-    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        return self._exchange.outcome(permit, self._capture, error, self._failure, self._own_status)
 
 
 class _Limit:
@@ -418,9 +432,9 @@ class CaptureMiddleware:
         may_reach: MayReach,
     ) -> None:
         self.app = app
-        self._bodies = Bodies(surface, bytes_max)
+        self.bodies = Bodies(surface, bytes_max)
         self.engine = engine
-        self._may_claim = may_claim
+        self.may_claim = may_claim
         self._may_reach = may_reach
         self._kept_alive = kept_alive
 
@@ -431,7 +445,7 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            await self._call(RouteCall(self.app, self.engine, scope, receive, send, self._may_claim, self._bodies))
+            await self._call(RouteCall(self, scope, receive, send))
 
     async def _call(self, call: RouteCall) -> None:
         if self._kept_alive.is_needless(call.runner):
