@@ -20,6 +20,7 @@ from semel.stores.sql.statements import Value
 MAGIC: Final = b"S1"
 DIGITS: Final = 16
 BLANK: Final = b" " * DIGITS
+BLANKS: Final = BLANK * 3  # of a record that has not ended: when it was settled, is answered until, and is forgotten
 _NONE: Final = b"-1:"
 
 # The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
@@ -89,23 +90,23 @@ class Damaged(ValueError):
     """Bytes that are no record of this layout."""
 
 
-_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANK)\b")
+_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANKS)\b")
 
 
 def placed(script: str) -> str:
     """A script with what it says of the layout written out, as Lua counts places.
 
-    >>> placed("if field(record, 'state') == BLANK then return AT.fence[1] + HEAD end").replace(" " * DIGITS, "~")
-    "if string.sub(record, 3, 4) == '~' then return 6 + 277 end"
+    >>> placed("if field(record, 'state') == BLANKS then return AT.fence[1] + HEAD end").replace(BLANKS.decode(), "~")
+    "if sub(record, 3, 4) == '~' then return 6 + 277 end"
     """
 
     def written(found: re.Match[str]) -> str:
         field, name, end, word = found.groups()
         if word:
-            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANK.decode()}'"
+            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANKS.decode()}'"
         place = PLACES[field or name]
         return (
-            f"string.sub(record, {place[0] + 1}, {place[1]})"
+            f"sub(record, {place[0] + 1}, {place[1]})"
             if field
             else str(place[0] + 1 if end == "1" else place[1])
         )

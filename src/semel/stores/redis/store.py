@@ -7,6 +7,7 @@ takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -49,6 +50,7 @@ from semel.stores.memory.store import granted_row
 from semel.stores.redis.keys import TAGS, Keys
 from semel.stores.redis.layout import Names, decode_any, frames, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
+from semel.stores.redis.routes import RedisRefused, raise_refused
 from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import memory, observe, setting
@@ -68,6 +70,7 @@ _NEVER_SETTLED: Final = frames((None,) * 8)
 _NOTHING_YET: Final = _NEVER_SETTLED + frames((None,) * 3)
 _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
+_NEVER_LENGTH: Final = b"%08d" % len(_NEVER_SETTLED)
 _SAYS_NOTHING: Final = (None,) * 5
 _UNSAID: Final = frames(_SAYS_NOTHING)
 _NO_DIGEST: Final = frames((None,) * 3)
@@ -106,37 +109,56 @@ class RedisStore:
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         named = [framed_names(claim) for claim in claims]
-        pairs = zip(claims, named, strict=True)
-        calls = [self._claim_call(*pair, place) for place, pair in enumerate(pairs, self._newest)]
-        replies = yield from ask(Calls(tuple(calls)))
+        ids = [claim.id for claim in claims]
+        groups = self._groups(ids)
+        calls = [self._claim_call([(claims[place], named[place]) for place in places]) for places in groups]
+        replies = (yield from ask(Calls(tuple(calls)))) if calls else []
+        found: list[tuple[int, Any]] = [(0, None)] * len(claims)
+        for places, (now, *met) in zip(groups, replies, strict=True):
+            for place, each in zip(places, met, strict=True):
+                found[place] = now, each
         verdicts: list[Verdict] = []
-        for claim, names, reply in zip(claims, named, replies, strict=True):
-            now = int(reply[0])
-            if reply[1] is None:
-                self._newest = max(self._newest, int(reply[2]))
+        for claim, names, (now, reply) in zip(claims, named, found, strict=True):
+            if type(reply) is int:
+                self._newest = max(self._newest, reply)
                 verdicts.append(Proceed(first_grant(claim, now)))
-            else:
-                row = decode_any(reply[1], claim.id, names=names_of(claim, names))
+            elif type(reply) is bytes:
+                row = decode_any(reply, claim.id, names=names_of(claim, names))
                 verdicts.append((yield from self._decide(claim, now, row)))
+            else:
+                code, _, text = bytes(reply[0]).decode().partition(" ")
+                raise_refused(RedisRefused(code, text))
         return verdicts
 
-    def _claim_call(self, claim: Claim, names: bytes, after: int) -> RedisCall:
-        id, nonce = claim.id, claim.nonce
-        operation = claim.operation_id.hex().encode()
-        granted, starts, spans, due = _terms(claim.terms, claim.holder)
-        claimed = names + granted
-        tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
-        keys = (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due")
-        if self._marked and claim.terms.effects == Effects.EXTERNAL and not self.accepts_loss:
-            keys = (*keys, self.keys.marker(id))  # type: ignore[assignment]
-        return RedisCall(
-            _CLAIM,
-            keys,
-            (
-                *(id, starts, nonce.hex().encode(), operation, *spans),
-                *(lengths, claimed, _NOTHING_YET, due, after),
-            ),
-        )
+    def _groups(self, ids: Sequence[bytes]) -> list[list[int]]:
+        """Which of these records, by their places, share a call: on one server all, in a cluster those of one tag."""
+        if not self._cluster:
+            return [list(range(len(ids)))] if ids else []
+        groups: dict[int, list[int]] = {}
+        for place, id in enumerate(ids):
+            groups.setdefault(id[0] % TAGS, []).append(place)
+        return list(groups.values())
+
+    def _claim_call(self, claims: Sequence[tuple[Claim, bytes]]) -> RedisCall:
+        keys: list[bytes] = []
+        arguments: list[bytes | int] = [self._newest]
+        has_marker = self._marked and not self.accepts_loss
+        for claim, names in claims:
+            id = claim.id
+            terms, length, granted = _terms(claim.terms, claim.holder, has_marker)
+            keys.append(_record(self.keys.tag(id), id))
+            arguments += (
+                terms,
+                hexlify(claim.nonce + claim.operation_id),
+                b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted),
+            )
+        if self._cluster:
+            operations = [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim, _ in claims]
+            keys += (*operations, *self._lists(id), self.keys.marker(id))
+        return RedisCall(_CLAIM, tuple(keys), tuple(arguments))
+
+    def _lists(self, id: bytes) -> tuple[bytes, ...]:
+        return self.keys.all(id), self.keys.open(id), self.keys.due(id)
 
     def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
         """Decide on a record that is there, and write what that grants; if another writer was first, decide again."""
@@ -173,39 +195,32 @@ class RedisStore:
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
         ends = [word for word in settlements if word.state in ANSWERED_STATES]
-        replies = iter((yield from ask(Calls(tuple([self._settle_call(word) for word in ends])))) if ends else ())
+        groups = self._groups([word.id for word in ends])
+        calls = [self._settle_call([ends[place] for place in places]) for places in groups]
+        replies = (yield from ask(Calls(tuple(calls)))) if calls else []
+        done = [False] * len(ends)
+        for places, met in zip(groups, replies, strict=True):
+            for place, each in zip(places, met, strict=True):
+                done[place] = each == 1
         settled: list[Settling] = []
+        ended = iter(done)
         for word in settlements:
-            if word.state in ANSWERED_STATES and int(next(replies)) == 1:
+            if word.state in ANSWERED_STATES and next(ended):
                 settled.append(Settled())
             else:
                 settled.append((yield from self._settle_by_rule(word)))
         return settled
 
-    def _settle_call(self, word: Settlement) -> RedisCall:
-        answer, large = word.answer, _NO_ANSWER
-        said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
-        small = _UNSAID if said == _SAYS_NOTHING else frames(said)
-        if answer is None:
-            small += _NO_DIGEST
-        else:
-            block = pack_headers(answer.headers)
-            small += b"%d:%b-1:%b" % (
-                DIGEST_BYTES,
-                answer_digest(answer.status, block, answer.body),
-                _status(answer.status),
-            )
-            if word.answer_kind in STORED_ANSWERS:
-                large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
-        id, tag = word.id, self.keys.tag(word.id)
-        return RedisCall(
-            _SETTLE,
-            (_record(tag, id), tag + b"open", tag + b"due"),
-            (
-                *(id, number(word.fence), word.nonce.hex().encode(), b"%02d" % word.state, b"%d" % word.answer_kind),
-                *(b"%08d" % len(small), small + large, PURGE_GRACE_US, tag + b"o:"),
-            ),
-        )
+    def _settle_call(self, words: Sequence[Settlement]) -> RedisCall:
+        keys: list[bytes] = []
+        arguments: list[bytes | int] = [PURGE_GRACE_US]
+        for word in words:
+            id = word.id
+            keys.append(_record(self.keys.tag(id), id))
+            arguments += _settled(word)
+        if self._cluster:
+            keys += self._lists(id)[1:]
+        return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
 
     def _settle_by_rule(self, word: Settlement) -> Flow[Settling]:
         while True:
@@ -383,7 +398,7 @@ def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
 
 def _record(tag: bytes, id: bytes) -> bytes:
     """As ``Keys.record``, and the names above as the others of ``Keys``, whose tag is looked up once."""
-    return b"%br:%b" % (tag, id.hex().encode())
+    return b"%br:%b" % (tag, hexlify(id))
 
 
 # What is the same in many claims is written down once: a process has few policies, and its callers come again.
@@ -416,11 +431,28 @@ def _recipe(recipe: str) -> bytes:
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
-def _terms(terms: Terms, holder: str) -> tuple[bytes, bytes, tuple[bytes | int, ...], bytes]:
-    """The framed fields of a claim that its terms fix, its first state, its spans, and what a reaper must wait for."""
+def _terms(terms: Terms, holder: str, has_marker: bool) -> tuple[bytes, int, bytes]:
+    """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
-    spans = (terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us), number(terms.tombstone_us))
-    return granted, b"%02d" % terms.starts, spans, _first_due(terms)
+    needs_marker = has_marker and terms.effects == Effects.EXTERNAL
+    told = b"%02d%b%b" % (terms.starts, b"m" if needs_marker else b"-", _first_due(terms))
+    spans = (terms.lease_us, terms.answer_us, terms.tombstone_us, terms.deadline_us, terms.dedup_us)
+    return told + b"".join(map(number, spans)), len(granted), granted + _NOTHING_YET
+
+
+def _settled(word: Settlement) -> tuple[bytes, bytes]:
+    """What a settlement's script has to know, and what it writes."""
+    id, fence, nonce, state, answer, kind, doubt, error_code, *resource = word[:11]
+    said = (doubt, *resource, error_code)
+    small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
+    if answer is None:
+        small += _NO_DIGEST
+    else:
+        block, body = pack_headers(answer.headers), answer.body
+        small += b"%d:%b-1:%b" % (DIGEST_BYTES, answer_digest(answer.status, block, body), _status(answer.status))
+        if kind in STORED_ANSWERS:
+            large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
+    return b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small)), small + large
 
 
 @lru_cache
@@ -431,8 +463,8 @@ def _status(status: int | None) -> bytes:
 def _first_due(terms: Terms) -> bytes:
     """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
     if terms.starts != State.PROCESSING:
-        return b""
-    return b"dedup" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"lease"
+        return b"-"
+    return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"
 
 
 def _marked(row: Record | None, now: int, renewal: Renewal) -> Record | None:
