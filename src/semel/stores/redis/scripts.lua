@@ -9,8 +9,8 @@
 -- server, and its first write is refused.
 
 -- name: prelude
--- What all scripts share. A head is read by its digits: tonumber stops at the first that is none, and a byte of zero would
--- end the text for it. What is not all digits is looked at once more, blank by blank.
+-- What all scripts share. Whether a head is whole is told by its digits: tonumber stops at what is none, and takes a byte of
+-- zero for the end of the text. Blank is only what has not come yet.
 local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local function time(given)
     if given ~= '' then return tonumber(given) end
@@ -19,11 +19,13 @@ local function time(given)
 end
 local function number(value) return format('%016.0f', value) end
 local function readable(record)
-    if string.len(record) <= HEAD or sub(record, 1, 2) ~= 'S1' then return false end
+    if string.len(record) <= HEAD or sub(record, 1, 2) ~= 'S1' or not string.find(field(record, 'lease_until'), '^%d+$') then
+        return false
+    end
     local digits = '1' .. sub(record, 3, AT.dedup_until[2]) .. sub(record, AT.lease_us[1], HEAD) .. '1'
-    return sub(record, AT.settled_at[1], AT.forget_after[2]) == BLANKS
-        and tonumber(digits, 16) and not string.find(digits, '\0', 1, true)
-        or string.find(sub(record, 3, HEAD), '^[%x ]+$')
+    local ends = sub(record, AT.settled_at[1], AT.forget_after[2])
+    return tonumber(digits, 16) and not string.find(digits, '\0', 1, true)
+        and (ends == BLANKS or string.find(ends, '^[%d ]+$'))
 end
 
 local function first_due(sets, from, earliest)

@@ -11,7 +11,7 @@ from binascii import hexlify
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.core.contract import Capabilities, Identity, Observed, Turn
 from semel.core.decide import decide, first_grant, is_grant_new
@@ -48,7 +48,7 @@ from semel.errors import SchemaError
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import granted_row
 from semel.stores.redis.keys import TAGS, Keys
-from semel.stores.redis.layout import Names, decode_any, frames, number
+from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.routes import RedisRefused, raise_refused
 from semel.stores.redis.rows import LUA, Rows
@@ -75,6 +75,10 @@ _SAYS_NOTHING: Final = (None,) * 5
 _UNSAID: Final = frames(_SAYS_NOTHING)
 _NO_DIGEST: Final = frames((None,) * 3)
 _NO_ANSWER: Final = frames((None,) * 3)
+
+
+T = TypeVar("T")
+_Request = TypeVar("_Request", Claim, Settlement)
 
 
 class RedisStore:
@@ -108,54 +112,57 @@ class RedisStore:
     # --- a command's life -------------------------------------------------------------------
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        named = [framed_names(claim) for claim in claims]
-        ids = [claim.id for claim in claims]
-        groups = self._groups(ids)
-        calls = [self._claim_call([(claims[place], named[place]) for place in places]) for places in groups]
-        replies = (yield from ask(Calls(tuple(calls)))) if calls else []
-        found: list[tuple[int, Any]] = [(0, None)] * len(claims)
-        for places, (now, *met) in zip(groups, replies, strict=True):
-            for place, each in zip(places, met, strict=True):
-                found[place] = now, each
+        groups = self._groups(claims)
+        asked = [self._claim_call(group) for group in groups]
+        replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
-        for claim, names, (now, reply) in zip(claims, named, found, strict=True):
-            if type(reply) is int:
-                self._newest = max(self._newest, reply)
-                verdicts.append(Proceed(first_grant(claim, now)))
-            elif type(reply) is bytes:
-                row = decode_any(reply, claim.id, names=names_of(claim, names))
-                verdicts.append((yield from self._decide(claim, now, row)))
-            else:
-                code, _, text = bytes(reply[0]).decode().partition(" ")
-                raise_refused(RedisRefused(code, text))
-        return verdicts
+        for group, (_, named), (now, *met) in zip(groups, asked, replies, strict=True):
+            for claim, names, reply in zip(group, named, met, strict=True):
+                if type(reply) is bytes:
+                    verdict: Verdict | None = kept_answer(reply, names, now)
+                    if verdict is None:
+                        verdict = yield from self._decide(claim, now, decode_any(reply, claim.id))
+                    verdicts.append(verdict)
+                elif type(reply) is int:
+                    self._newest = max(self._newest, reply)
+                    verdicts.append(Proceed(first_grant(claim, now)))
+                else:
+                    code, _, text = bytes(reply[0]).decode().partition(" ")
+                    raise_refused(RedisRefused(code, text))
+        return verdicts if len(groups) < 2 else _in_order(claims, verdicts)
 
-    def _groups(self, ids: Sequence[bytes]) -> list[list[int]]:
-        """Which of these records, by their places, share a call: on one server all, in a cluster those of one tag."""
-        if not self._cluster:
-            return [list(range(len(ids)))] if ids else []
-        groups: dict[int, list[int]] = {}
-        for place, id in enumerate(ids):
-            groups.setdefault(id[0] % TAGS, []).append(place)
-        return list(groups.values())
+    def _groups(self, requests: Sequence[_Request]) -> Sequence[Sequence[_Request]]:
+        """Which requests share a call: on one server all, in a cluster those of one tag."""
+        if not self._cluster or len(requests) < 2:
+            return (requests,) if requests else ()
+        groups: dict[int, list[_Request]] = {}
+        for request in requests:
+            groups.setdefault(request.id[0] % TAGS, []).append(request)
+        return [groups[tag] for tag in sorted(groups)]
 
-    def _claim_call(self, claims: Sequence[tuple[Claim, bytes]]) -> RedisCall:
+    def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
+        """The call, and what each claim is about as its record has it."""
         keys: list[bytes] = []
         arguments: list[bytes | int] = [self._newest]
-        has_marker = self._marked and not self.accepts_loss
-        for claim, names in claims:
-            id = claim.id
-            terms, length, granted = _terms(claim.terms, claim.holder, has_marker)
-            keys.append(_record(self.keys.tag(id), id))
+        named: list[bytes] = []
+        tags, has_marker = self.keys.tags, self._marked and not self.accepts_loss
+        for claim in claims:
+            id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
+            told, length, granted = _terms(terms, holder, has_marker)
+            names = b"%d:%b%b%d:%b%b%d:%b" % (
+                *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
+                *(len(fingerprint), fingerprint),
+            )
+            named.append(names)
+            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
             arguments += (
-                terms,
-                hexlify(claim.nonce + claim.operation_id),
+                *(told, hexlify(nonce + operation_id)),
                 b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted),
             )
         if self._cluster:
-            operations = [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim, _ in claims]
-            keys += (*operations, *self._lists(id), self.keys.marker(id))
-        return RedisCall(_CLAIM, tuple(keys), tuple(arguments))
+            keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
+            keys += (*self._lists(id), self.keys.marker(id))
+        return RedisCall(_CLAIM, tuple(keys), tuple(arguments)), named
 
     def _lists(self, id: bytes) -> tuple[bytes, ...]:
         return self.keys.all(id), self.keys.open(id), self.keys.due(id)
@@ -195,17 +202,14 @@ class RedisStore:
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
         ends = [word for word in settlements if word.state in ANSWERED_STATES]
-        groups = self._groups([word.id for word in ends])
-        calls = [self._settle_call([ends[place] for place in places]) for places in groups]
+        groups = self._groups(ends)
+        calls = [self._settle_call(group) for group in groups]
         replies = (yield from ask(Calls(tuple(calls)))) if calls else []
-        done = [False] * len(ends)
-        for places, met in zip(groups, replies, strict=True):
-            for place, each in zip(places, met, strict=True):
-                done[place] = each == 1
+        done: list[int] = [each for met in replies for each in met]
+        ended = iter(done if len(groups) < 2 else _in_order(ends, done))
         settled: list[Settling] = []
-        ended = iter(done)
         for word in settlements:
-            if word.state in ANSWERED_STATES and next(ended):
+            if word.state in ANSWERED_STATES and next(ended) == 1:
                 settled.append(Settled())
             else:
                 settled.append((yield from self._settle_by_rule(word)))
@@ -396,6 +400,15 @@ def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
     return RedisCall(LUA["earliest"], (sets[0],), tuple(sets[1:]))
 
 
+def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
+    """Replies by tag, in the order of the requests."""
+    ordered = list(replies)
+    by_tag = sorted(range(len(requests)), key=lambda place: requests[place].id[0] % TAGS)
+    for place, reply in zip(by_tag, replies, strict=True):
+        ordered[place] = reply
+    return ordered
+
+
 def _record(tag: bytes, id: bytes) -> bytes:
     """As ``Keys.record``, and the names above as the others of ``Keys``, whose tag is looked up once."""
     return b"%br:%b" % (tag, hexlify(id))
@@ -403,21 +416,6 @@ def _record(tag: bytes, id: bytes) -> bytes:
 
 # What is the same in many claims is written down once: a process has few policies, and its callers come again.
 _TEXTS_MAX: Final = 1024
-
-
-def framed_names(claim: Claim) -> bytes:
-    """What a claim is about, as its record has it."""
-    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
-    return b"%d:%b%b%d:%b%b%d:%b" % (
-        *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
-        *(len(fingerprint), fingerprint),
-    )
-
-
-def names_of(claim: Claim, framed: bytes) -> Names:
-    """The same, with what is read of it: a text, also where the claim's was an enumeration's."""
-    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
-    return Names(framed, (id, *map(str, scope), key_hash, str(recipe), fingerprint))
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
@@ -483,4 +481,4 @@ def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
     return abandoned_row(row, nonce, now)
 
 
-__all__ = ["LUA", "MIGRATIONS", "RedisStore", "framed_names", "names_of"]
+__all__ = ["LUA", "MIGRATIONS", "RedisStore"]
