@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from binascii import unhexlify
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -210,11 +211,12 @@ def decode(data: bytes, *, small: bool = False) -> Record:
         raise Damaged("a record's string does not have this layout") from error
 
 
+_KEPT: Final = AnswerKind.KEPT
 _BY_STATE: Final = {b"%02d" % state: state for state in ANSWERED_STATES}
 # The head of a kept answer, all of it, with what a replay takes from it: the state, the operation, and four numbers.
 _ANSWERED_HEAD: Final = re.compile(
     b"%b(%b)%d[0-9]{32}[0-9a-f]{32}([0-9a-f]{32})[0-9]{80}([0-9]{16})[0-9]{64}([0-9]{8})([0-9]{8})"
-    % (MAGIC, b"|".join(_BY_STATE), AnswerKind.KEPT)
+    % (MAGIC, b"|".join(_BY_STATE), _KEPT)
 ).match
 # What follows what was claimed: nothing but the digest, the status, the headers' length.
 _ANSWERED_REST: Final = re.compile(
@@ -238,13 +240,16 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
     if rest is None or now >= int(until) or not _is_granted(data[HEAD_BYTES + len(framed) : end]):
         return None
     digest, status, length = rest.groups()
-    begin = rest.end()
-    end = begin + int(length)
-    body = _ANSWERED_BODY(data, end)
-    if body is None or begin - len(length) - 1 != rest.start() + int(small) or int(body[1]) != len(data) - body.end():
+    small_end, begin = rest.end(2), rest.end()
+    block_end = begin + int(length)
+    body = _ANSWERED_BODY(data, block_end)
+    if body is None or small_end != end + int(small):
         return None
-    answer = stored_answer(AnswerKind.KEPT, digest, int(status), data[begin:end], data[body.end() :])
-    return None if answer is None else Replay(answer, bytes.fromhex(operation.decode()), _BY_STATE[state])
+    at = body.end()
+    if int(body[1]) != len(data) - at:
+        return None
+    answer = stored_answer(_KEPT, digest, int(status), data[begin:block_end], data[at:])
+    return None if answer is None else tuple.__new__(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
 
 
 def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:

@@ -149,16 +149,12 @@ class RedisStore:
         for claim in claims:
             id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
             told, length, granted = _terms(terms, holder, has_marker)
-            names = b"%d:%b%b%d:%b%b%d:%b" % (
-                *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
-                *(len(fingerprint), fingerprint),
-            )
+            fixed = id, _scope(scope), len(key_hash), key_hash, _recipe(recipe), len(fingerprint), fingerprint
+            names = b"16:%b%b%d:%b%b%d:%b" % fixed
             named.append(names)
             keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
-            arguments += (
-                *(told, hexlify(nonce + operation_id)),
-                b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted),
-            )
+            rest = b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted)
+            arguments += (told, hexlify(nonce + operation_id), rest)
         if self._cluster:
             keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
             keys += (*self._lists(id), self.keys.marker(id))
@@ -218,10 +214,24 @@ class RedisStore:
     def _settle_call(self, words: Sequence[Settlement]) -> RedisCall:
         keys: list[bytes] = []
         arguments: list[bytes | int] = [PURGE_GRACE_US]
+        tags = self.keys.tags
         for word in words:
-            id = word.id
-            keys.append(_record(self.keys.tag(id), id))
-            arguments += _settled(word)
+            id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = word[
+                :11
+            ]
+            said = doubt, business_ref, resource_type, resource_id, error_code
+            small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
+            if answer is None:
+                small += _NO_DIGEST
+            else:
+                status, headers, body = answer
+                block = pack_headers(headers)
+                small = b"%b%d:%b-1:%b" % (small, DIGEST_BYTES, answer_digest(status, block, body), _status(status))
+                if kind in STORED_ANSWERS:
+                    large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
+            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
+            told = b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small))
+            arguments += (told, small + large)
         if self._cluster:
             keys += self._lists(id)[1:]
         return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
@@ -409,11 +419,6 @@ def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
     return ordered
 
 
-def _record(tag: bytes, id: bytes) -> bytes:
-    """As ``Keys.record``, and the names above as the others of ``Keys``, whose tag is looked up once."""
-    return b"%br:%b" % (tag, hexlify(id))
-
-
 # What is the same in many claims is written down once: a process has few policies, and its callers come again.
 _TEXTS_MAX: Final = 1024
 
@@ -436,21 +441,6 @@ def _terms(terms: Terms, holder: str, has_marker: bool) -> tuple[bytes, int, byt
     told = b"%02d%b%b" % (terms.starts, b"m" if needs_marker else b"-", _first_due(terms))
     spans = (terms.lease_us, terms.answer_us, terms.tombstone_us, terms.deadline_us, terms.dedup_us)
     return told + b"".join(map(number, spans)), len(granted), granted + _NOTHING_YET
-
-
-def _settled(word: Settlement) -> tuple[bytes, bytes]:
-    """What a settlement's script has to know, and what it writes."""
-    id, fence, nonce, state, answer, kind, doubt, error_code, *resource = word[:11]
-    said = (doubt, *resource, error_code)
-    small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
-    if answer is None:
-        small += _NO_DIGEST
-    else:
-        block, body = pack_headers(answer.headers), answer.body
-        small += b"%d:%b-1:%b" % (DIGEST_BYTES, answer_digest(answer.status, block, body), _status(answer.status))
-        if kind in STORED_ANSWERS:
-            large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
-    return b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small)), small + large
 
 
 @lru_cache
