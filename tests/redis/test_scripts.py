@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.core.model import RECORD_FORMAT, InProgress, Proceed, Settled, State, Unreadable
+from semel import Answer
+from semel.core.model import RECORD_FORMAT, InProgress, Proceed, Replay, Settled, State, Superseded, Unreadable
 from semel.core.record import is_sound, state_of
 from semel.engine.backend import Backend
 from semel.errors import StatementRefused
+from semel.stores.redis.keys import TAGS
 from semel.stores.redis.layout import HEAD_BYTES, PLACES, decode, decode_any
 from semel.testing.attempts import attempt, word
 from tests.redis.conftest import backend
+from tests.servers import redis as servers
 
 LAST = HEAD_BYTES - 1
 
@@ -91,3 +94,23 @@ def test_a_list_that_is_none_refuses_its_claims(own: int, made: Backend, name: s
         with pytest.raises(StatementRefused, match="WRONGTYPE"):
             claimed(made, attempt())
         assert (plain.get(store.keys.record(attempt().id)) is None) is (name == "all")
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_large_batch_is_answered_in_its_order(cluster: bool) -> None:
+    """More records than tags: in a cluster several share a call, and their replies come back by tag."""
+    port = servers.cluster() if cluster else servers.valkey()
+    opened = backend(port, cluster=cluster)
+    opened.driver.run(lambda: opened.store.migrate("store", b"none"))
+    claims = [attempt(key=f"{key}") for key in range(3 * TAGS)]
+    granted = claimed(opened, *claims)
+    assert [verdict.grant.nonce for verdict in granted] == [claim.nonce for claim in claims]
+    words = [word(verdict.grant, answer=Answer(201, (), b"%d" % n)) for n, verdict in enumerate(granted)]
+    words[5] = words[5]._replace(fence=1)
+    settled = opened.driver.run(lambda: opened.store.settle(words))
+    assert [type(reply) for reply in settled] == [Superseded if place == 5 else Settled for place in range(len(words))]
+    again = claimed(opened, *[claim._replace(nonce=bytes(16)) for claim in claims])
+    assert [type(verdict) for verdict in again] == [InProgress if n == 5 else Replay for n in range(len(words))]
+    bodies = [verdict.answer.body for verdict in again if isinstance(verdict, Replay)]
+    assert bodies == [b"%d" % place for place in range(len(words)) if place != 5]
+    opened.driver.close()
