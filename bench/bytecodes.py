@@ -2,17 +2,20 @@
 
 ``python -m bench.bytecodes`` prints a table: for each surface and store, what Semel executes for a command that is
 fresh, replayed, refused (its key belongs to another request) or failed (the handler raises NothingHappened), and for a
-request that is not protected. Counted is the code of Semel and what it calls of the standard library; the framework,
-the application and what is written in C are not. Requests come in tasks that end with the application, as uvicorn's do.
+request that is not protected. Counted is the code of Semel and what it calls of the standard library and redis-py; the
+framework, the application and what is written in C are not. Requests come in tasks that end with the application, as
+uvicorn's do. ``--redis URL`` adds rows of a Redis server: a request that comes alone pays for a whole round trip.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -72,6 +75,8 @@ class Counted(Counter[str]):
 
 def _room(file: str) -> str | None:
     """Whose code it is; None where it is not counted."""
+    if "/site-packages/redis/" in file:
+        return "redis"
     if file.startswith(PACKAGE):
         return ".".join(["semel", *Path(file).relative_to(PACKAGE).parts[:-1][:1]])
     return None if any(part in file for part in _NOT_OURS) else "python"
@@ -179,9 +184,10 @@ async def count(surface: str, url: str, kind: str) -> Counted:
     async with engine:
         app = _MAKERS[surface](engine)
         found: list[Counted] = []
-        await _ask(app, "fresh", "one")
+        seed = time.time_ns()  # a server may have seen others
+        await _ask(app, "fresh", f"one-{seed}")
         for number in range(2 * WARM_UPS):
-            key = "one" if kind in ("replay", "refused") else f"key-{number}"
+            key = f"one-{seed}" if kind in ("replay", "refused") else f"key-{seed}-{number}"
             counted = None if number < WARM_UPS else Counted()
             status = await _ask(app, kind, key, counted)
             if status != _EXPECTED[kind]:
@@ -191,8 +197,11 @@ async def count(surface: str, url: str, kind: str) -> Counted:
     return min(found, key=lambda each: each.total())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bytecodes", description=__doc__)
+    parser.add_argument("--redis", metavar="URL", help="such as redis://127.0.0.1:6379/0?persistence=none")
+    redis_url = parser.parse_args(arguments).redis
     rows: list[tuple[str, Counted]] = []
     with tempfile.TemporaryDirectory() as folder:
         for surface in SURFACES:
@@ -200,6 +209,8 @@ def main() -> None:
                 rows.append((f"{surface}, memory, {kind}", asyncio.run(count(surface, "memory://", kind))))
         url = f"sqlite:///{folder}/semel.db"
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
+    if redis_url:
+        rows += [(f"asgi, Redis, {kind}", asyncio.run(count("asgi", redis_url, kind))) for kind in ("fresh", "replay")]
     rooms = sorted(set().union(*(counted for _, counted in rows)))
     print(f"| bytecodes | all | {' | '.join(rooms)} |\n| --- |{' ---: |' * (len(rooms) + 1)}")
     for name, counted in rows:

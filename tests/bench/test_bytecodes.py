@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.bytecodes import KINDS, SURFACES, Counted, count
+from semel.core.flow import Flow, perform
+from semel.core.model import Replay
+from semel.core.settle import settled_row
+from semel.stores.memory.store import granted_row
+from semel.stores.redis.layout import encode
+from semel.stores.redis.store import RedisStore
+from semel.testing.attempts import attempt, word
+from tests.servers import redis as servers
 
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
@@ -35,6 +45,8 @@ ROOMS = {
     "replay": {"semel.http": 755, "semel.engine": 55, "semel.core": 210, "semel.stores": 40, "semel": 5},
 }
 SQLITE_REPLAY = 1_260
+REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
+REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
@@ -59,6 +71,43 @@ def test_every_room_stays_within_its_share(kind: str) -> None:
 def test_a_replay_from_sqlite_stays_within_its_budget(tmp_path: Path) -> None:
     found = counted("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
     assert found.total() <= SQLITE_REPLAY * ROOM_OF_LATER_PYTHONS, found
+
+
+@pytest.mark.parametrize("kind", REDIS)
+def test_a_request_on_redis_stays_within_its_budget(kind: str) -> None:
+    url = f"redis://127.0.0.1:{servers.valkey()}/0?prefix={servers.prefix()}"
+    found = counted("asgi", url, kind)
+    assert found.total() <= REDIS[kind] * ROOM_OF_LATER_PYTHONS, found
+
+
+def flow_of(flow: Flow[list[Any]], reply: Callable[[Any], list[Any]]) -> tuple[list[Any], int]:
+    """What a flow ends with, and its bytecodes."""
+    seen = Counted()
+    with seen.counting():
+        found = perform(flow, reply)
+    return found, seen.total()
+
+
+def batch_costs(many: int) -> dict[str, int]:
+    """What batches of so many claims, settlements and replays cost the Redis store, whose server is not there."""
+    store, now = RedisStore(), 1_700_000_000_000_000
+    claims = [attempt(key=f"{key}") for key in range(many)]
+    found, claim = flow_of(store.claim(claims), lambda calls: [[now, *range(now, now + many)]])
+    words = [word(verdict.grant) for verdict in found]
+    _, settle = flow_of(store.settle(words), lambda calls: [[1] * many])
+    rows = [granted_row(None, each, verdict.grant) for each, verdict in zip(claims, found, strict=True)]
+    kept = [settled_row(row, each, now)[1] for row, each in zip(rows, words, strict=True)]
+    strings = [encode(row) for row in kept if row is not None]
+    found, replay = flow_of(store.claim(claims), lambda calls: [[now, *strings]])
+    assert {type(verdict) for verdict in found} == {Replay}
+    return {"claim": claim, "settle": settle, "replay": replay}
+
+
+@pytest.mark.parametrize("kind", REDIS_EACH)
+def test_one_more_of_a_batch_on_redis_stays_within_its_budget(kind: str) -> None:
+    batch_costs(3)  # what is remembered is remembered
+    each = (batch_costs(40)[kind] - batch_costs(8)[kind]) / 32
+    assert each <= REDIS_EACH[kind] * ROOM_OF_LATER_PYTHONS, each
 
 
 def test_the_counts_are_the_same_each_time() -> None:

@@ -62,8 +62,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @contextmanager
-def heard(port: int) -> Iterator[list[str]]:
-    """The commands that clients send meanwhile, as MONITOR tells them; what scripts do is left out."""
+def heard(port: int, *, in_scripts: bool = False) -> Iterator[list[str]]:
+    """The commands that clients send meanwhile, as MONITOR tells them; or those that scripts call."""
     said: list[str] = []
     with Redis(port=port) as plain, plain.monitor() as monitor:
         yield said
@@ -73,5 +73,5 @@ def heard(port: int) -> Iterator[list[str]]:
         for each in monitor.listen():
             if mark in str(each["command"]):
                 return
-            if each["client_type"] != "lua":
+            if (each["client_type"] == "lua") is in_scripts:
                 said.append(str(each["command"]).split(" ", 1)[0].upper())

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from semel import Policy
-from semel.core.decide import first_grant
-from semel.core.model import AnswerKind, Record, State
+from semel.core.decide import decide, first_grant
+from semel.core.model import AnswerKind, Claim, Proceed, Record, Replay, State, Verdict
+from semel.core.record import answer_digest
 from semel.core.settle import lapsed_row, settled_row
 from semel.stores.memory.store import granted_row
 from semel.stores.redis.keys import TAGS, below, newer_first
-from semel.stores.redis.layout import HEAD_BYTES, Damaged, Names, decode, decode_any, encode, seen
+from semel.stores.redis.layout import HEAD_BYTES, Damaged, decode, decode_any, encode, seen
 from semel.stores.redis.rows import LUA, due_at
-from semel.stores.redis.store import framed_names, names_of
+from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
 
 NOW = 1_700_000_000_000_000
@@ -54,20 +55,70 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
         assert found.format == 0
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_what_a_claim_knows_already_changes_nothing_of_what_is_read(damaged: bool) -> None:
-    """Its own names or another one's, of records with and without an answer, whole and cut at every length."""
-    mine, other = attempt(), attempt(key="another", request=7)
-    open_row = granted_row(None, mine, first_grant(mine, NOW))
-    for row in (open_row, settled(), settled()._replace(headers=b"", body=b""), settled()._replace(request=b"kept")):
-        data = encode(row)
-        if damaged:
-            data = data[: HEAD_BYTES + 2] + b"\xff" + data[HEAD_BYTES + 3 :]
-        for claim in (mine, other):
-            names = names_of(claim, framed_names(claim))
-            for end in range(HEAD_BYTES, len(data) + 1):
-                assert decode_any(data[:end], b"i", names=names) == decode_any(data[:end], b"i")
-    assert decode(encode(open_row), names=Names(framed_names(mine), tuple("abcdefg"))).tenant == "b"
+def met(data: bytes, claim: Claim, now: int) -> Verdict | None:
+    """What a claim makes of a string that the server answers; None where it goes on to write."""
+    flow = RedisStore("shop").claim((claim,))
+    next(flow)
+    try:
+        flow.send([[now, data]])
+    except StopIteration as stop:
+        [verdict] = stop.value
+        return verdict  # type: ignore[no-any-return]
+    return None
+
+
+def expected(data: bytes, claim: Claim, now: int) -> Verdict | None:
+    """The same by the rules alone."""
+    verdict = decide(decode_any(data, claim.id), claim, now, begun=False)
+    return None if isinstance(verdict, Proceed) else verdict
+
+
+ANSWERED: tuple[dict[str, Any], ...] = (
+    {},
+    {"state": State.FAILED_REPLAYABLE, "status": 404},
+    {"headers": b"", "body": b""},
+    {"body": b"-1:3:201" * 40},
+    {"resource_type": "payment", "resource_id": "7"},
+    {"answer_until": None},
+)
+
+
+def answered(changes: dict[str, Any]) -> bytes:
+    row = settled()._replace(**changes)
+    digest = answer_digest(row.status, row.headers or b"", row.body or b"")
+    return encode(row._replace(answer_digest=digest))
+
+
+@pytest.mark.parametrize("changes", ANSWERED)
+def test_a_kept_answer_is_recognised_as_the_rules_recognise_it(changes: dict[str, Any]) -> None:
+    """By the same request, another one, and one under another recipe; as long as it is kept, and afterwards."""
+    data = answered(changes)
+    until = settled().answer_until
+    assert until is not None
+    others = attempt(key="another"), attempt(request=7), attempt()._replace(recipe="2.other")
+    for claim in (attempt(), attempt(nonce=2), *others):
+        for now in (NOW + 2, until - 1, until, until + 1):
+            assert met(data, claim, now) == expected(data, claim, now)
+    assert isinstance(met(data, attempt(), NOW + 2), Replay)
+
+
+@pytest.mark.parametrize("changes", ANSWERED[:3])
+def test_a_kept_answer_is_not_decoded(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.stores.redis.store.decode_any", None)
+    assert isinstance(met(answered(changes), attempt(), NOW + 2), Replay)
+
+
+@pytest.mark.parametrize("changes", ANSWERED[:3])
+def test_damage_is_noticed_in_a_kept_answer(changes: dict[str, Any]) -> None:
+    """Every byte of it, and every length: what is no replay by the rules is none by its bytes."""
+    data, claim = answered(changes), attempt()
+    for place in range(len(data)):
+        for byte in (b"\xff", b"\0", b" ", b"-", b"0", b"7", b"a", b":"):
+            changed = data[:place] + byte + data[place + 1 :]
+            assert met(changed, claim, NOW + 2) == expected(changed, claim, NOW + 2), (place, byte)
+        assert met(data[:place], claim, NOW + 2) == expected(data[:place], claim, NOW + 2), place
+    for more in (b"x", b"-1:", b"3:x"):
+        assert met(data + more, claim, NOW + 2) == expected(data + more, claim, NOW + 2)
 
 
 @pytest.mark.parametrize("policy", [EXTERNAL, IDEMPOTENT, Policy(effects="idempotent", attempts_max=1)])

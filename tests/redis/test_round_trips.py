@@ -9,8 +9,9 @@ import pytest
 from redis import Redis
 
 from semel import AsyncEngine, Policy
-from semel.core.model import State
+from semel.core.model import Replay, Settled, State
 from semel.policy import Command
+from semel.testing.attempts import attempt, word
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
 from tests.servers.relay import REDIS, relay
@@ -27,6 +28,31 @@ def test_two_commands_fresh_and_one_replayed(own: int, opened: Opens, effects: s
         assert shell.run(command(policy=policy), lambda permit: MADE).replayed
     assert _own(fresh) == ["EVALSHA", "EVALSHA"]
     assert _own(again) == ["EVALSHA"]
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
+    """The server's work for a claim, its settlement and a replay, alone and with others in one batch."""
+    made = backend(own)
+    made.driver.run(lambda: made.store.migrate("store", b"none"))
+    claims = [attempt(key=f"{key}") for key in range(together)]
+    heard_each: list[list[str]] = []
+
+    def counted(make: Any) -> list[Any]:
+        with heard(own, in_scripts=True) as called:
+            found: list[Any] = made.driver.run(make)
+        heard_each.append(called)
+        return found
+
+    grants = [verdict.grant for verdict in counted(lambda: made.store.claim(claims))]
+    assert counted(lambda: made.store.settle([word(grant) for grant in grants])) == [Settled()] * together
+    assert {type(verdict) for verdict in counted(lambda: made.store.claim(claims))} == {Replay}
+    made.driver.close()
+    assert heard_each == [
+        ["TIME", "MGET", *["EXISTS", "ZCOUNT", "SET", "SET", "ZADD", "ZADD", "ZADD"] * together],
+        ["TIME", "MGET", *["SET", "ZREM", "ZREM", "PEXPIRE"] * together],
+        ["TIME", "MGET"],
+    ]
 
 
 def _own(said: list[str]) -> list[str]:

@@ -77,7 +77,11 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
 
 def answer_of(row: Record) -> Answer | None:
     """The stored answer, as it is stored: a sealed one is sealed. None where there is none, or it is corrupt."""
-    kind, digest, status, block, body = _answer_columns(row)
+    return stored_answer(*_answer_columns(row))
+
+
+def stored_answer(kind: int, digest: bytes | None, status: int | None, block: object, body: object) -> Answer | None:
+    """As :func:`answer_of`, of these columns: the kind, the digest, the status, the header block and the body."""
     # SQLite keeps a value of any type in any column: a statement by hand may have left text.
     if kind not in STORED_ANSWERS or not isinstance(block, bytes) or not isinstance(body, bytes):
         return None

@@ -74,7 +74,11 @@ class Coalescer:
         oldest = self._loop.time() - self._patience
         while queue and queue[0][2] < oldest:
             _fail(queue.popleft()[1], StoreUnavailable(_OVERDUE))
-        batch = [queue.popleft() for _ in range(min(len(queue), BATCH_MAX))]
+        if len(queue) <= BATCH_MAX:
+            batch = list(queue)
+            queue.clear()
+        else:
+            batch = [queue.popleft() for _ in range(BATCH_MAX)]
         return batch if self._keeps else [waiting for waiting in batch if not waiting[1].cancelled()]
 
     async def _send(self, batch: list[_Waiting]) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 import struct
+from binascii import unhexlify
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from semel.core.model import RECORD_FORMAT, Record
-from semel.core.record import DIGEST_BYTES
+from semel.core.model import ANSWERED_STATES, RECORD_FORMAT, AnswerKind, Record, Replay
+from semel.core.record import DIGEST_BYTES, stored_answer
 from semel.stores.sql.statements import Value
 
 MAGIC: Final = b"S1"
 DIGITS: Final = 16
 BLANK: Final = b" " * DIGITS
+BLANKS: Final = BLANK * 3  # of a record that has not ended: when it was settled, is answered until, and is forgotten
 _NONE: Final = b"-1:"
 
 # The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
@@ -89,26 +91,22 @@ class Damaged(ValueError):
     """Bytes that are no record of this layout."""
 
 
-_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANK)\b")
+_PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANKS)\b")
 
 
 def placed(script: str) -> str:
     """A script with what it says of the layout written out, as Lua counts places.
 
-    >>> placed("if field(record, 'state') == BLANK then return AT.fence[1] + HEAD end").replace(" " * DIGITS, "~")
-    "if string.sub(record, 3, 4) == '~' then return 6 + 277 end"
+    >>> placed("if field(record, 'state') == BLANKS then return AT.fence[1] + HEAD end").replace(BLANKS.decode(), "~")
+    "if sub(record, 3, 4) == '~' then return 6 + 277 end"
     """
 
     def written(found: re.Match[str]) -> str:
         field, name, end, word = found.groups()
         if word:
-            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANK.decode()}'"
+            return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANKS.decode()}'"
         place = PLACES[field or name]
-        return (
-            f"string.sub(record, {place[0] + 1}, {place[1]})"
-            if field
-            else str(place[0] + 1 if end == "1" else place[1])
-        )
+        return f"sub(record, {place[0] + 1}, {place[1]})" if field else str(place[0] + 1 if end == "1" else place[1])
 
     return _PLACE.sub(written, script)
 
@@ -176,18 +174,8 @@ def small_bytes(data: bytes) -> int:
     return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
 
 
-class Names(NamedTuple):
-    """What a claim is about, framed, and the values that these bytes stand for."""
-
-    framed: bytes
-    values: tuple[Any, ...]
-
-
-def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> Record:
+def decode(data: bytes, *, small: bool = False) -> Record:
     """The record of a string. ``small``: its beginning is enough; headers, request and body are left out.
-
-    Every replay pays for it, so that each field is taken once and by its place. ``names`` of the claim that has met
-    it: where the string has the same bytes, they are not taken apart once more.
 
     Raises Damaged.
     """
@@ -200,18 +188,14 @@ def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> R
         lease_us, answer_us, tombstone_us, claimed_bytes, small_bytes = map(int, head[14:])
         claimed_end = HEAD_BYTES + claimed_bytes
         small_end = claimed_end + small_bytes
-        if names is not None and data.startswith(names.framed, HEAD_BYTES):
-            id, *named = names.values
-            at = HEAD_BYTES + len(names.framed)
-        else:
-            (id, *named), at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
+        (id, *named), at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
         effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _granted(data[at:claimed_end])
         settled = _settled(data[claimed_end:small_end])
         if len(data) < small_end:
             raise ValueError("cut short")
         large = (None,) * _LARGE if small else _answer(data, small_end)
         # In the order of Record's fields.
-        return Record._make(
+        row = Record._make(
             (
                 *(id, RECORD_FORMAT, *named, int(head[1]), effects, int(head[3])),
                 *(bytes.fromhex(head[5].decode()), holder, attempt, lapses, generation),
@@ -220,14 +204,58 @@ def decode(data: bytes, *, small: bool = False, names: Names | None = None) -> R
                 *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
             )
         )
+        if not data.startswith(seen(row)):  # a compare-and-set would never meet it
+            raise ValueError("written in another way")
+        return row
     except (ValueError, TypeError, struct.error) as error:
         raise Damaged("a record's string does not have this layout") from error
 
 
-def decode_any(data: bytes, id: bytes, *, small: bool = False, names: Names | None = None) -> Record:
+_KEPT: Final = AnswerKind.KEPT
+_BY_STATE: Final = {b"%02d" % state: state for state in ANSWERED_STATES}
+# The head of a kept answer, all of it, with what a replay takes from it: the state, the operation, and four numbers.
+_ANSWERED_HEAD: Final = re.compile(
+    b"%b(%b)%d[0-9]{32}[0-9a-f]{32}([0-9a-f]{32})[0-9]{80}([0-9]{16})[0-9]{64}([0-9]{8})([0-9]{8})"
+    % (MAGIC, b"|".join(_BY_STATE), _KEPT)
+).match
+# What follows what was claimed: nothing but the digest, the status, the headers' length.
+_ANSWERED_REST: Final = re.compile(
+    b"%b(.{%d})%b3:([0-9]{3})([0-9]{1,9}):" % (_PLAIN, DIGEST_BYTES, _NONE), re.DOTALL
+).match
+_ANSWERED_BODY: Final = re.compile(b"%b([0-9]{1,9}):" % _NONE).match
+
+
+def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
+    """The replay that a claim of these names gets from a string, by its bytes; None wherever it takes more to tell.
+
+    What :func:`~semel.core.decide.kept_answer` says of the record that :func:`decode` makes of it, or nothing.
+    ``framed``: id, scope, key's hash, recipe and fingerprint. A head that is not all digits is left to the rules.
+    """
+    head = _ANSWERED_HEAD(data)
+    if head is None or not data.startswith(framed, HEAD_BYTES):
+        return None
+    state, operation, until, claimed, small = head.groups()
+    end = HEAD_BYTES + int(claimed)
+    rest = _ANSWERED_REST(data, end)
+    if rest is None or now >= int(until) or not _is_granted(data[HEAD_BYTES + len(framed) : end]):
+        return None
+    digest, status, length = rest.groups()
+    small_end, begin = rest.end(2), rest.end()
+    block_end = begin + int(length)
+    body = _ANSWERED_BODY(data, block_end)
+    if body is None or small_end != end + int(small):
+        return None
+    at = body.end()
+    if int(body[1]) != len(data) - at:
+        return None
+    answer = stored_answer(_KEPT, digest, int(status), data[begin:block_end], data[at:])
+    return None if answer is None else tuple.__new__(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
+
+
+def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:
     """The record of a string, or one of that id that every rule takes for unreadable."""
     try:
-        return decode(data, small=small, names=names)
+        return decode(data, small=small)
     except Damaged:
         return _DAMAGED._replace(id=id)
 
@@ -284,6 +312,15 @@ def _answer(data: bytes, at: int) -> Sequence[Any]:
 def _granted(data: bytes) -> tuple[Any, ...]:
     """What a claim says beside its names: few combinations, one for each holder and policy."""
     return tuple(_whole(data, 0, _GRANTED_KINDS))
+
+
+@lru_cache(maxsize=1024)
+def _is_granted(data: bytes) -> bool:
+    """Whether each of these fields is there, in the form of its kind."""
+    try:
+        return tuple(map(type, _granted(data))) == _GRANTED_KINDS
+    except ValueError:
+        return False
 
 
 def _settled(data: bytes) -> list[Any]:

@@ -1,23 +1,31 @@
--- Every script of the Redis store, by name. One record a call; all keys of a call lie in one slot, so that a cluster
--- runs it as a single server does. The first argument is the time in microseconds where a test sets the clock, and
--- empty otherwise: then the server's own. What AT, HEAD, BLANK and field(record, '…') say is written into each script as
--- numbers by stores/redis/layout.py, since a table of places would be made anew at every call.
+-- Every script of the Redis store, by name. All keys of a call lie in one slot, so that a cluster runs it as a single
+-- server does; claims and settlements of one server are many records a call, whose other keys are named by theirs. The
+-- first argument is the time in microseconds where a test sets the clock, and empty otherwise: then the server's own. What
+-- AT, HEAD, BLANKS and field(record, '…') say is written into each script as numbers by stores/redis/layout.py, since a
+-- table of places would be made anew at every call.
 --
 -- "flags" says allow-oom where a full server must not stand in the way: a command that has begun may end, and what is
 -- over may go. It also makes a replica refuse the script, which "no-writes" does not. A claim has none: what is there is still replayed by a full
 -- server, and its first write is refused.
 
 -- name: prelude
--- What all scripts share.
+-- What all scripts share. Whether a head is whole is told by its digits: tonumber stops at what is none, and takes a byte of
+-- zero for the end of the text. Blank is only what has not come yet.
+local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local function time(given)
     if given ~= '' then return tonumber(given) end
-    local now = redis.call('TIME')
+    local now = call('TIME')
     return tonumber(now[1]) * 1000000 + tonumber(now[2])
 end
-local function number(value) return string.format('%016.0f', value) end
+local function number(value) return format('%016.0f', value) end
 local function readable(record)
-    return string.sub(record, 1, 2) == 'S1' and string.find(string.sub(record, 3, HEAD), '^[%x ]+$')
-        and string.len(record) > HEAD
+    if string.len(record) <= HEAD or sub(record, 1, 2) ~= 'S1' or not string.find(field(record, 'lease_until'), '^%d+$') then
+        return false
+    end
+    local digits = '1' .. sub(record, 3, AT.dedup_until[2]) .. sub(record, AT.lease_us[1], HEAD) .. '1'
+    local ends = sub(record, AT.settled_at[1], AT.forget_after[2])
+    return tonumber(digits, 16) and not string.find(digits, '\0', 1, true)
+        and (ends == BLANKS or string.find(ends, '^[%d ]+$'))
 end
 
 local function first_due(sets, from, earliest)
@@ -36,75 +44,120 @@ end
 -- name: look
 -- flags: no-writes
 -- KEYS: record. The time to decide by, and the record.
-return {time(ARGV[1]), redis.call('GET', KEYS[1])}
+return {time(ARGV[1]), call('GET', KEYS[1])}
 
 -- name: claim
--- KEYS: record, operation, all, open, due, marker. Reserve a key that was never seen, else answer its record. The
--- marker is given where forgetting would be a second effect: while the server has it, it has neither been flushed nor
--- begun to evict, which would drop the marker first (EXISTS does not touch it). Without it nobody knows what this key
--- was for, and nothing is granted. Whether a claim
--- is one's own is told by its nonce, never by what this script did: an answer may be lost, and the call made again.
--- Nothing that is open expires: the time to live begins with the settlement. Its place in the order of creation is
--- after all that this slot holds, and after all that the caller has seen anywhere.
-local now = time(ARGV[1])
-local record = redis.call('GET', KEYS[1])
-if record then return {now, record} end
-if KEYS[6] and redis.call('EXISTS', KEYS[6]) == 0 then
-    return redis.error_reply('LOSTRECORDS a marker of this store is gone: records may be gone with it')
+-- KEYS: the records, and in a cluster behind them all other keys of theirs, which lie in the same slot. ARGV: the time, the
+-- last place that the caller has seen anywhere, and for each record its terms (what claims of one policy have in common, in
+-- fixed places), nonce and operation, and what is written behind the head's times. Reserve each key that was never
+-- seen, else answer its record. Answers the time, and for each record itself or its place in the order of creation: a
+-- number says that it was reserved. What one record meets that is not sound is told as a list of one text.
+--
+-- Terms with an m rely on the marker: where forgetting would be a second effect, nothing is granted without it. While the
+-- server has it, it has neither been flushed nor begun to evict, which would drop the marker first (EXISTS does not touch
+-- it). Without it nobody knows what this key was for. Whether a claim is one's own is told by its nonce, never by what
+-- this script did: an answer may be lost, and the call made again. Nothing that is open expires: the time to live begins
+-- with the settlement. A place is after all that this slot holds, and after all that the caller has seen.
+local now, count = time(ARGV[1]), (#ARGV - 2) / 3
+local at, after, known = number(now), max(now - 1, tonumber(ARGV[2])), {}
+local function learn(terms)
+    local lease_us, deadline_us, dedup_us = tonumber(sub(terms, 5, 20)), tonumber(sub(terms, 53, 68)), tonumber(sub(terms, 69, 84))
+    local lease_until, dedup_until, due = now + math.min(lease_us, deadline_us), now + dedup_us, sub(terms, 4, 4)
+    return {
+        marked = sub(terms, 3, 3) == 'm',
+        due = due == 'l' and number(lease_until) or due == 'd' and number(max(lease_until, dedup_until)),
+        begins = 'S1' .. sub(terms, 1, 2) .. '0' .. at .. number(lease_until),
+        follows = at .. at .. number(now + deadline_us) .. number(dedup_until) .. BLANKS .. sub(terms, 5, 52),
+    }
 end
-local id, state, nonce, operation = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local lease_us, deadline_us, dedup_us = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local lease_until = now + math.min(lease_us, deadline_us)
-local at = number(now)
-redis.call('SET', KEYS[1], table.concat({
-    'S1', state, '0', at, number(lease_until), nonce, operation,
-    at, at, number(now + deadline_us), number(now + dedup_us),
-    BLANK, BLANK, BLANK, number(lease_us), ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13],
-}))
-local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
-local place = math.max(now, tonumber(ARGV[15]) + 1, last and tonumber(last) + 1 or 0)
-redis.call('SET', KEYS[2], id)
-redis.call('ZADD', KEYS[3], place, id)
-redis.call('ZADD', KEYS[4], place, id)
-if ARGV[14] == 'lease' then
-    redis.call('ZADD', KEYS[5], lease_until, id)
-elseif ARGV[14] == 'dedup' then
-    redis.call('ZADD', KEYS[5], math.max(lease_until, now + dedup_us), id)
+local function reserve(key, place, terms, names, rest)
+    local tag, id = sub(key, 1, -35), sub(rest, 20, 35)
+    if terms.marked and call('EXISTS', tag .. 'marker') == 0 then
+        return {'LOSTRECORDS a marker of this store is gone: records may be gone with it'}
+    end
+    local all, score = tag .. 'all', number(place)
+    if call('ZCOUNT', all, score, '+inf') > 0 then
+        place = tonumber(call('ZREVRANGE', all, 0, 0, 'WITHSCORES')[2]) + 1
+        score = number(place)
+    end
+    if not call('SET', key, terms.begins .. names .. terms.follows .. rest, 'NX') then -- twice in this batch, or no string
+        local record = redis.pcall('GET', key)
+        return type(record) == 'table' and {record.err} or record
+    end
+    call('SET', tag .. 'o:' .. sub(names, 33), id)
+    call('ZADD', all, score, id)
+    call('ZADD', tag .. 'open', score, id)
+    if terms.due then call('ZADD', tag .. 'due', terms.due, id) end
+    return place
 end
-return {now, false, place}
+local reply, records = {now}, call('MGET', unpack(KEYS, 1, count))
+for place = 1, count do
+    local record = records[place]
+    if not record then
+        local text = ARGV[3 * place]
+        local terms = known[text]
+        if not terms then
+            terms = learn(text)
+            known[text] = terms
+        end
+        record = reserve(KEYS[place], after + place, terms, ARGV[3 * place + 1], ARGV[3 * place + 2])
+    end
+    reply[place + 1] = record
+end
+return reply
 
 -- name: settle
 -- flags: allow-oom
--- KEYS: record, open, due. The holder's answer on its open record, and from here on the record's time to live. 0 for
--- anybody whose fence or nonce is no longer the record's, or whose record is no longer open: then read and decide.
-local now = time(ARGV[1])
-local record = redis.call('GET', KEYS[1])
-if not record or not readable(record) then return 0 end
-local state = field(record, 'state')
-if (state ~= '01' and state ~= '02') or field(record, 'fence') ~= ARGV[3] or field(record, 'nonce') ~= ARGV[4]
-    or tonumber(field(record, 'lease_until')) == 0 then
-    return 0
+-- KEYS: the records, and in a cluster behind them the other keys. ARGV: the time, how long a record is kept beyond its
+-- retention, and for each record what is settled (id, fence, nonce, state, kind and the length of what is small, in
+-- fixed places) and what is written behind what was claimed. The holder's answer on its open record, and from here on the
+-- record's time to live. 0 for anybody whose fence or nonce is no longer the record's, or whose record is no longer open:
+-- then read and decide.
+local now, grace, count = time(ARGV[1]), tonumber(ARGV[2]), (#ARGV - 2) / 2
+local at, spans, seen = number(now), {}, {}
+local function learn(span)
+    local answer_until = now + tonumber(sub(span, 1, 16))
+    local forget_after = max(answer_until, now + tonumber(sub(span, 17, 32)))
+    return {
+        ends = at .. number(answer_until) .. number(forget_after),
+        ttl = format('%.0f', math.ceil((forget_after - now + grace) / 1000)),
+    }
 end
-local answer_until = now + tonumber(field(record, 'answer_us'))
-local forget_after = math.max(answer_until, now + tonumber(field(record, 'tombstone_us')))
-local claimed = tonumber(field(record, 'claimed'))
-local ttl = string.format('%.0f', math.ceil((forget_after - now + tonumber(ARGV[9])) / 1000))
-redis.call('SET', KEYS[1], table.concat({
-    'S1', ARGV[5], ARGV[6], string.sub(record, AT.fence[1], AT.dedup_until[2]),
-    number(now), number(answer_until), number(forget_after),
-    string.sub(record, AT.lease_us[1], AT.claimed[2]), ARGV[7],
-    string.sub(record, HEAD + 1, HEAD + claimed), ARGV[8],
-}), 'PX', ttl)
-redis.call('ZREM', KEYS[2], ARGV[2])
-redis.call('ZREM', KEYS[3], ARGV[2])
-redis.call('PEXPIRE', ARGV[10] .. field(record, 'operation_id'), ttl)
-return 1
+local function settle(key, record, said, rest)
+    local state = sub(record, 3, 4)
+    if (state ~= '01' and state ~= '02') or field(record, 'fence') ~= sub(said, 17, 32)
+        or field(record, 'nonce') ~= sub(said, 33, 64) or not readable(record)
+        or tonumber(field(record, 'lease_until')) == 0 then
+        return 0
+    end
+    local text, tag, id = sub(record, AT.answer_us[1], AT.tombstone_us[2]), sub(key, 1, -35), sub(said, 1, 16)
+    local span = spans[text]
+    if not span then
+        span = learn(text)
+        spans[text] = span
+    end
+    call('SET', key, 'S1' .. sub(said, 65, 67) .. sub(record, AT.fence[1], AT.dedup_until[2]) .. span.ends
+        .. sub(record, AT.lease_us[1], AT.claimed[2]) .. sub(said, 68, 75)
+        .. sub(record, HEAD + 1, HEAD + tonumber(field(record, 'claimed'))) .. rest, 'PX', span.ttl)
+    call('ZREM', tag .. 'open', id)
+    call('ZREM', tag .. 'due', id)
+    call('PEXPIRE', tag .. 'o:' .. field(record, 'operation_id'), span.ttl)
+    return 1
+end
+local reply, records = {}, call('MGET', unpack(KEYS, 1, count))
+for place = 1, count do
+    local key, record = KEYS[place], records[place]
+    if seen[key] then record = call('GET', key) end
+    seen[key] = true
+    reply[place] = record and settle(key, record, ARGV[2 * place + 1], ARGV[2 * place + 2]) or 0
+end
+return reply
 
 -- name: renew
 -- flags: allow-oom
 -- KEYS: record, due. A living holder's sign of life on a PROCESSING record; 0 for every other case: read and decide.
 local now = time(ARGV[1])
-local record = redis.call('GET', KEYS[1])
+local record = call('GET', KEYS[1])
 if not record or not readable(record) or field(record, 'state') ~= '02' or field(record, 'fence') ~= ARGV[3]
     or field(record, 'nonce') ~= ARGV[4] or tonumber(field(record, 'lease_until')) == 0 then
     return 0
@@ -112,9 +165,9 @@ end
 local deadline_at = tonumber(field(record, 'deadline_at'))
 if now >= deadline_at then return 0 end
 local lease_until = math.min(now + tonumber(field(record, 'lease_us')), deadline_at)
-redis.call('SETRANGE', KEYS[1], AT.lease_until[1] - 1, number(lease_until))
-local due = redis.call('ZSCORE', KEYS[2], ARGV[2])
-if due and tonumber(due) < lease_until then redis.call('ZADD', KEYS[2], lease_until, ARGV[2]) end
+call('SETRANGE', KEYS[1], AT.lease_until[1] - 1, number(lease_until))
+local due = call('ZSCORE', KEYS[2], ARGV[2])
+if due and tonumber(due) < lease_until then call('ZADD', KEYS[2], lease_until, ARGV[2]) end
 return 1
 
 -- name: replace
@@ -122,41 +175,41 @@ return 1
 -- KEYS: record, operation, all, open, due, audit. Write over the version that was seen; nothing where it is another.
 -- ARGV: time, id, seen, written, ms to live ('' for ever), whether it is open or UNKNOWN, when its lapse is due
 -- ('' for never), line of the audit trail ('' for none), the former operation's key ('' where it is the same).
-local record = redis.call('GET', KEYS[1])
-if not record or string.sub(record, 1, string.len(ARGV[3])) ~= ARGV[3] then return 0 end
-if ARGV[9] ~= '' then redis.call('DEL', ARGV[9]) end
+local record = call('GET', KEYS[1])
+if not record or sub(record, 1, string.len(ARGV[3])) ~= ARGV[3] then return 0 end
+if ARGV[9] ~= '' then call('DEL', ARGV[9]) end
 if ARGV[5] == '' then
-    redis.call('SET', KEYS[1], ARGV[4])
-    redis.call('SET', KEYS[2], ARGV[2])
+    call('SET', KEYS[1], ARGV[4])
+    call('SET', KEYS[2], ARGV[2])
 else
-    redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
-    redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[5])
+    call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+    call('SET', KEYS[2], ARGV[2], 'PX', ARGV[5])
 end
-local place = redis.call('ZSCORE', KEYS[3], ARGV[2])
+local place = call('ZSCORE', KEYS[3], ARGV[2])
 if not place then
     place = time(ARGV[1])
-    redis.call('ZADD', KEYS[3], place, ARGV[2])
+    call('ZADD', KEYS[3], place, ARGV[2])
 end
-if ARGV[6] == '1' then redis.call('ZADD', KEYS[4], place, ARGV[2]) else redis.call('ZREM', KEYS[4], ARGV[2]) end
-if ARGV[7] ~= '' then redis.call('ZADD', KEYS[5], ARGV[7], ARGV[2]) else redis.call('ZREM', KEYS[5], ARGV[2]) end
-if ARGV[8] ~= '' then redis.call('RPUSH', KEYS[6], ARGV[8]) end
+if ARGV[6] == '1' then call('ZADD', KEYS[4], place, ARGV[2]) else call('ZREM', KEYS[4], ARGV[2]) end
+if ARGV[7] ~= '' then call('ZADD', KEYS[5], ARGV[7], ARGV[2]) else call('ZREM', KEYS[5], ARGV[2]) end
+if ARGV[8] ~= '' then call('RPUSH', KEYS[6], ARGV[8]) end
 return 1
 
 -- name: forget
 -- flags: allow-oom
 -- KEYS: record, operation, all, open, due. Drop what was seen ('' for a record that is gone by itself), and its places.
-local record = redis.call('GET', KEYS[1])
-if record and (ARGV[3] == '' or string.sub(record, 1, string.len(ARGV[3])) ~= ARGV[3]) then return 0 end
-redis.call('DEL', KEYS[1], KEYS[2])
-redis.call('ZREM', KEYS[4], ARGV[2])
-redis.call('ZREM', KEYS[5], ARGV[2])
-return redis.call('ZREM', KEYS[3], ARGV[2])
+local record = call('GET', KEYS[1])
+if record and (ARGV[3] == '' or sub(record, 1, string.len(ARGV[3])) ~= ARGV[3]) then return 0 end
+call('DEL', KEYS[1], KEYS[2])
+call('ZREM', KEYS[4], ARGV[2])
+call('ZREM', KEYS[5], ARGV[2])
+return call('ZREM', KEYS[3], ARGV[2])
 
 -- name: due
 -- flags: no-writes
 -- KEYS: due. The time, and the records whose lapse is due, the oldest lease first.
 local now = time(ARGV[1])
-return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
+return {now, call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2])}
 
 -- name: turn
 -- flags: allow-oom,allow-cross-slot-keys
@@ -168,17 +221,17 @@ return {now, redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[
 -- that are on other nodes.
 local now, mine, every = time(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local earliest, elsewhere = first_due(ARGV, 4, first_due(KEYS, 2, nil))
-earliest = earliest and string.format('%.0f', earliest) or ''
+earliest = earliest and format('%.0f', earliest) or ''
 if mine and now < mine and mine < now + 100 * every then
-    return {now, string.format('%.0f', mine), earliest, elsewhere}
+    return {now, format('%.0f', mine), earliest, elsewhere}
 end
-local seen = redis.call('HMGET', KEYS[1], 'last', 'looked')
+local seen = call('HMGET', KEYS[1], 'last', 'looked')
 local last, looked = tonumber(seen[1]) or now, tonumber(seen[2]) or 0
 if last < now or looked > now or now - looked > every * 1.5 then last = now end
 local turn = math.min(last, now + 60 * every) + every
-redis.call('HSET', KEYS[1], 'last', string.format('%.0f', turn), 'looked', string.format('%.0f', now))
-redis.call('PEXPIRE', KEYS[1], 600000)
-return {now, string.format('%.0f', turn), earliest, elsewhere}
+call('HSET', KEYS[1], 'last', format('%.0f', turn), 'looked', format('%.0f', now))
+call('PEXPIRE', KEYS[1], 600000)
+return {now, format('%.0f', turn), earliest, elsewhere}
 
 -- name: earliest
 -- flags: no-writes,allow-cross-slot-keys
@@ -186,28 +239,28 @@ return {now, string.format('%.0f', turn), earliest, elsewhere}
 -- the earliest that is due ('' for nothing), and the due sets that are on other nodes.
 local now = time(ARGV[1])
 local earliest, elsewhere = first_due(ARGV, 2, first_due(KEYS, 1, nil))
-return {now, earliest and string.format('%.0f', earliest) or '', elsewhere}
+return {now, earliest and format('%.0f', earliest) or '', elsewhere}
 
 -- name: postpone
 -- flags: allow-oom
 -- KEYS: record, due. Not due after all: look again at ARGV[4] ('' for never), if the record is still the one seen.
-local record = redis.call('GET', KEYS[1])
-if not record or string.sub(record, 1, string.len(ARGV[3])) ~= ARGV[3] then return 0 end
-if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], ARGV[4], ARGV[2]) else redis.call('ZREM', KEYS[2], ARGV[2]) end
+local record = call('GET', KEYS[1])
+if not record or sub(record, 1, string.len(ARGV[3])) ~= ARGV[3] then return 0 end
+if ARGV[4] ~= '' then call('ZADD', KEYS[2], ARGV[4], ARGV[2]) else call('ZREM', KEYS[2], ARGV[2]) end
 return 1
 
 -- name: migrate
 -- KEYS: meta. Written once, as the first version; 0 where it is there.
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[3])
+if call('EXISTS', KEYS[1]) == 1 then return 0 end
+call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 'id_format', '1', 'secret_check', ARGV[3])
 return 1
 
 -- name: mark
 -- KEYS: marker. ARGV: time, ms to live.
-redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
+call('SET', KEYS[1], '1', 'PX', ARGV[2])
 return 1
 
 -- name: version
 -- KEYS: meta. ARGV: time, version.
-redis.call('HSET', KEYS[1], 'schema_version', ARGV[2])
+call('HSET', KEYS[1], 'schema_version', ARGV[2])
 return 1

@@ -14,7 +14,7 @@ from semel.core.flow import Ask
 
 _HEAD: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _FLAGS: Final = re.compile(r"\A-- flags: ([\w, -]+)\n")
-_WRITES: Final = re.compile(r"redis\.call\('(?:SET|DEL|Z(?:ADD|REM)|HSET|RPUSH|PEXPIRE)\w*'")
+_WRITES: Final = re.compile(r"\bcall\('(?:SET|DEL|Z(?:ADD|REM)|HSET|RPUSH|PEXPIRE)\w*'")
 
 
 @dataclass(frozen=True, slots=True)

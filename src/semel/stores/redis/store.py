@@ -7,10 +7,11 @@ takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.core.contract import Capabilities, Identity, Observed, Turn
 from semel.core.decide import decide, first_grant, is_grant_new
@@ -47,8 +48,9 @@ from semel.errors import SchemaError
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import granted_row
 from semel.stores.redis.keys import TAGS, Keys
-from semel.stores.redis.layout import Names, decode_any, frames, number
+from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
+from semel.stores.redis.routes import RedisRefused, raise_refused
 from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import memory, observe, setting
@@ -68,10 +70,15 @@ _NEVER_SETTLED: Final = frames((None,) * 8)
 _NOTHING_YET: Final = _NEVER_SETTLED + frames((None,) * 3)
 _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
+_NEVER_LENGTH: Final = b"%08d" % len(_NEVER_SETTLED)
 _SAYS_NOTHING: Final = (None,) * 5
 _UNSAID: Final = frames(_SAYS_NOTHING)
 _NO_DIGEST: Final = frames((None,) * 3)
 _NO_ANSWER: Final = frames((None,) * 3)
+
+
+T = TypeVar("T")
+_Request = TypeVar("_Request", Claim, Settlement)
 
 
 class RedisStore:
@@ -106,38 +113,56 @@ class RedisStore:
     # --- a command's life -------------------------------------------------------------------
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        named = [framed_names(claim) for claim in claims]
-        pairs = zip(claims, named, strict=True)
-        calls = [self._claim_call(*pair, place) for place, pair in enumerate(pairs, self._newest)]
-        replies = yield from ask(Calls(tuple(calls)))
+        groups = self._groups(claims)
+        asked = [self._claim_call(group) for group in groups]
+        replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
-        for claim, names, reply in zip(claims, named, replies, strict=True):
-            now = int(reply[0])
-            if reply[1] is None:
-                self._newest = max(self._newest, int(reply[2]))
-                verdicts.append(Proceed(first_grant(claim, now)))
-            else:
-                row = decode_any(reply[1], claim.id, names=names_of(claim, names))
-                verdicts.append((yield from self._decide(claim, now, row)))
-        return verdicts
+        for group, (_, named), (now, *met) in zip(groups, asked, replies, strict=True):
+            for claim, names, reply in zip(group, named, met, strict=True):
+                if type(reply) is bytes:
+                    verdict: Verdict | None = kept_answer(reply, names, now)
+                    if verdict is None:
+                        verdict = yield from self._decide(claim, now, decode_any(reply, claim.id))
+                    verdicts.append(verdict)
+                elif type(reply) is int:
+                    self._newest = max(self._newest, reply)
+                    verdicts.append(Proceed(first_grant(claim, now)))
+                else:
+                    code, _, text = bytes(reply[0]).decode().partition(" ")
+                    raise_refused(RedisRefused(code, text))
+        return verdicts if len(groups) < 2 else _in_order(claims, verdicts)
 
-    def _claim_call(self, claim: Claim, names: bytes, after: int) -> RedisCall:
-        id, nonce = claim.id, claim.nonce
-        operation = claim.operation_id.hex().encode()
-        granted, starts, spans, due = _terms(claim.terms, claim.holder)
-        claimed = names + granted
-        tag, lengths = self.keys.tag(id), b"%08d%08d" % (len(claimed), len(_NEVER_SETTLED))
-        keys = (_record(tag, id), b"%bo:%b" % (tag, operation), tag + b"all", tag + b"open", tag + b"due")
-        if self._marked and claim.terms.effects == Effects.EXTERNAL and not self.accepts_loss:
-            keys = (*keys, self.keys.marker(id))  # type: ignore[assignment]
-        return RedisCall(
-            _CLAIM,
-            keys,
-            (
-                *(id, starts, nonce.hex().encode(), operation, *spans),
-                *(lengths, claimed, _NOTHING_YET, due, after),
-            ),
-        )
+    def _groups(self, requests: Sequence[_Request]) -> Sequence[Sequence[_Request]]:
+        """Which requests share a call: on one server all, in a cluster those of one tag."""
+        if not self._cluster or len(requests) < 2:
+            return (requests,) if requests else ()
+        groups: dict[int, list[_Request]] = {}
+        for request in requests:
+            groups.setdefault(request.id[0] % TAGS, []).append(request)
+        return [groups[tag] for tag in sorted(groups)]
+
+    def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
+        """The call, and what each claim is about as its record has it."""
+        keys: list[bytes] = []
+        arguments: list[bytes | int] = [self._newest]
+        named: list[bytes] = []
+        tags, has_marker = self.keys.tags, self._marked and not self.accepts_loss
+        for claim in claims:
+            id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
+            told, length, granted = _terms(terms, holder, has_marker)
+            fixed = id, _scope(scope), len(key_hash), key_hash, _recipe(recipe), len(fingerprint), fingerprint
+            names = b"16:%b%b%d:%b%b%d:%b" % fixed
+            named.append(names)
+            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
+            rest = b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted)
+            arguments += (told, hexlify(nonce + operation_id), rest)
+        if self._cluster:
+            keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
+            keys += (*self._lists(id), self.keys.marker(id))
+        return RedisCall(_CLAIM, tuple(keys), tuple(arguments)), named
+
+    def _lists(self, id: bytes) -> tuple[bytes, ...]:
+        return self.keys.all(id), self.keys.open(id), self.keys.due(id)
 
     def _decide(self, claim: Claim, now: int, row: Record | None) -> Flow[Verdict]:
         """Decide on a record that is there, and write what that grants; if another writer was first, decide again."""
@@ -174,39 +199,43 @@ class RedisStore:
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
         ends = [word for word in settlements if word.state in ANSWERED_STATES]
-        replies = iter((yield from ask(Calls(tuple([self._settle_call(word) for word in ends])))) if ends else ())
+        groups = self._groups(ends)
+        calls = [self._settle_call(group) for group in groups]
+        replies = (yield from ask(Calls(tuple(calls)))) if calls else []
+        done: list[int] = [each for met in replies for each in met]
+        ended = iter(done if len(groups) < 2 else _in_order(ends, done))
         settled: list[Settling] = []
         for word in settlements:
-            if word.state in ANSWERED_STATES and int(next(replies)) == 1:
+            if word.state in ANSWERED_STATES and next(ended) == 1:
                 settled.append(Settled())
             else:
                 settled.append((yield from self._settle_by_rule(word)))
         return settled
 
-    def _settle_call(self, word: Settlement) -> RedisCall:
-        answer, large = word.answer, _NO_ANSWER
-        said = (word.doubt, word.business_ref, word.resource_type, word.resource_id, word.error_code)
-        small = _UNSAID if said == _SAYS_NOTHING else frames(said)
-        if answer is None:
-            small += _NO_DIGEST
-        else:
-            block = pack_headers(answer.headers)
-            small += b"%d:%b-1:%b" % (
-                DIGEST_BYTES,
-                answer_digest(answer.status, block, answer.body),
-                _status(answer.status),
-            )
-            if word.answer_kind in STORED_ANSWERS:
-                large = b"%d:%b-1:%d:%b" % (len(block), block, len(answer.body), answer.body)
-        id, tag = word.id, self.keys.tag(word.id)
-        return RedisCall(
-            _SETTLE,
-            (_record(tag, id), tag + b"open", tag + b"due"),
-            (
-                *(id, number(word.fence), word.nonce.hex().encode(), b"%02d" % word.state, b"%d" % word.answer_kind),
-                *(b"%08d" % len(small), small + large, PURGE_GRACE_US, tag + b"o:"),
-            ),
-        )
+    def _settle_call(self, words: Sequence[Settlement]) -> RedisCall:
+        keys: list[bytes] = []
+        arguments: list[bytes | int] = [PURGE_GRACE_US]
+        tags = self.keys.tags
+        for word in words:
+            id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = word[
+                :11
+            ]
+            said = doubt, business_ref, resource_type, resource_id, error_code
+            small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
+            if answer is None:
+                small += _NO_DIGEST
+            else:
+                status, headers, body = answer
+                block = pack_headers(headers)
+                small = b"%b%d:%b-1:%b" % (small, DIGEST_BYTES, answer_digest(status, block, body), _status(status))
+                if kind in STORED_ANSWERS:
+                    large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
+            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
+            told = b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small))
+            arguments += (told, small + large)
+        if self._cluster:
+            keys += self._lists(id)[1:]
+        return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
 
     def _settle_by_rule(self, word: Settlement) -> Flow[Settling]:
         while True:
@@ -382,28 +411,17 @@ def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
     return RedisCall(LUA["earliest"], (sets[0],), tuple(sets[1:]))
 
 
-def _record(tag: bytes, id: bytes) -> bytes:
-    """As ``Keys.record``, and the names above as the others of ``Keys``, whose tag is looked up once."""
-    return b"%br:%b" % (tag, id.hex().encode())
+def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
+    """Replies by tag, in the order of the requests."""
+    ordered = list(replies)
+    by_tag = sorted(range(len(requests)), key=lambda place: requests[place].id[0] % TAGS)
+    for place, reply in zip(by_tag, replies, strict=True):
+        ordered[place] = reply
+    return ordered
 
 
 # What is the same in many claims is written down once: a process has few policies, and its callers come again.
 _TEXTS_MAX: Final = 1024
-
-
-def framed_names(claim: Claim) -> bytes:
-    """What a claim is about, as its record has it."""
-    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
-    return b"%d:%b%b%d:%b%b%d:%b" % (
-        *(len(id), id, _scope(scope), len(key_hash), key_hash, _recipe(recipe)),
-        *(len(fingerprint), fingerprint),
-    )
-
-
-def names_of(claim: Claim, framed: bytes) -> Names:
-    """The same, with what is read of it: a text, also where the claim's was an enumeration's."""
-    id, _, scope, key_hash, recipe, fingerprint = claim[:6]
-    return Names(framed, (id, *map(str, scope), key_hash, str(recipe), fingerprint))
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
@@ -417,11 +435,13 @@ def _recipe(recipe: str) -> bytes:
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
-def _terms(terms: Terms, holder: str) -> tuple[bytes, bytes, tuple[bytes | int, ...], bytes]:
-    """The framed fields of a claim that its terms fix, its first state, its spans, and what a reaper must wait for."""
+def _terms(terms: Terms, holder: str, has_marker: bool) -> tuple[bytes, int, bytes]:
+    """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
-    spans = (terms.lease_us, terms.deadline_us, terms.dedup_us, number(terms.answer_us), number(terms.tombstone_us))
-    return granted, b"%02d" % terms.starts, spans, _first_due(terms)
+    needs_marker = has_marker and terms.effects == Effects.EXTERNAL
+    told = b"%02d%b%b" % (terms.starts, b"m" if needs_marker else b"-", _first_due(terms))
+    spans = (terms.lease_us, terms.answer_us, terms.tombstone_us, terms.deadline_us, terms.dedup_us)
+    return told + b"".join(map(number, spans)), len(granted), granted + _NOTHING_YET
 
 
 @lru_cache
@@ -432,8 +452,8 @@ def _status(status: int | None) -> bytes:
 def _first_due(terms: Terms) -> bytes:
     """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
     if terms.starts != State.PROCESSING:
-        return b""
-    return b"dedup" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"lease"
+        return b"-"
+    return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"
 
 
 def _marked(row: Record | None, now: int, renewal: Renewal) -> Record | None:
@@ -452,4 +472,4 @@ def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
     return abandoned_row(row, nonce, now)
 
 
-__all__ = ["LUA", "MIGRATIONS", "RedisStore", "framed_names", "names_of"]
+__all__ = ["LUA", "MIGRATIONS", "RedisStore"]
