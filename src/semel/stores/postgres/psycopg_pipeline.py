@@ -6,9 +6,9 @@ half of what an ATOMIC command cost its process. Here all are written down, sent
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from itertools import count
 from operator import call
 from typing import Any, Final
 
@@ -18,17 +18,18 @@ from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none and answers nothing
+Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none
 Names = dict[bytes, bytes]  # what a session has prepared: names by text
 Values = tuple[list[bytes | None], list[Format]]
 
+_NOTHING: Final[Values] = ([], [])
 _PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
 _OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; somebody dropped its name
 _OFF: Final = PipelineStatus.OFF
 _BINARY: Final = Format.BINARY
 _DONE, _TUPLES, _REFUSED = ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.FATAL_ERROR
 _ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before anybody registered more
-_NUMBERS: Final = count()  # no name is ever used twice, also where somebody drops what was prepared
+_NUMBERS: Final = itertools.count()  # no name is ever used twice, also where somebody drops what was prepared
 
 
 def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
@@ -69,38 +70,38 @@ def trip(
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
-    written = [values if values is None else _written(values, encoding) for _, values in statements]
+    wanted = [_NOTHING if values is None else written(values, encoding) for _, values in statements]
     if pgconn.pipeline_status != _OFF:
         raise psycopg.InterfaceError("a pipeline on this connection was not ended")
-    if len(statements) == 1 and written[0] is not None and statements[0][0] in names:
-        answers = yield from _answers_of_one(pgconn, names[statements[0][0]], written[0])
+    if len(statements) == 1 and statements[0][0] in names:
+        answers = yield from _answers_of_one(pgconn, names[statements[0][0]], wanted[0])
         return _rows(connection, answers, names, encoding)
     pgconn.enter_pipeline_mode()
     try:
-        sent: list[tuple[bytes, bytes] | None] = []  # for each answer: the text and the name that it prepares
-        for (text, _), values in zip(statements, written, strict=True):
-            if values is None:
-                pgconn.send_query_params(text, None)
-            elif (name := names.get(text)) is not None:
-                pgconn.send_query_prepared(name, *values, _BINARY)
-            elif prepared and len(names) < _PREPARED_MAX:
+        made: dict[int, tuple[bytes, bytes]] = {}  # by the place of its answer: a text, and the name that it prepares
+        count = 0
+        for (text, _), (data, forms) in zip(statements, wanted, strict=True):
+            name = names.get(text)
+            if name is None and prepared and len(names) + len(made) < _PREPARED_MAX:
                 name = b"semel_%d" % next(_NUMBERS)
                 pgconn.send_prepare(name, text)
-                sent.append((text, name))
-                pgconn.send_query_prepared(name, *values, _BINARY)
+                made[count] = text, name
+                count += 1
+            if name is None:
+                pgconn.send_query_params(text, data, None, forms, _BINARY)
             else:
-                pgconn.send_query_params(text, values[0], None, values[1], _BINARY)
-            sent.append(None)
+                pgconn.send_query_prepared(name, data, forms, _BINARY)
+            count += 1
         pgconn.pipeline_sync()
         yield from generators.send(pgconn)
         answers = []
-        for _ in sent:
+        for _ in range(count):
             answers += (yield from generators.fetch_many(pgconn))[:1]
-        if len(answers) < len(sent):
+        if len(answers) < count:
             raise psycopg.OperationalError("the connection was lost")
-        for made, answer in zip(sent, answers, strict=True):
-            if made is not None and answer.status == _DONE:
-                names[made[0]] = made[1]
+        for place, (text, name) in made.items():
+            if answers[place].status == _DONE:
+                names[text] = name
         yield from generators.fetch(pgconn)  # the end of the trip
         pgconn.exit_pipeline_mode()
     except BaseException:
@@ -149,7 +150,7 @@ _FORMS: Final = _Forms()
 _WRITERS: Final = _Writers({type(None): {None: None}.get, bytes: bytes, str: lru_cache(maxsize=1024)(_text)})
 
 
-def _written(values: Sequence[Any], encoding: str | None) -> Values:
+def written(values: Sequence[Any], encoding: str | None) -> Values:
     """Values as libpq takes them, each with its form; their types are the statement's to say.
 
     Parameters: ``encoding`` of the connection where it is not UTF-8.
@@ -182,6 +183,8 @@ def _rows(
     rows: list[tuple[Any, ...]] = []
     for answer in answers:
         status = answer.status
+        if status == _DONE:
+            continue
         if status == _TUPLES:
             reader = _reader(connection, encoding)
             reader.set_pgresult(answer)
@@ -191,9 +194,9 @@ def _rows(
             if is_outdated(error):
                 names.clear()
             raise error
-        elif status != _DONE:
+        else:
             raise psycopg.InternalError(f"an answer that none of these statements gives: {status}")
     return rows
 
 
-__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip"]
+__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip", "written"]

@@ -63,6 +63,15 @@ def grown(name: str, digits: int) -> Statement:
     return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
 
 
+@cache
+def silent_settle(settle: Statement) -> Statement | None:
+    """A unit's settlement that fails as it does, and returns no row; None where it writes more than its record."""
+    settling, found, ends = settle.text.rpartition("\nSELECT 1 / count(*)")
+    if not found or ends != ", bool_and(outermost) FROM settled":
+        return None
+    return composed(f"{settle.name}_silently", f"{settling}\nSELECT FROM settled HAVING 1 / count(*) IS NULL")
+
+
 def _taking(name: str) -> Statement:
     """A statement that takes places, with that part written out."""
     text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
