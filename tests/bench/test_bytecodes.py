@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.bytecodes import KINDS, SURFACES, Counted, count
+from bench.bytecodes import DRIVERS, KINDS, SERVER_KINDS, SURFACES, Counted, count
+from tests.servers import postgres
+from tests.servers.schemas import migrated_schema
 
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
@@ -35,6 +37,16 @@ ROOMS = {
     "replay": {"semel.http": 790, "semel.engine": 65, "semel.core": 245, "semel.stores": 40, "semel": 62},
 }
 SQLITE_REPLAY = 1_400
+POSTGRES = {
+    ("psycopg", "fresh"): 9_400,
+    ("psycopg", "replay"): 5_300,
+    ("psycopg", "atomic"): 8_050,
+    ("psycopg", "atomic-replay"): 5_800,
+    ("asyncpg", "fresh"): 6_700,
+    ("asyncpg", "replay"): 3_820,
+    ("asyncpg", "atomic"): 6_080,
+    ("asyncpg", "atomic-replay"): 3_970,
+}
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
@@ -59,6 +71,17 @@ def test_every_room_stays_within_its_share(kind: str) -> None:
 def test_a_replay_from_sqlite_stays_within_its_budget(tmp_path: Path) -> None:
     found = counted("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
     assert found.total() <= SQLITE_REPLAY * ROOM_OF_LATER_PYTHONS, found
+
+
+@pytest.mark.parametrize("kind", SERVER_KINDS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_request_on_postgresql_stays_within_its_budget(driver: str, kind: str) -> None:
+    """Alone, so that a batch is of one; what the libraries execute themselves is not counted."""
+    schema = postgres.schema()
+    migrated_schema(postgres.postgres(), schema)
+    place = postgres.postgres().removeprefix("postgresql://")
+    found = counted("asgi", f"{DRIVERS[driver]}{place}?schema={schema}&persistence=none", kind)
+    assert found.total() <= POSTGRES[driver, kind] * ROOM_OF_LATER_PYTHONS, found
 
 
 def test_the_counts_are_the_same_each_time() -> None:

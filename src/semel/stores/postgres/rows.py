@@ -12,7 +12,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
-from semel.core.decide import decide, first_grant, is_grant_new
+from semel.core.decide import decide, first_grant, is_grant_new, kept_answer
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -120,6 +120,10 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
                 continue
             seen = record(row[1:])
+            kept = kept_answer(seen, claim.id, claim.recipe, claim.fingerprint, now)
+            if kept is not None:  # what the rule says of it, too: nothing is written for it, and nothing else looked at
+                verdicts[claim[:2]] = kept
+                continue
             if unit is None or (yield from _is_free(claim, now, seen)):
                 yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
         left = [claim for claim in left if claim[:2] not in verdicts]
