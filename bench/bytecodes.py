@@ -2,9 +2,10 @@
 
 ``python -m bench.bytecodes`` prints a table: for each surface and store, what Semel executes for a command that is
 fresh, replayed, refused (its key belongs to another request) or failed (the handler raises NothingHappened), and for a
-request that is not protected. Counted is the code of Semel and what it calls of the standard library and redis-py; the
-framework, the application and what is written in C are not. Requests come in tasks that end with the application, as
-uvicorn's do. ``--redis URL`` adds rows of a Redis server: a request that comes alone pays for a whole round trip.
+request that is not protected; on PostgreSQL, where it is installed, for one that is fresh or replayed and for an ATOMIC
+one, by each driver. Counted is the code of Semel and what it calls of the standard library and redis-py; the framework,
+the application and what is written in C are not. Requests come in tasks that end with the application, as uvicorn's do.
+``--redis URL`` adds rows of a Redis server: a request that comes alone pays for a whole round trip.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import semel
+from bench import servers
 from semel import AsyncEngine, NothingHappened, Policy
 from semel.http import Operation, single_caller
 from semel.http.asgi import SemelMiddleware
@@ -37,8 +39,11 @@ from semel.integrations import starlette as semel_starlette
 PACKAGE: Final = str(Path(semel.__file__).parent)
 KINDS: Final = ("fresh", "replay", "refused", "failed", "unprotected")
 SURFACES: Final = ("asgi", "starlette", "fastapi")
+SERVER_KINDS: Final = ("fresh", "replay", "atomic", "atomic-replay")
+DRIVERS: Final = {"psycopg": "postgresql://", "asyncpg": "postgresql+asyncpg://"}
 WARM_UPS: Final = 5
-_EXPECTED: Final = {"fresh": 201, "replay": 201, "refused": 422, "failed": 500, "unprotected": 201}
+_GROWN: Final = 10
+_EXPECTED: Final = {"refused": 422, "failed": 500}
 _NOT_OURS: Final = (
     "site-packages",
     "/bench/uvicorn",
@@ -91,9 +96,10 @@ async def _shop(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _asgi(engine: AsyncEngine) -> App:
-    return SemelMiddleware(
-        _shop, engine, caller=single_caller, operations=[Operation("/orders", Policy(), name="orders.create")]
-    )
+    operations = [Operation("/orders", Policy(), name="orders.create")]
+    if engine.store.capabilities.settles_by_proof:
+        operations.append(Operation("/atomic", Policy(effects="atomic"), name="orders.atomic"))
+    return SemelMiddleware(_shop, engine, caller=single_caller, operations=operations)
 
 
 def _starlette(engine: AsyncEngine) -> App:
@@ -148,7 +154,7 @@ _MAKERS: Final = {"asgi": _asgi, "starlette": _starlette, "fastapi": _fastapi}
 
 async def _ask(app: App, kind: str, key: str, counted: Counted | None = None) -> int:
     body = {"failed": b'{"sku": "fail"}', "refused": b'{"sku": "other"}'}.get(kind, b'{"sku": "book-1", "count": 2}')
-    path = "/other" if kind == "unprotected" else "/orders"
+    path = "/other" if kind == "unprotected" else "/atomic" if kind.startswith("atomic") else "/orders"
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if kind != "unprotected":
         headers.append((b"idempotency-key", key.encode()))
@@ -185,12 +191,14 @@ async def count(surface: str, url: str, kind: str) -> Counted:
         app = _MAKERS[surface](engine)
         found: list[Counted] = []
         seed = time.time_ns()  # a server may have seen others
-        await _ask(app, "fresh", f"one-{seed}")
+        first = "atomic" if kind.startswith("atomic") else "fresh"
+        for number in range(_GROWN if first == "atomic" else 1):  # until the units' own text changes no more
+            await _ask(app, first, f"one-{seed}" if number == 0 else f"grown-{seed}-{number}")
         for number in range(2 * WARM_UPS):
-            key = f"one-{seed}" if kind in ("replay", "refused") else f"key-{seed}-{number}"
+            key = f"one-{seed}" if kind.endswith(("replay", "refused")) else f"key-{seed}-{number}"
             counted = None if number < WARM_UPS else Counted()
             status = await _ask(app, kind, key, counted)
-            if status != _EXPECTED[kind]:
+            if status != _EXPECTED.get(kind, 201):
                 raise RuntimeError(f"a {kind} request was answered with {status}")
             if counted is not None:
                 found.append(counted)
@@ -211,6 +219,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
     if redis_url:
         rows += [(f"asgi, Redis, {kind}", asyncio.run(count("asgi", redis_url, kind))) for kind in ("fresh", "replay")]
+    if servers.missing("postgresql") is None:
+        with tempfile.TemporaryDirectory() as folder, servers.started({"postgresql"}, Path(folder)) as started:
+            place = started.urls["postgresql"].removeprefix("postgresql://")
+            for driver, scheme in DRIVERS.items():
+                rows += [
+                    (f"asgi, PostgreSQL, {driver}, {kind}", asyncio.run(count("asgi", f"{scheme}{place}", kind)))
+                    for kind in SERVER_KINDS
+                ]
     rooms = sorted(set().union(*(counted for _, counted in rows)))
     print(f"| bytecodes | all | {' | '.join(rooms)} |\n| --- |{' ---: |' * (len(rooms) + 1)}")
     for name, counted in rows:

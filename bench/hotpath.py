@@ -4,7 +4,8 @@
 writer, from 32 connections on one loop in this process; the network, and whoever sends, is left out. It counts the
 CPU time of the process and alternates: bare, fresh, replay. Other work on the machine makes that time longer, for it
 shares caches and cores, so the fastest round of each says more than the median. ``--count`` counts the bytecodes of a
-request instead, by package: nothing that else runs on the machine changes them.
+request instead, by package: nothing that else runs on the machine changes them. ``--form`` takes the shop of
+``bench.shop`` in one of its forms, such as ATOMIC, or by hand without Semel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -30,7 +32,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from bench import bare, protected
+from bench import bare
 from bench.load import REPLAYED_KEYS
 from bench.payments import payment_handlers
 from bench.setup import App, Setup
@@ -41,6 +43,13 @@ CONNECTIONS: Final = 32
 BATCH = 3200  # tests make it smaller
 ROUNDS: Final = 15
 WARMUP_ROUNDS: Final = 2
+PROTECTED: Final = "bench.protected"
+FORMS: Final = {
+    "protected": PROTECTED,
+    "atomic": "bench.atomic",
+    "commits": "bench.commits",
+    "by-hand": "bench.by_hand",
+}
 _REPLAYED: Final = b"\r\nidempotency-replayed: true"
 _REQUEST: Final = (
     b"POST %b HTTP/1.1\r\nhost: 127.0.0.1:8080\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -179,27 +188,32 @@ class Subjects:
     seed: int
     fresh: Iterator[int]
     again: Iterator[int]
+    replays: bool = True
 
     def turns(self) -> Iterator[tuple[str, Served, list[bytes], int]]:
         """One batch of each: its name, who serves it, its requests, and how many of them are replays."""
         yield "bare", self.bare, keys(self.seed, self.again), 0
         yield "fresh", self.semel, keys(self.seed, self.fresh), 0
-        yield "replay", self.semel, keys(self.seed, self.again), BATCH
+        if self.replays:
+            yield "replay", self.semel, keys(self.seed, self.again), BATCH
 
 
-async def prepared(url: str) -> Subjects:
-    """The subjects, with the answers of what will be replayed."""
+async def prepared(url: str, module: str = PROTECTED) -> Subjects:
+    """The subjects, with the answers of what will be replayed. Parameters: ``module`` a form of the bench's shop."""
     plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()))
-    semel = served(protected.build(Setup(module="bench.protected", store=url), payment_handlers()))
+    semel = served(import_module(module).build(Setup(module=module, store=url), payment_handlers()))
     seed = time.time_ns() & 0xFFFFFFFF
     await semel.cpu_us([_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in range(REPLAYED_KEYS)], 0)
-    return Subjects(plain, semel, seed, itertools.count(REPLAYED_KEYS), itertools.cycle(range(REPLAYED_KEYS)))
+    fresh, again = itertools.count(REPLAYED_KEYS), itertools.cycle(range(REPLAYED_KEYS))
+    return Subjects(plain, semel, seed, fresh, again, replays=module != FORMS["by-hand"])
 
 
-async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -> dict[str, list[float]]:
+async def measure(
+    url: str, rounds: int, profile: dict[str, cProfile.Profile], module: str = PROTECTED
+) -> dict[str, list[float]]:
     """Microseconds per request of each round, for bare, fresh and replay."""
-    subjects = await prepared(url)
-    found: dict[str, list[float]] = {"bare": [], "fresh": [], "replay": []}
+    subjects = await prepared(url, module)
+    found: dict[str, list[float]] = {name: [] for name, *_ in subjects.turns()}
     for number in range(rounds + WARMUP_ROUNDS):
         for name, subject, requests, replays in subjects.turns():
             warm = number >= WARMUP_ROUNDS
@@ -209,9 +223,9 @@ async def measure(url: str, rounds: int, profile: dict[str, cProfile.Profile]) -
     return found
 
 
-async def count(url: str) -> dict[str, Counter[str]]:
+async def count(url: str, module: str = PROTECTED) -> dict[str, Counter[str]]:
     """Bytecodes per request by package, for bare, fresh and replay. What is written in C is not among them."""
-    subjects = await prepared(url)
+    subjects = await prepared(url, module)
     found: dict[str, Counter[str]] = {}
     for name, subject, requests, replays in subjects.turns():
         seen: Counter[str] = Counter()
@@ -273,15 +287,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table; with ``--profile`` the functions that took most of it."""
     parser = argparse.ArgumentParser(prog="python -m bench.hotpath", description=__doc__)
     parser.add_argument("--url", default="memory://", help="the store (default: %(default)s)")
+    parser.add_argument(
+        "--form", choices=FORMS, default="protected", help="what is measured (default: %(default)s); see bench.shop"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each (default: %(default)s)")
     parser.add_argument("--profile", choices=("bare", "fresh", "replay"), help="show where this one's time goes")
     parser.add_argument("--count", action="store_true", help="count bytecodes per request instead, by package")
     options = parser.parse_args(arguments)
     if options.count:
-        print(as_table(_run(count(options.url))))
+        print(as_table(_run(count(options.url, FORMS[options.form]))))
         return
     profile = {options.profile: cProfile.Profile()} if options.profile else {}
-    found = _run(measure(options.url, options.rounds, profile))
+    found = _run(measure(options.url, options.rounds, profile, FORMS[options.form]))
     base = min(found["bare"])
     print("| | CPU µs per request: fastest round | median | beyond bare | of bare |\n| --- | --- | --- | --- | --- |")
     for name, spent in found.items():

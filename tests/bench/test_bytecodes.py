@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.bytecodes import KINDS, SURFACES, Counted, count
+from bench.bytecodes import DRIVERS, KINDS, SERVER_KINDS, SURFACES, Counted, count
 from semel.core.flow import Flow, perform
 from semel.core.model import Replay
 from semel.core.settle import settled_row
@@ -18,7 +18,9 @@ from semel.stores.memory.store import granted_row
 from semel.stores.redis.layout import encode
 from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import attempt, word
+from tests.servers import postgres
 from tests.servers import redis as servers
+from tests.servers.schemas import migrated_schema
 
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
@@ -47,6 +49,16 @@ ROOMS = {
 SQLITE_REPLAY = 1_260
 REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
+POSTGRES = {
+    ("psycopg", "fresh"): 9_400,
+    ("psycopg", "replay"): 5_300,
+    ("psycopg", "atomic"): 8_050,
+    ("psycopg", "atomic-replay"): 5_800,
+    ("asyncpg", "fresh"): 6_700,
+    ("asyncpg", "replay"): 3_820,
+    ("asyncpg", "atomic"): 6_080,
+    ("asyncpg", "atomic-replay"): 3_970,
+}
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
@@ -108,6 +120,17 @@ def test_one_more_of_a_batch_on_redis_stays_within_its_budget(kind: str) -> None
     batch_costs(3)  # what is remembered is remembered
     each = (batch_costs(40)[kind] - batch_costs(8)[kind]) / 32
     assert each <= REDIS_EACH[kind] * ROOM_OF_LATER_PYTHONS, each
+
+
+@pytest.mark.parametrize("kind", SERVER_KINDS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_request_on_postgresql_stays_within_its_budget(driver: str, kind: str) -> None:
+    """Alone, so that a batch is of one; what the libraries execute themselves is not counted."""
+    schema = postgres.schema()
+    migrated_schema(postgres.postgres(), schema)
+    place = postgres.postgres().removeprefix("postgresql://")
+    found = counted("asgi", f"{DRIVERS[driver]}{place}?schema={schema}&persistence=none", kind)
+    assert found.total() <= POSTGRES[driver, kind] * ROOM_OF_LATER_PYTHONS, found
 
 
 def test_the_counts_are_the_same_each_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_the_counts_are_the_same_each_time_and_a_replay_skips_the_application(ca
     assert one["semel.http"] == again["semel.http"]
     assert one["semel.http"][0] == one["starlette"][2] == 0
     assert max(one["all"][0], one["all"][2]) < one["all"][1]
+
+
+def test_an_atomic_command_is_counted_by_its_form(capsys: Capture, tmp_path: Path) -> None:
+    hotpath.main(["--count", "--form", "atomic", "--url", f"sqlite:///{tmp_path / 'semel.db'}"])
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head == "| bytecodes per request | bare | fresh | replay |"
+    counted = {part: numbers for part, *numbers in (line.strip("| ").split(" | ") for line in lines)}
+    assert counted["semel.operations"][0] == "0" != counted["semel.operations"][1]
 
 
 def test_a_wrong_number_of_replays_is_no_measurement() -> None:

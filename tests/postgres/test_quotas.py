@@ -81,7 +81,7 @@ def test_an_atomic_command_takes_its_place_in_one_round_trip_before_it_begins(
         fellow.run(command(f"warm-{number}", policy=ATOMIC), writer)
     with relay.counting() as fresh:
         fellow.run(command("key", policy=ATOMIC), writer)
-    assert len(fresh) == 1 + (5 if fellow.kind == "asyncpg" else 3)
+    assert len(fresh) == 1 + 3
     assert "semel_quota" in fresh[0][-1]
     assert outside.fetch("SELECT sum(c) FROM semel_quota, unnest(counts) AS c") == [(4,)]
 

@@ -153,22 +153,29 @@ class AsyncPerformer:
             self._backend.locate(error)
             raise
 
-    async def _answer(self, needed: Any) -> Any:
+    def _answer(self, needed: Any) -> Awaitable[Any]:
+        kind = type(needed)
+        if kind is Within:
+            within: Awaitable[Any] = needed.unit.run_async(needed.make)
+            return within
+        if kind is Begin:
+            begun: Awaitable[Any] = needed.join() if needed.join is not None else self._backend.begin_async()
+            return begun
+        if kind is SettleWithin:
+            settled: Awaitable[Any] = needed.unit.settle_async(needed.needed)
+            return settled
+        return self._perform(needed)
+
+    async def _perform(self, needed: Any) -> Any:
         match needed:
             case PerformOne():
                 return [await self.store_one(needed.verb, needed.many, needed.request)]
             case Perform():
                 return await self.store_call(needed.verb, needed.make)
-            case Within():
-                return await needed.unit.run_async(needed.make)
-            case SettleWithin():
-                return await needed.unit.settle_async(needed.needed)
             case Commit():
                 return await needed.unit.commit_async()
             case Rollback():
                 return await needed.unit.rollback_async()
-            case Begin():
-                return await (needed.join() if needed.join is not None else self._backend.begin_async())
             case Elapsed():
                 return time.monotonic()
             case Jitter():

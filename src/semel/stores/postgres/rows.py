@@ -7,12 +7,12 @@ is written by compare-and-set on the version that was read; where somebody was q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
-from semel.core.decide import decide, first_grant, is_grant_new
+from semel.core.decide import decide, first_grant, is_grant_new, kept_answer
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -42,7 +42,6 @@ QUOTAS: Final = statements("semel.stores.postgres", "sql/quotas.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
 
 
-_FIRST: Final = itemgetter(0)
 # Where the row of a claim without a place has what its caller has taken; the counts are in the tenant's place.
 _taken: Final = itemgetter(*[1 + Record._fields.index(name) for name in ("fence", "attempt", "lapses")])
 _LOCK: Final = Struct("!q").unpack_from
@@ -62,6 +61,15 @@ def grown(name: str, digits: int) -> Statement:
     text is planned anew, so that by the time of a thousand records none of these plans is used any more.
     """
     return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
+
+
+@cache
+def silent_settle(settle: Statement) -> Statement | None:
+    """A unit's settlement that fails as it does, and returns no row; None where it writes more than its record."""
+    settling, found, ends = settle.text.rpartition("\nSELECT 1 / count(*)")
+    if not found or ends != ", bool_and(outermost) FROM settled":
+        return None
+    return composed(f"{settle.name}_silently", f"{settling}\nSELECT FROM settled HAVING 1 / count(*) IS NULL")
 
 
 def _taking(name: str) -> Statement:
@@ -98,10 +106,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
     left = sorted(claims, key=_by_id)
     statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
     for _ in range(ASKED_AGAIN_MAX):
-        wanted = _wanted(left)
-        if statement is _COUNTED:
-            wanted = {**wanted, **_allowances(left)}
-        rows = yield from ask(Query(statement, wanted) if unit is None else Query(unit, first_of(wanted)))
+        rows = yield from ask(_claiming(left, statement) if unit is None else Query(unit, wanted_here(left[0])))
         found = {cast(bytes, row[1]): row for row in rows}
         for claim in left:
             row = found.get(claim.id)
@@ -115,6 +120,10 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
                 continue
             seen = record(row[1:])
+            kept = kept_answer(seen, claim.id, claim.recipe, claim.fingerprint, now)
+            if kept is not None:  # what the rule says of it, too: nothing is written for it, and nothing else looked at
+                verdicts[claim[:2]] = kept
+                continue
             if unit is None or (yield from _is_free(claim, now, seen)):
                 yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
         left = [claim for claim in left if claim[:2] not in verdicts]
@@ -131,6 +140,11 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
         return True
     [(mine,)] = yield from ask(Query(SQL["lock_here"], {"lock": lock_of(claim.id)}))
     return mine == 1
+
+
+def _claiming(claims: list[Claim], statement: Statement) -> Query:
+    wanted = _wanted(claims)
+    return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
 
 def _by_id(word: Claim | Settlement) -> bytes:
@@ -184,9 +198,35 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def first_of(columns: Mapping[str, Sequence[Value]]) -> Mapping[str, Value]:
-    """The only row of a batch, as the statements of ATOMIC units take it."""
-    return dict(zip(columns, map(_FIRST, columns.values()), strict=True))
+def wanted_here(claim: Claim) -> Mapping[str, Value]:
+    """What one claim writes, as the statements of ATOMIC units take it.
+
+    A caller's names and a policy's terms come again with each command: they are written down once.
+    """
+    id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
+    return {
+        **_names_of(scope),
+        **_numbers_of(terms),
+        "id": id,
+        "key_hash": key_hash,
+        "recipe": recipe,
+        "fingerprint": fingerprint,
+        "nonce": nonce,
+        "holder": holder,
+        "operation_id": operation_id,
+        "lock": _LOCK(id)[0],
+    }
+
+
+@lru_cache(maxsize=1024)
+def _names_of(scope: Scope) -> Mapping[str, Value]:
+    return {name: escaped(text) for name, text in scope._asdict().items()}
+
+
+@lru_cache(maxsize=256)
+def _numbers_of(terms: Terms) -> Mapping[str, Value]:
+    numbers = {name: int(number) for name, number in terms._asdict().items()}
+    return {"state": numbers.pop("starts"), **numbers}
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
@@ -236,6 +276,29 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         else:
             replies.append((yield from VERSIONS.settle(word)))
     return replies
+
+
+def word_here(settlement: Settlement) -> Mapping[str, Value]:
+    """One settlement, as the statements of ATOMIC units take it."""
+    answer, kind = settlement.answer, settlement.answer_kind
+    block = None if answer is None else pack_headers(answer.headers)
+    kept = kind in STORED_ANSWERS
+    return {
+        "id": settlement.id,
+        "fence": settlement.fence,
+        "nonce": settlement.nonce,
+        "state": int(settlement.state),
+        "doubt": escaped(settlement.doubt),
+        "error_code": escaped(settlement.error_code),
+        "business_ref": escaped(settlement.business_ref),
+        "resource_type": escaped(settlement.resource_type),
+        "resource_id": escaped(settlement.resource_id),
+        "answer_kind": int(kind),
+        "answer_digest": None if answer is None or block is None else answer_digest(answer.status, block, answer.body),
+        "status": None if answer is None else answer.status,
+        "headers": block if kept else None,
+        "body": answer.body if answer is not None and kept else None,
+    }
 
 
 def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:

@@ -42,13 +42,12 @@ from semel.stores.postgres.rows import (
     QUOTAS,
     VERSIONS,
     claim_all,
-    first_of,
     grown,
     look,
     replace,
     settle_all,
     take_place,
-    words,
+    word_here,
 )
 from semel.stores.postgres.rows import SQL as COMMANDS
 from semel.stores.postgres.settings import observe
@@ -129,7 +128,7 @@ class PostgresStore:
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         statement = grown("settle_here", len(str(self._units)))
-        return settling(Query(statement, first_of(words([settlement]))), settlement)
+        return settling(Query(statement, word_here(settlement)), settlement)
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)

@@ -1,63 +1,135 @@
 """An ATOMIC unit through asyncpg: one transaction that holds the record and the handler's own writes.
 
-asyncpg cannot send statements behind one another, so BEGIN, the claim, the settle and COMMIT are round trips of
-their own: two before the handler and two after it. A handler ends no transaction with asyncpg but by SQL: a
-``transaction()`` block of its own is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL nothing
-more can be written, and the settle fails by itself, since the claim is not its transaction's own.
+BEGIN travels with the claim and COMMIT with the settle, by ``asyncpg_pipeline``, unless the URL says ``prepared=no``:
+then nothing is kept on the server, and each is a round trip of its own. A handler ends no transaction with asyncpg but
+by SQL: a ``transaction()`` block of its own is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL
+nothing more can be written, and the settle fails by itself, since the claim is not its transaction's own.
 As with psycopg, a session begins its next command with its settings and its user reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import StoreError, StoreUnavailable
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, told
+from semel.stores.postgres.asyncpg.pipeline import Behind, plain, prepared
 from semel.stores.postgres.errors import cannot_connect
-from semel.stores.postgres.notices import Notices
+from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
+from semel.stores.postgres.psycopg.pipeline import is_outdated
+from semel.stores.postgres.rows import silent_settle
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive_async
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")
 
 _LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
-_RESET: Final = "BEGIN; RESET ALL; RESET ROLE; END; "  # as in ``psycopg_unit``
+_RESET: Final = ("BEGIN", "RESET ALL", "RESET ROLE", "END")  # as in ``psycopg_transaction``
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether the connection had died before: a new one may do better. Not where the server hangs."""
+    if isinstance(error, TimeoutError):
+        return False
+    return isinstance(error, OSError) or is_lost(error) or getattr(error, "severity_en", None) == "FATAL"
 
 
 class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg carries no types
     """What a handler writes on: refuses to write once the unit's transaction is over."""
 
-    __slots__ = ("before", "handed_out", "worn")
+    __slots__ = ("handed_out", "kept", "notices", "worn")
 
-    async def execute(self, query: str, *args: Any, **options: Any) -> str:
-        """As asyncpg's; its BEGIN travels with what is to be said before it."""
-        said, self.before = getattr(self, "before", ""), ""
-        done: str = await super().execute(said + query, *args, **options)
-        return done
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.handed_out = False
+        self.worn = False  # a handler had it since its session was as it is when it opens
+        self.kept: dict[str, Any] = {}  # the statements of units that its server has prepared
+        self.notices = Notices()
+
+    async def ask(self, text: str, values: Sequence[Any], seconds: float, *ahead: str) -> list[Any]:
+        """The rows of a statement that travels behind ``ahead``, statements without values.
+
+        Raises TimeoutError: it was not answered in time, and the connection is closed.
+        """
+        state = self.kept.get(text)
+        if state is None:
+            state = await self._keep(text, seconds)
+        return await self._send(state, values, plain(*ahead) if ahead else b"", seconds)
+
+    async def commit_behind(self, text: str, values: Sequence[Any], seconds: float) -> None:
+        """Perform a statement that returns no rows, and COMMIT in the same round trip. Raises as ``ask``."""
+        state = self.kept.get(text)
+        if state is None:
+            state = await self._keep(text, seconds)
+        commit = self.kept.get("COMMIT")
+        if commit is None:
+            commit = await self._keep("COMMIT", seconds)
+        await self._send(commit, (), prepared(state.name, values), seconds)
+
+    async def _keep(self, text: str, seconds: float) -> Any:
+        async with asyncio.timeout(seconds):
+            statement = await self.prepare(text)
+        state = self.kept[text] = statement._state
+        state.attach()  # asyncpg closes what nobody refers to
+        return state
+
+    async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, seconds: float) -> list[Any]:
+        late: list[bool] = []
+        timer = self._loop.call_later(seconds, self._end_late, late)
+        try:
+            rows: list[Any] = await self._protocol.bind_execute(
+                state=state,
+                args=Behind(values, self._transport, ahead) if ahead else values,
+                portal_name="",
+                limit=0,
+                return_extra=False,
+                timeout=None,
+            )
+        except Exception as error:
+            if is_outdated(error):
+                self.kept.clear()
+            if late:
+                raise TimeoutError from error
+            if ahead and getattr(error, "severity", None) is None:
+                self.terminate()  # it is not the server's: nobody could tell what was sent
+            raise
+        finally:
+            timer.cancel()
+        return rows
+
+    def _end_late(self, late: list[bool]) -> None:
+        late.append(True)
+        self._transport.abort()  # asyncpg would wait for the answer before it says anything else
+
+    def _process_log_message(self, fields: Any, last_query: Any) -> None:
+        if UNREPLICATED in str(fields.get("M")):
+            self.notices.unreplicated = True
+        super()._process_log_message(fields, last_query)
 
     def _check_open(self) -> None:
         super()._check_open()
-        if getattr(self, "handed_out", False) and not self.is_in_transaction():
+        if self.handed_out and not self.is_in_transaction():
             raise asyncpg.InterfaceError(_OVER)
 
     async def close(self, **options: Any) -> None:
         """Nothing, while the command runs: the unit needs it still."""
-        if not getattr(self, "handed_out", False):
+        if not self.handed_out:
             await super().close(**options)
 
 
 class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
-    """One transaction. Made by :class:`AsyncpgUnitPool`."""
+    """One transaction. Made by :class:`AsyncpgUnitPool`. Nothing is sent before the claim."""
 
     _library = Library(
         errors=(*_LOST, TimeoutError),
@@ -66,13 +138,15 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         is_lost=lambda error: isinstance(error, OSError) or is_lost(error),
     )
 
-    def __init__(self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection, deadline: Deadline) -> None:
+    def __init__(
+        self, pool: AsyncpgUnitPool, connection: AsyncpgUnitConnection, deadline: Deadline, *, was_idle: bool
+    ) -> None:
         super().__init__(pool, connection)
         connection.handed_out = False
         self._lent: Any = None
-        self._transaction = connection.transaction()
         self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
-        self._notices = Notices()
+        self._was_idle = was_idle
+        self._begun = False
 
     @property
     def connection(self) -> Any:
@@ -81,16 +155,11 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
             raise asyncpg.InterfaceError(_OVER)
         return self._lent
 
-    def _call(self) -> Deadline:
-        return self._deadline or Deadline(self._pool.server.patience_seconds)
-
-    async def begin(self) -> None:
-        """BEGIN."""
-        async with asyncio.timeout(self._call().for_answer()):
-            await self._transaction.start()
+    def _seconds(self) -> float:
+        return (self._deadline or Deadline(self._pool.server.patience_seconds)).for_answer()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
-        """Run a flow inside the transaction.
+        """Run a flow inside the transaction, which the first statement begins.
 
         Raises:
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
@@ -99,24 +168,55 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return await drive_async(self._performing(make))
 
     async def _begin_again(self) -> None:
-        async with asyncio.timeout(self._call().for_answer()):
-            await self._transaction.rollback()
-        self._transaction = self._connection.transaction()
-        await self.begin()
+        self._begun = False
+        async with asyncio.timeout(self._seconds()):
+            await self._connection.execute("ROLLBACK")
 
     def _asking(self, needed: Query) -> Talk[list[Any]]:
-        rows: list[Any] = yield lambda: self._ask(needed)
+        rows: list[Any]
+        if self._begun:
+            rows = yield partial(self._ask, needed)
+            return rows
+        self._begun = True
+        try:
+            rows = yield partial(self._begin, needed)
+        except (*_LOST, TimeoutError) as error:
+            if not self._was_idle or not is_stale(error):
+                raise
+        else:
+            return rows
+        # It had died while nobody looked.
+        self._connection = yield partial(self._pool.instead_of, self._connection, self._deadline)
+        rows = yield partial(self._begin, needed)
         return rows
 
-    async def _ask(self, needed: Query) -> list[Any]:
+    async def _begin(self, needed: Query) -> list[Any]:
+        """BEGIN, and the first statement in the same round trip; a session that a handler had is reset before."""
+        connection, keeps = self._connection, self._pool.server.prepared
+        reset = _RESET if connection.worn and keeps else ()
+        ahead: tuple[str, ...] = (*reset, "BEGIN")
+        if not keeps or needed.statement.numbered not in connection.kept:
+            async with asyncio.timeout(self._seconds()):
+                await connection.execute("; ".join(ahead))
+            ahead = ()
+        rows = await self._ask(needed, *ahead)
+        connection.worn = False
+        connection._top_xact = connection.transaction()  # so that a handler's own blocks are savepoints
+        return rows
+
+    async def _ask(self, needed: Query, *ahead: str) -> list[Any]:
         values = self._pool.server.values(needed.statement, needed.params)
-        try:
-            async with asyncio.timeout(self._call().for_answer()):
-                rows = await self._connection.fetch(needed.statement.numbered, *values)
-        except TimeoutError:  # asyncpg would wait for the answer before it says anything else
-            self._connection.terminate()
-            raise
-        return [tuple(row) for row in rows]
+        connection, text = self._connection, needed.statement.numbered
+        if self._pool.server.prepared:
+            rows = await connection.ask(text, values, self._seconds(), *ahead)
+        else:
+            try:
+                async with asyncio.timeout(self._seconds()):
+                    rows = await connection.fetch(text, *values)
+            except TimeoutError:  # asyncpg would wait for the answer before it says anything else
+                connection.terminate()
+                raise
+        return list(map(tuple, rows))
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction."""
@@ -126,7 +226,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return self._lent
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
-        """Settle, then COMMIT. False: the claim is not this transaction's own; rolled back.
+        """Settle, and COMMIT in the same round trip. False: the claim is not this transaction's own; rolled back.
 
         Raises:
             HandlerRefused: the server refused the commit (a deferred constraint): rolled back.
@@ -140,15 +240,15 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         yield from ()
 
     async def _settle_and_commit(self, needed: Query) -> None:
-        """Run the settle, then COMMIT: asyncpg cannot send them together."""
-        await self._ask(needed)
-        hear = self._notices.hear
-        self._connection.add_log_listener(hear)
-        try:
-            async with asyncio.timeout(self._call().for_answer()):
-                await self._transaction.commit()
-        finally:
-            self._connection.remove_log_listener(hear)  # asyncpg warns of one that is left where it is given back
+        self._notices = self._connection.notices
+        silent = silent_settle(needed.statement) if self._pool.server.prepared else None
+        if silent is None:
+            await self._ask(needed)
+            async with asyncio.timeout(self._seconds()):
+                await self._connection.execute("COMMIT")
+        else:
+            values = self._pool.server.values(silent, needed.params)
+            await self._connection.commit_behind(silent.numbered, values, self._seconds())
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
@@ -164,7 +264,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _undo(self) -> None:
         if not self._connection.is_closed() and self._connection.is_in_transaction():
-            async with asyncio.timeout(self._call().for_answer()):
+            async with asyncio.timeout(self._seconds()):
                 await self._connection.execute("ROLLBACK")
 
     async def _give_back(self, sound: bool) -> None:
@@ -181,7 +281,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
     """The connections of units, on each event loop that they are used on."""
 
     async def begin(self) -> AsyncpgUnit:
-        """Begin a unit on a connection of its own.
+        """A unit on a connection of its own.
 
         Raises StoreUnavailable: none became free in time, or none could be opened.
         """
@@ -189,21 +289,15 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         deadline = Deadline(self.server.patience_seconds)
         while True:
             connection, was_idle = await lifo.take(deadline)
-            worn, connection.worn = getattr(connection, "worn", False), False
-            connection.before = _RESET if worn and self.server.prepared else ""
-            try:
-                unit = AsyncpgUnit(self, connection, deadline)
-                await unit.begin()
-                return unit
-            except (*_LOST, TimeoutError) as error:
-                connection.terminate()
-                lifo.gone()
-                if not was_idle or isinstance(error, TimeoutError):  # the server is not well
-                    raise _unbegun(error) from error
-            except BaseException:  # a caller that was cancelled leaves no transaction open
-                connection.terminate()
-                lifo.gone()
-                raise
+            if not connection.is_closed():
+                return AsyncpgUnit(self, connection, deadline, was_idle=was_idle)
+            lifo.gone()
+
+    async def instead_of(self, connection: AsyncpgUnitConnection, deadline: Deadline) -> AsyncpgUnitConnection:
+        """A new connection for one that was lost, and probably all idle ones with it."""
+        connection.terminate()
+        await self.close()
+        return await self._open(deadline)
 
     async def give(self, connection: AsyncpgUnitConnection, *, sound: bool) -> None:
         """It is free again, or to be dropped."""
@@ -240,7 +334,3 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         for connection in self.lifo.forget_idle():
             with suppress(*_LOST, TimeoutError):
                 await connection.close(timeout=1)
-
-
-def _unbegun(error: BaseException) -> StoreError:
-    return StoreUnavailable(f"PostgreSQL: the transaction could not begin ({error}); retry with the same key")

@@ -9,14 +9,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, repeat
 from struct import Struct
 from typing import Any, Final
-
-import psycopg
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 
 from semel.errors import StatementRefused
 from semel.stores.sql.statements import Statement
@@ -25,53 +21,10 @@ _HEAD: Final = Struct("!iIIii")  # dimensions, whether there are NULLs, type of 
 _EMPTY: Final = Struct("!iII")
 _LENGTH: Final = Struct("!i").pack
 _NULL: Final = _LENGTH(-1)
-Write = Callable[[Sequence[Any]], Iterable[bytes]]  # items as they follow each other in an array
+_REPEATED_LETTERS_MAX: Final = 4096  # of a column that is kept
+_PLAIN: Final = frozenset({int, type(None)})
+Items = Sequence[Any]
 _ARRAY: Final = re.compile(r"(?<!:):([a-z_]+)::([a-z]+)\[\]")
-
-
-class Array(bytes):
-    """An array as the server reads it. One subclass for each type, because that is how psycopg finds what to send."""
-
-    __slots__ = ()
-
-
-class _ArrayDumper(Dumper):
-    format = Format.BINARY
-
-    def dump(self, obj: Any) -> bytes:
-        return bytes(obj)
-
-
-# Whole columns, and without a step of Python for each item: there are twenty to a claim.
-
-
-def _numbers(form: str) -> Write:
-    pack, size = Struct(f"!i{form}").pack, Struct(f"!{form}").size
-    return lambda items: map(pack, repeat(size), items)
-
-
-def _bytes(items: Sequence[bytes]) -> Iterable[bytes]:
-    return chain.from_iterable(zip(map(_LENGTH, map(len, items)), items, strict=True))
-
-
-def _texts(items: Sequence[str]) -> Iterable[bytes]:
-    return _bytes(list(map(str.encode, items)))
-
-
-def _array(name: str, oid: int) -> type[Array]:
-    kind = type(name, (Array,), {"__slots__": ()})
-    psycopg.adapters.register_dumper(kind, type(f"{name}Dumper", (_ArrayDumper,), {"oid": oid}))
-    return kind
-
-
-_KINDS: Final[Mapping[str, tuple[type[Array], int, Write]]] = {
-    # by the name of an item's type: how the array is known to psycopg, the item's oid, and how items are written
-    "smallint": (_array("SmallintArray", 1005), 21, _numbers("h")),
-    "integer": (_array("IntegerArray", 1007), 23, _numbers("i")),
-    "bigint": (_array("BigintArray", 1016), 20, _numbers("q")),
-    "text": (_array("TextArray", 1009), 25, _texts),
-    "bytea": (_array("ByteaArray", 1001), 17, _bytes),
-}
 
 
 def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
@@ -79,23 +32,23 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
 
     Raises StatementRefused: an item is not of its column's type, or too large for it. Nothing was sent.
     """
-    for place, kind in _arrays(statement.text, statement.distinct):
-        items = values[place]
-        if type(items) is list:
-            try:
-                values[place] = packed(items, kind)
-            except (struct.error, TypeError, AttributeError, UnicodeError) as error:
-                raise StatementRefused(f"PostgreSQL cannot take these values: {error}") from error
+    try:
+        for place, pack in _arrays(statement.text, statement.distinct):
+            items = values[place]
+            if type(items) is list:
+                values[place] = pack(items)
+    except (struct.error, TypeError, AttributeError, UnicodeError) as error:
+        raise StatementRefused(f"PostgreSQL cannot take these values: {error}") from error
     return values
 
 
 @cache
-def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
-    """Which of a statement's values are arrays, and of what."""
-    return tuple((distinct.index(name), kind) for name, kind in dict(_ARRAY.findall(text)).items())
+def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, Callable[[Items], bytes]], ...]:
+    """Which of a statement's values are arrays, and how they are written down."""
+    return tuple((distinct.index(name), _PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
-def packed(items: Sequence[Any], kind: str) -> Array:
+def packed(items: Items, kind: str) -> bytes:
     """One array.
 
     Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
@@ -103,12 +56,65 @@ def packed(items: Sequence[Any], kind: str) -> Array:
     >>> packed([1, None], "smallint").hex(" ", -4)
     '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
     """
-    known, oid, write = _KINDS[kind]
-    if not items:
-        return known(_EMPTY.pack(0, 0, oid))
-    nulls = items.count(None)
-    head = _HEAD.pack(1, nulls > 0, oid, len(items), 1)
-    if nulls == len(items):
-        return known(head + _NULL * nulls)
-    written = write(items) if not nulls else [_NULL if item is None else b"".join(write((item,))) for item in items]
-    return known(head + b"".join(written))
+    return _PACK[kind](items)
+
+
+# Whole columns, and without a step of Python for each item: there are twenty to a claim.
+
+
+def _packs(
+    oid: int, write: Callable[[Items], Iterable[bytes]], one: Callable[[Any], bytes]
+) -> Callable[[Items], bytes]:
+    """How arrays of a type are written. Parameters: ``oid`` of an item; ``write`` items; ``one`` writes one."""
+    single = _HEAD.pack(1, 0, oid, 1, 1)
+    nothing = _HEAD.pack(1, 1, oid, 1, 1) + _NULL
+
+    # A column of one value, as most are: commands of one operation have their terms, names and holder in common.
+    @lru_cache(maxsize=256, typed=True)
+    def repeated(item: Any, count: int) -> bytes:
+        return whole([item] * count)
+
+    def whole(items: Items) -> bytes:
+        nulls, count = items.count(None), len(items)
+        head = _HEAD.pack(1, nulls > 0, oid, count, 1)
+        if nulls == count:
+            return head + _NULL * nulls
+        if nulls:
+            return head + b"".join([_NULL if item is None else one(item) for item in items])
+        return head + b"".join(write(items))
+
+    def pack(items: Items) -> bytes:
+        if not items:
+            return _EMPTY.pack(0, 0, oid)
+        first, count = items[0], len(items)
+        if count == 1:
+            return nothing if first is None else single + one(first)
+        if items.count(first) == count:
+            kind = type(first)
+            if kind in _PLAIN or (kind is str and len(first) * count <= _REPEATED_LETTERS_MAX):
+                return repeated(first, count)
+        return whole(items)
+
+    return pack
+
+
+def _numbers(oid: int, form: str) -> Callable[[Items], bytes]:
+    write, size = Struct(f"!i{form}").pack, Struct(f"!{form}").size
+    return _packs(oid, lambda items: map(write, repeat(size), items), lambda item: write(size, item))
+
+
+def _bytes(items: Sequence[bytes]) -> Iterable[bytes]:
+    return chain.from_iterable(zip(map(_LENGTH, map(len, items)), items, strict=True))
+
+
+def _one(item: bytes) -> bytes:
+    return _LENGTH(len(item)) + item
+
+
+_PACK: Final[Mapping[str, Callable[[Items], bytes]]] = {
+    "smallint": _numbers(21, "h"),
+    "integer": _numbers(23, "i"),
+    "bigint": _numbers(20, "q"),
+    "text": _packs(25, lambda items: _bytes(list(map(str.encode, items))), lambda item: _one(item.encode())),
+    "bytea": _packs(17, _bytes, _one),
+}

@@ -6,23 +6,30 @@ half of what an ATOMIC command cost its process. Here all are written down, sent
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from itertools import count
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from operator import call
 from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection, Connection, generators
-from psycopg.adapt import Transformer
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none and answers nothing
+Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none
 Names = dict[bytes, bytes]  # what a session has prepared: names by text
 Values = tuple[list[bytes | None], list[Format]]
 
+_NOTHING: Final[Values] = ([], [])
 _PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
 _OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; somebody dropped its name
-_NUMBERS: Final = count()  # no name is ever used twice, also where somebody drops what was prepared
+_OFF: Final = PipelineStatus.OFF
+_BINARY: Final = Format.BINARY
+_DONE, _TUPLES, _REFUSED = ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.FATAL_ERROR
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before anybody registered more
+_NUMBERS: Final = itertools.count()  # no name is ever used twice, also where somebody drops what was prepared
 
 
 def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
@@ -62,99 +69,134 @@ def trip(
         UnicodeEncodeError: a text that cannot be written down; nothing was sent.
     """
     pgconn, names = connection.pgconn, names_of(connection)
-    encoding = connection.info.encoding
-    written = [(text, None if values is None else _written(values, encoding)) for text, values in statements]
-    if pgconn.pipeline_status != PipelineStatus.OFF:
+    encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
+    wanted = [_NOTHING if values is None else written(values, encoding) for _, values in statements]
+    if pgconn.pipeline_status != _OFF:
         raise psycopg.InterfaceError("a pipeline on this connection was not ended")
+    if len(statements) == 1 and statements[0][0] in names:
+        answers = yield from _answers_of_one(pgconn, names[statements[0][0]], wanted[0])
+        return _rows(connection, answers, names, encoding)
     pgconn.enter_pipeline_mode()
     try:
-        sent = [each for text, values in written for each in _sent(pgconn, text, values, names, prepared=prepared)]
+        made: dict[int, tuple[bytes, bytes]] = {}  # by the place of its answer: a text, and the name that it prepares
+        count = 0
+        for (text, _), (data, forms) in zip(statements, wanted, strict=True):
+            name = names.get(text)
+            if name is None and prepared and len(names) + len(made) < _PREPARED_MAX:
+                name = b"semel_%d" % next(_NUMBERS)
+                pgconn.send_prepare(name, text)
+                made[count] = text, name
+                count += 1
+            if name is None:
+                pgconn.send_query_params(text, data, None, forms, _BINARY)
+            else:
+                pgconn.send_query_prepared(name, data, forms, _BINARY)
+            count += 1
         pgconn.pipeline_sync()
         yield from generators.send(pgconn)
-        answers: list[PGresult] = []
-        for made in sent:
-            answer = yield from generators.fetch_many(pgconn)
-            if not answer:
-                raise psycopg.OperationalError("the connection was lost")
-            if made is not None and answer[0].status == ExecStatus.COMMAND_OK:
-                names[made[0]] = made[1]
-            answers.append(answer[0])
+        answers = []
+        for _ in range(count):
+            answers += (yield from generators.fetch_many(pgconn))[:1]
+        if len(answers) < count:
+            raise psycopg.OperationalError("the connection was lost")
+        for place, (text, name) in made.items():
+            if answers[place].status == _DONE:
+                names[text] = name
         yield from generators.fetch(pgconn)  # the end of the trip
         pgconn.exit_pipeline_mode()
     except BaseException:
         pgconn.finish()
         raise
-    return _rows(connection, answers, names)
+    return _rows(connection, answers, names, encoding)
 
 
-def _sent(
-    pgconn: PGconn, text: bytes, values: Values | None, names: Names, *, prepared: bool
-) -> tuple[tuple[bytes, bytes] | None, ...]:
-    """Write one statement down. For each answer of it: the text and the name that it prepares, or None."""
-    if values is None:
-        pgconn.send_query_params(text, None)
-        return (None,)
-    name = names.get(text)
-    if name is None and (not prepared or len(names) >= _PREPARED_MAX):
-        pgconn.send_query_params(text, values[0], None, values[1], Format.BINARY)
-        return (None,)
-    made = name or b"semel_%d" % next(_NUMBERS)
-    if name is None:
-        pgconn.send_prepare(made, text)
-    pgconn.send_query_prepared(made, values[0], values[1], Format.BINARY)
-    return (None,) if name is not None else ((text, made), None)
+def _answers_of_one(pgconn: PGconn, name: bytes, values: Values) -> Generator[Any, Any, list[PGresult]]:
+    """The answer to a prepared statement that is sent alone, which takes no pipeline."""
+    try:
+        pgconn.send_query_prepared(name, *values, _BINARY)
+        answers: list[PGresult] = yield from generators.execute(pgconn)
+    except BaseException:
+        pgconn.finish()
+        raise
+    return answers
+
+
+class _Writers(dict[type, Callable[[Any], Any]]):
+    """How a value of a type is written down for libpq: a function of the value, so that none takes a step of Python."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        writer = self[kind] = bytes if issubclass(kind, bytes) else _NUMBER if issubclass(kind, int) else _text
+        return writer
 
 
 class _Forms(dict[type, Format]):
     """In which form values of a type are sent: an array is a kind of bytes."""
 
     def __missing__(self, kind: type) -> Format:
-        form = self[kind] = Format.BINARY if issubclass(kind, bytes) else Format.TEXT
+        form = self[kind] = _BINARY if issubclass(kind, bytes) else Format.TEXT
         return form
 
 
-_FORMS: Final = _Forms()
-
-
-def _written(values: Sequence[Any], encoding: str) -> Values:
-    """Values as libpq takes them, each with its form; their types are the statement's to say."""
-    forms = list(map(_FORMS.__getitem__, map(type, values)))
-    data: list[bytes | None] = [
-        value if value is None else bytes(value) if form else _text(value, encoding)
-        for value, form in zip(values, forms, strict=True)
-    ]
-    return data, forms
-
-
-def _text(value: Any, encoding: str) -> bytes:
-    if type(value) is not str:
-        return b"%d" % value
+def _text(value: Any, encoding: str = "utf-8") -> bytes:
     if "\x00" in value:
         raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
     data: bytes = value.encode(encoding)
     return data
 
 
+_NUMBER: Final[Callable[[Any], bytes]] = b"%d".__mod__
+_FORMS: Final = _Forms()
+# Most texts come again: names of operations and callers, the holder. What is kept for it is small.
+_WRITERS: Final = _Writers({type(None): {None: None}.get, bytes: bytes, str: lru_cache(maxsize=1024)(_text)})
+
+
+def written(values: Sequence[Any], encoding: str | None) -> Values:
+    """Values as libpq takes them, each with its form; their types are the statement's to say.
+
+    Parameters: ``encoding`` of the connection where it is not UTF-8.
+    """
+    kinds = list(map(type, values))
+    forms = list(map(_FORMS.__getitem__, kinds))
+    if encoding is not None:
+        values = [_text(value, encoding) if kind is str else value for value, kind in zip(values, kinds, strict=True)]
+        kinds = list(map(type, values))
+    return list(map(call, map(_WRITERS.__getitem__, kinds), values)), forms
+
+
+def _reader(connection: Connection[Any] | AsyncConnection[Any], encoding: str | None) -> Any:
+    """What reads this connection's rows: by psycopg's own loaders, whatever a handler has set on it."""
+    if encoding is not None:
+        return Transformer(connection)
+    kept = vars(connection)
+    reader = kept.get("semel_reader")
+    if reader is None:
+        reader = kept["semel_reader"] = Transformer(_ADAPTERS)
+    return reader
+
+
 def _rows(
-    connection: Connection[Any] | AsyncConnection[Any], answers: Sequence[PGresult], names: Names
+    connection: Connection[Any] | AsyncConnection[Any],
+    answers: Sequence[PGresult],
+    names: Names,
+    encoding: str | None,
 ) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for answer in answers:
-        match answer.status:
-            case ExecStatus.TUPLES_OK:
-                reader = Transformer(connection)
-                reader.set_pgresult(answer)
-                rows = reader.load_rows(0, answer.ntuples, tuple)
-            case ExecStatus.FATAL_ERROR:
-                error = psycopg.errors.error_from_result(answer, encoding=connection.info.encoding)
-                if is_outdated(error):
-                    names.clear()
-                raise error
-            case ExecStatus.COMMAND_OK:
-                pass
-            case _:
-                raise psycopg.InternalError(f"an answer that none of these statements gives: {answer.status}")
+        status = answer.status
+        if status == _DONE:
+            continue
+        if status == _TUPLES:
+            reader = _reader(connection, encoding)
+            reader.set_pgresult(answer)
+            rows = reader.load_rows(0, answer.ntuples, tuple)
+        elif status == _REFUSED:
+            error = psycopg.errors.error_from_result(answer, encoding=connection.info.encoding)
+            if is_outdated(error):
+                names.clear()
+            raise error
+        else:
+            raise psycopg.InternalError(f"an answer that none of these statements gives: {status}")
     return rows
 
 
-__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip"]
+__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip", "written"]

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.waiting import Ready, Wait
 
 from semel.stores.deadline import Deadline
 from semel.stores.postgres.notices import Notices
@@ -24,6 +25,7 @@ from semel.stores.postgres.psycopg.pipeline import names_of
 
 T = TypeVar("T")
 
+_READ, _WRITE = int(Wait.R), int(Wait.W)
 CANCELLED_SECONDS: Final = 1.0  # in which a statement that is cancelled has ended
 
 
@@ -45,6 +47,66 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+async def _waited(waits: Generator[Any, Any, T], fileno: int, seconds: float | None) -> T:
+    """Perform the waits on the running event loop; :class:`Overdue` ends them after ``seconds``."""
+    try:
+        wanted = next(waits)
+        loop = asyncio.get_running_loop()
+        ends = None if seconds is None else loop.time() + seconds
+        while True:
+            woken: asyncio.Future[int] = loop.create_future()
+            if wanted & _READ:
+                loop.add_reader(fileno, _wake, woken, Ready.R)
+            if wanted & _WRITE:
+                loop.add_writer(fileno, _wake, woken, Ready.W)
+            timer = None if ends is None else loop.call_at(ends, _wake, woken, 0)
+            try:
+                ready = await woken
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                if wanted & _READ:
+                    loop.remove_reader(fileno)
+                if wanted & _WRITE:
+                    loop.remove_writer(fileno)
+            if not ready:
+                waits.close()
+                raise Overdue(f"no answer within {seconds:g} seconds")
+            wanted = waits.send(ready)
+    except OSError as error:
+        raise psycopg.OperationalError("connection socket closed") from error
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _wake(woken: asyncio.Future[int], ready: int) -> None:
+    if not woken.done():
+        woken.set_result(ready)
+
+
+class _Interrupted:
+    """Waits that were interrupted, for psycopg to deal with in its own way: it cancels the statement, and goes on."""
+
+    def __init__(self, waits: Generator[Any, Any, Any], error: BaseException) -> None:
+        self._waits = waits
+        self._error: BaseException | None = error
+
+    def __next__(self) -> Any:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return next(self._waits)
+
+    def send(self, ready: Any) -> Any:
+        """As a generator's."""
+        return self._waits.send(ready)
+
+    def close(self) -> None:
+        """As a generator's."""
+        self._waits.close()
 
 
 @dataclass
@@ -150,14 +212,20 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         self.add_notice_handler(self.notices)
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        """As psycopg's, in time."""
-        if self.deadline is None:
-            return await super().wait(gen, *args, **options)
+        """As psycopg's, in time, and with fewer steps: this is what each round trip of a command waits by."""
+        seconds = None if self.deadline is None else self.deadline.for_answer()
         try:
-            return await super().wait(within(gen, self.deadline.for_answer()), *args, **options)
+            if args or options:
+                return await super().wait(gen if seconds is None else within(gen, seconds), *args, **options)
+            return await _waited(gen, self.pgconn.socket, seconds)
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            if args or options:
+                raise
+            interrupted: Any = _Interrupted(gen, error)
+            return await super().wait(interrupted)
 
     async def is_left_alone(self, seconds: float) -> bool:
         """As :meth:`PatientConnection.is_left_alone`."""

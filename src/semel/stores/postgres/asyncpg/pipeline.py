@@ -1,0 +1,71 @@
+"""Statements in front of one of asyncpg's own, in its round trip: what asyncpg cannot do by itself.
+
+asyncpg ends each statement with a Sync, which the server answers. What is written just before it without one travels in
+the same trip, and the server passes over all of it behind the first refusal. asyncpg reads past the answers of such
+statements as long as they return no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from struct import Struct, pack
+from typing import Any, Final
+
+from semel.stores.postgres.psycopg.pipeline import written
+
+_HEAD: Final = Struct("!ci").pack  # a message's type and its length, which counts itself
+_LENGTH: Final = Struct("!i").pack
+_SHORT: Final = Struct("!h").pack
+_NULL: Final = _LENGTH(-1)
+_EXECUTE: Final = _HEAD(b"E", 9) + b"\0" + _LENGTH(0)  # the unnamed portal, to its last row
+_BIND_NAMELESS: Final = _HEAD(b"B", 12) + b"\0\0" + _SHORT(0) * 3
+
+
+@cache
+def plain(*texts: str) -> bytes:
+    """The messages of statements that take no values and return no rows, such as BEGIN.
+
+    >>> plain("BEGIN").hex(" ", -4)
+    '50 0000000d 0042454749 4e000000 42000000 0c000000 00000000 00450000 00090000 000000'
+    """
+    said = b""
+    for text in texts:
+        parse = b"\0%b\0%b" % (text.encode(), _SHORT(0))
+        said += _HEAD(b"P", len(parse) + 4) + parse + _BIND_NAMELESS + _EXECUTE
+    return said
+
+
+def prepared(name: str, values: Sequence[Any]) -> bytes:
+    """The messages of a prepared statement that returns no rows.
+
+    Raises psycopg.DataError or UnicodeEncodeError: a text cannot be written down.
+    """
+    items, forms = written(values, None)
+    head = pack(f"!{len(forms) + 2}h", len(forms), *forms, len(items))
+    texts = [_NULL if item is None else _LENGTH(len(item)) + item for item in items]
+    bind = b"".join([b"\0", name.encode(), b"\0", head, *texts, _SHORT(0)])
+    return _HEAD(b"B", len(bind) + 4) + bind + _EXECUTE
+
+
+class Behind(list[Any]):
+    """The values of asyncpg's own statement, which writes the other messages just before it.
+
+    asyncpg asks for their number when it has made sure that nothing else is under way on the connection.
+    """
+
+    __slots__ = ("_messages", "_transport")
+
+    def __init__(self, values: Sequence[Any], transport: Any, messages: bytes) -> None:
+        super().__init__(values)
+        self._transport = transport
+        self._messages = messages
+
+    def __len__(self) -> int:
+        messages, self._messages = self._messages, b""
+        if messages:
+            self._transport.write(messages)
+        return super().__len__()
+
+
+__all__ = ["Behind", "plain", "prepared"]

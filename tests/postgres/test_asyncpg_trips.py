@@ -1,0 +1,161 @@
+"""Statements in front of one of asyncpg's own: what a refusal, a lost name and an operation under way do to them.
+
+They rest on parts of asyncpg that it does not promise; these tests were written against asyncpg 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from semel.stores.postgres.asyncpg.transaction import AsyncpgUnitConnection
+
+ECHO = "SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
+VALUES = (7, "sieben", b"\x00\xff", None)
+KEEP = (
+    "WITH said AS (INSERT INTO said VALUES ($1::integer, $2::text, $3::bytea) RETURNING a) SELECT FROM said WHERE a < 0"
+)
+REFUSED = "SELECT FROM (SELECT 1 / $1::integer AS a) AS b WHERE a IS NULL"
+
+
+class Spy:
+    """A transport that notes what is written to it, and passes nothing on but its end."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+Story = Callable[[AsyncpgUnitConnection], Awaitable[None]]
+
+
+def told(conninfo: str, story: Story) -> None:
+    """Play it on one connection."""
+
+    async def play() -> None:
+        connection = await asyncpg.connect(conninfo, connection_class=AsyncpgUnitConnection)
+        try:
+            await connection.execute("CREATE TEMPORARY TABLE said (a integer, b text, c bytea)")
+            await story(connection)
+        finally:
+            connection.terminate()
+
+    asyncio.run(play())
+
+
+async def rows(connection: Any) -> list[Any]:
+    return [tuple(row) for row in await connection.fetch("SELECT a, b, c FROM said")]
+
+
+def test_values_come_back_as_they_went_behind_a_begin(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        for _ in range(2):
+            [row] = await connection.ask(ECHO, VALUES, 5.0, "BEGIN")
+            assert tuple(row) == VALUES
+            assert connection.is_in_transaction()
+            await connection.commit_behind(KEEP, (8, "ä", None), 5.0)
+            assert not connection.is_in_transaction()
+        assert await rows(connection) == [(8, "ä", None)] * 2
+
+    told(conninfo, story)
+
+
+def test_a_refusal_in_front_of_a_commit_commits_nothing(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.execute("BEGIN")
+        await connection.commit_behind(KEEP, (1, "one", b""), 5.0)
+        await connection.execute("BEGIN")
+        await connection.execute("INSERT INTO said VALUES (2)")
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await connection.commit_behind(REFUSED, (0,), 5.0)
+        assert connection.is_in_transaction()
+        await connection.execute("ROLLBACK")
+        assert await rows(connection) == [(1, "one", b"")]
+
+    told(conninfo, story)
+
+
+def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        insert = "INSERT INTO said VALUES ($1::integer)"
+        await connection.ask(insert, (1,), 5.0)
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await connection.ask(insert, (2,), 5.0, "BEGIN", "LOCK TABLE there_is_none")
+        await connection.execute("ROLLBACK")
+        assert await rows(connection) == [(1, None, None)]
+
+    told(conninfo, story)
+
+
+def test_nothing_is_written_while_another_operation_is_under_way(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.execute("BEGIN")
+        await connection.commit_behind(KEEP, (1, "one", b""), 5.0)
+        await connection.execute("BEGIN")
+        count = connection.fetch("SELECT count(*) FROM generate_series(1, 1000000)")
+        other = asyncio.get_running_loop().create_task(count)
+        await asyncio.wait((other,), timeout=0)
+        spy = connection._transport = Spy(connection._transport)
+        with pytest.raises(asyncpg.InterfaceError, match="another operation is in progress"):
+            await connection.commit_behind(KEEP, (2, "two", b""), 5.0)
+        assert (spy.written, connection.is_closed()) == ([], True)
+        with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+            await other
+
+    told(conninfo, story)
+
+
+def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(conninfo: str) -> None:
+    """Whether the BEGIN was sent by then, nobody could tell."""
+
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.ask(ECHO, VALUES, 5.0)
+        with pytest.raises(asyncpg.DataError):
+            await connection.ask(ECHO, ("seven", "", b"", None), 5.0, "BEGIN")
+        assert connection.is_closed()
+
+    told(conninfo, story)
+
+
+def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        with pytest.raises(TimeoutError):
+            await connection.ask("SELECT pg_sleep($1::integer)", (60,), 0.5)
+        assert connection.is_closed()
+
+    told(conninfo, story)
+
+
+def test_names_that_somebody_dropped_are_forgotten(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.ask(ECHO, VALUES, 5.0)
+        await connection.execute("DEALLOCATE ALL")
+        with pytest.raises(asyncpg.InvalidSQLStatementNameError):
+            await connection.ask(ECHO, VALUES, 5.0)
+        assert connection.kept == {}
+        [row] = await connection.ask(ECHO, VALUES, 5.0)
+        assert tuple(row) == VALUES
+
+    told(conninfo, story)
+
+
+def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.ask(ECHO, VALUES, 5.0)
+        connection._drop_local_statement_cache()
+        for _ in range(2):
+            await connection.fetch("SELECT 1")  # it closes here what nobody refers to
+            [row] = await connection.ask(ECHO, VALUES, 5.0)
+            assert tuple(row) == VALUES
+
+    told(conninfo, story)
