@@ -62,6 +62,7 @@ html_css_files = ["site.css"]
 pygments_style = "friendly"
 
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+_navigations: dict[tuple[tuple[str, Any], ...], str] = {}
 _DECISION = re.compile(r"decisions/\d+")
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _ITEM = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)(.*)$", re.MULTILINE)
@@ -142,6 +143,20 @@ def _directive(kind: str, name: str, said: str) -> str:
     return f".. auto{kind}:: {name}{options}"
 
 
+def _share_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The navigation beside a decision is the same beside all of them: none is in it, and they are in one folder."""
+    make = context.get("toctree")
+    if make is not None and _DECISION.search(page):
+
+        def shared(**options: Any) -> str:
+            form = tuple(options.items())
+            if form not in _navigations:
+                _navigations[form] = make(**options)
+            return _navigations[form]
+
+        context["toctree"] = shared
+
+
 def _docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Indented text after a paragraph is an example, and the names of errors lead to them."""
     if lines[0].startswith("Alias for field number"):
@@ -169,5 +184,6 @@ def _is_prose(lines: list[str], number: int) -> bool:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    app.connect("html-page-context", _share_navigation, priority=400)  # before the theme asks for it
     app.connect("autodoc-process-docstring", _docstring, priority=400)  # before napoleon's
     return {"parallel_read_safe": True, "parallel_write_safe": True}

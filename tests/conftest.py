@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -54,6 +54,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for file in files[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
         with suppress(Exception):  # the collection meets it again, and reports it
             import_module(f"tests.{file.parent.name}.{file.stem}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is made while tests are collected stays: looking for garbage in it was a twelfth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
