@@ -195,6 +195,7 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
 class MemoryStore:
     """The store contract over a :class:`Table`."""
 
+    migrations: tuple[str, ...] = ()
     capabilities = Capabilities(
         survives_process_crash=False,
         survives_server_crash=False,
