@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from semel import Engine
-from semel.admin.doctor.schema import migrations_of, missing
+from semel.admin.doctor.schema import missing
 from semel.cli.main import main
 from tests.servers import mariadb, postgres
 
@@ -54,7 +54,7 @@ def test_what_is_missing_is_named(place: tuple[str, Does], capsys: Capture) -> N
     url, does = place
     assert told(capsys, "migrate", "--url", url)[0] == 0
     with closing(Engine.connect(url)) as engine:
-        assert missing(engine, migrations_of(engine.store)) == ""
+        assert missing(engine, engine.store.migrations) == ""
     does("ALTER TABLE semel_item RENAME COLUMN state TO gone")
     does("ALTER TABLE semel_record RENAME TO semel_lost")
     for command in ("doctor", "migrate"):

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.admin.doctor import schema as doctor_schema
 from semel.admin.doctor.finding import Finding
 from semel.admin.doctor.settings import VARIABLES, look_at_settings
-from semel.stores.sqlite import doctor as doctor_file
 from semel.stores.sqlite import doctor as doctor_sqlite
 from semel.stores.sqlite.doctor import mount_of
+from semel.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 
 Run = Callable[..., Ran]
@@ -51,7 +50,7 @@ def test_the_file_system_is_told(
     place = str(tmp_path.resolve()).replace(" ", "\\040")
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"{ROOT_LINE}\n40 22 8:2 / {place} rw,noatime shared:1 - {mount}\n", "utf-8")
-    monkeypatch.setattr(doctor_file, "MOUNTS", mounts)
+    monkeypatch.setattr(doctor_sqlite, "MOUNTS", mounts)
     ran = semel("doctor", "--json")
     finding = found(ran, "filesystem")
     assert finding["level"] == level
@@ -79,7 +78,7 @@ def test_the_innermost_and_latest_mount_counts() -> None:
 def test_a_system_without_mount_table_is_not_guessed(
     semel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_file, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(doctor_sqlite, "MOUNTS", tmp_path / "none")
     assert found(semel("doctor", "--json"), "filesystem")["level"] == "note"
 
 
@@ -135,7 +134,7 @@ def test_a_large_file_is_checked_when_asked(semel: Run, monkeypatch: pytest.Monk
 
 def test_a_pending_migration_is_found(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("0001_first", "0002_many_effects", "0003_imports", "0004_fourth")
-    monkeypatch.setattr(doctor_schema, "migrations_of", lambda store: names)
+    monkeypatch.setattr(SqliteStore, "migrations", names)
     finding = found(semel("doctor", "--json"), "schema")
     assert (finding["level"], finding["detail"], finding["remedy"]) == (
         "warning",

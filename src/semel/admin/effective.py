@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final
 
-from semel.admin.doctor.schema import migrations_of
+from semel.admin.doctor.schema import pending_of
 from semel.admin.filters import pages
 from semel.admin.guarantees import Ground, Promise, caveats, level, promises
 from semel.bulk.declaration import BulkPolicy
@@ -199,7 +199,7 @@ def store_settings(engine: Engine, options: argparse.Namespace) -> list[Setting]
     """The settings of a store that is open."""
     identity = engine.perform("identity", engine.store.identity)
     assert identity is not None  # it was opened
-    pending = migrations_of(engine.store)[identity.schema_version :]
+    pending = pending_of(engine.store, identity)
     settings = _backend(engine.backend, source_of_url(options), url_of(options))
     secret = "$SEMEL_ID_SECRET_FILE" if os.environ.get("SEMEL_ID_SECRET_FILE") else "default"
     return [

@@ -154,9 +154,13 @@ class Identity:
 
 
 class Store(Protocol):
-    """The contract. All sequences are answered in their order; one request is a batch of one."""
+    """The contract. All sequences are answered in their order; one request is a batch of one.
+
+    ``migrations`` are the names of all that :meth:`migrate` may run, in their order: none where nothing is kept.
+    """
 
     capabilities: Capabilities
+    migrations: tuple[str, ...]
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         """Decide each attempt and write what it grants, atomically per record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Final
@@ -27,7 +26,7 @@ _COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # what is no col
 
 def look_at_schema(engine: Engine, identity: Identity) -> Finding:
     """The finding on the version of the schema, and on its tables."""
-    done, pending = migrations_of(engine.store)[: identity.schema_version], pending_of(engine.store, identity)
+    done, pending = engine.store.migrations[: identity.schema_version], pending_of(engine.store, identity)
     lacking = missing(engine, done)
     if lacking:
         return Finding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
@@ -67,15 +66,9 @@ def declared(text: str) -> Mapping[str, list[str]]:
     return found
 
 
-def migrations_of(store: Store) -> tuple[str, ...]:
-    """The names of all migrations that this Semel has for a store, in their order."""
-    names: tuple[str, ...] = getattr(sys.modules[type(store).__module__], "MIGRATIONS", ())
-    return names
-
-
 def pending_of(store: Store, identity: Identity) -> tuple[str, ...]:
-    """Those that a store has not had yet."""
-    return migrations_of(store)[identity.schema_version :]
+    """The migrations that a store has not had yet."""
+    return store.migrations[identity.schema_version :]
 
 
 def _text(folder: str, name: str) -> str:

@@ -69,6 +69,7 @@ class MariadbStore:
     """The store contract in MariaDB's SQL. One instance a process: it remembers where its reaper has come to."""
 
     dialect: Final[Dialect] = MARIADB
+    migrations: tuple[str, ...] = MIGRATIONS
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,

@@ -251,6 +251,7 @@ def settle_on(table: Table, word: Settlement, now: int) -> Settling:
 class MemoryStore:
     """The store contract over a :class:`Table`."""
 
+    migrations: tuple[str, ...] = ()
     capabilities = Capabilities(
         survives_process_crash=False,
         survives_server_crash=False,

@@ -80,6 +80,7 @@ class PostgresStore:
     """The store contract in PostgreSQL's SQL. One instance a process: it remembers where its reaper has come to."""
 
     dialect: Final[Dialect] = POSTGRES
+    migrations: tuple[str, ...] = MIGRATIONS
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,

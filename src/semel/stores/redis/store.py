@@ -89,6 +89,7 @@ class RedisStore:
     server that has lost records.
     """
 
+    migrations: tuple[str, ...] = MIGRATIONS
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=False,

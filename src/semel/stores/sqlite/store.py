@@ -99,6 +99,7 @@ class SqliteStore:
     """The store contract in SQLite's SQL."""
 
     dialect: Final[Dialect] = SQLITE
+    migrations: tuple[str, ...] = MIGRATIONS
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from urllib.parse import parse_qs, urlsplit
 
-from semel.admin.doctor.schema import REMEDY, migrations_of, missing
+from semel.admin.doctor.schema import REMEDY, missing
 from semel.admin.migration_sql import migration_sql
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             "migrate", _restoring(engine) if options.records_may_be_lost else engine.migrate, asked=options.progress
         )
         engine.open()
-        if lacking := missing(engine, migrations_of(engine.store)):
+        if lacking := missing(engine, engine.store.migrations):
             raise SchemaError(f"all migrations have run, but {lacking}: {REMEDY}")
     finally:
         engine.close()

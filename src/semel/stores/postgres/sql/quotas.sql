@@ -1,4 +1,4 @@
--- Quotas of new keys: the statements that count them. core/quota.py says the rule and how a row is read.
+-- Quotas of new keys: the statements that count them. semel/quota.py says the rule and how a row is read.
 
 -- name: taken
 -- Take places for the new records in "asked", in one write a caller. Callers are taken in one order, so that two
