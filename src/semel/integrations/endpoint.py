@@ -105,9 +105,8 @@ def parameter_text(value: object) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime):
-        return (
-            value.isoformat() if value.tzinfo is None else f"{value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
-        )
+        told = value if value.tzinfo is None else value.astimezone(UTC)
+        return told.isoformat().removesuffix("+00:00") + ("" if value.tzinfo is None else "Z")
     if isinstance(value, timedelta):
         return str(value.total_seconds())
     return str(value) if isinstance(value, (str, int, float, UUID, date, time)) else None
