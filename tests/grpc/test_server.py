@@ -137,8 +137,9 @@ def test_counted_metadata_tells_requests_apart(serve: Serve) -> None:
     assert sent == [Code.OK, Code.OK, Code.FAILED_PRECONDITION]
 
 
-def test_twenty_calls_at_once_have_one_effect(serve: Serve) -> None:
-    service = serve(operations={METHOD: Policy(wait_seconds=10)}, threads=32)
+def test_twenty_calls_at_once_have_one_effect(serve: Serve, colour: str) -> None:
+    threads: dict[str, int] = {"waiters_max": 20} if colour == "sync" else {}
+    service = serve(operations={METHOD: Policy(wait_seconds=10)}, threads=32, **threads)
     with ThreadPoolExecutor(20) as pool:
         calls = list(pool.map(lambda _: service.send(), range(20)))
     assert {call.code() for call in calls} == {Code.OK}
@@ -377,6 +378,20 @@ def test_calls_that_wait_leave_threads_to_others() -> None:
         assert {call.result().code() for call in refused} == {Code.ABORTED}
         assert {call.result().code() for call in waiting} == {Code.ABORTED, Code.OK}
         assert running.result().result() == Status(message="paid")
+
+
+def test_trailing_metadata_that_are_not_kept_are_told_once_with_the_remedy(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def method(request: RequestInfo, context: Any) -> Any:
+        context.set_trailing_metadata((("receipt", "r-1"), ("kept", "yes")))
+        return Status(message="paid")
+
+    service = serve(method, operations={METHOD: Policy(replay_headers=frozenset({"kept"}))})
+    for key in ("one-intent", "another-intent"):
+        assert service.send(key=key).code() is Code.OK
+    [told] = [each.getMessage() for each in caplog.records if "replay_headers" in each.getMessage()]
+    assert "the first caller gets the trailing metadata 'receipt', and replays do not" in told
 
 
 # --- deadlines -------------------------------------------------------------------------------------

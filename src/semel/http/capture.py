@@ -64,7 +64,7 @@ class Keeping:
         self._operation = operation
         self._left = _NAMES_MAX
 
-    def tell_dropped(self, names: Iterable[bytes]) -> None:
+    def tell_dropped(self, names: Iterable[bytes], kind: str = "response headers") -> None:
         """Say once of each of the application's own headers that it is not kept, and what to do about it."""
         new = sorted(set(names) - self.unmissed)[: self._left]
         if not new:
@@ -75,9 +75,10 @@ class Keeping:
 
         option = ", ".join(repr(name.decode("latin-1")) for name in new)
         logging.getLogger("semel").warning(
-            "%s: the first caller gets the response headers %s, and replays do not; to keep them with the answer: "
+            "%s: the first caller gets the %s %s, and replays do not; to keep them with the answer: "
             "replay_headers={%s} (logged once)",
             self._operation or "an operation",
+            kind,
             option,
             option,
         )

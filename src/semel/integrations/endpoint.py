@@ -102,8 +102,11 @@ def parameter_text(value: object) -> str | None:
         return parameter_text(value.value)
     if isinstance(value, Decimal):
         return format(value.normalize(), "f") if value.is_finite() else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, datetime):
-        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+        told = value if value.tzinfo is None else value.astimezone(UTC)
+        return told.isoformat().removesuffix("+00:00") + ("" if value.tzinfo is None else "Z")
     if isinstance(value, timedelta):
         return str(value.total_seconds())
     return str(value) if isinstance(value, (str, int, float, UUID, date, time)) else None

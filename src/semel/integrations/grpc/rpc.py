@@ -16,6 +16,7 @@ from semel.errors import ConfigurationError, InvalidKey, MissingKey, PolicyError
 from semel.functions.arguments import check_key
 from semel.functions.fingerprints import digest
 from semel.http.caller import Caller
+from semel.http.capture import Keeping
 from semel.http.refused import CallerNotKnown
 from semel.keys import parse_key
 from semel.operations.flow import check_kept
@@ -108,6 +109,7 @@ class DeclaredRpc:
         self.policy = rpc.policy
         self.name = rpc.name or method
         self.kept = frozenset(rpc.policy.replay_headers)
+        self.keeping = Keeping(rpc.policy, self.name)
         self.atomic = rpc.policy.terms.effects is Effects.ATOMIC
         self._engine = engine
         self._caller = caller

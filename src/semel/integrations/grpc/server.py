@@ -56,6 +56,7 @@ class _Run:
         if response is None and end.code is Code.OK:
             raise TypeError(f"{self.declared.method} returned None; a method must return its response or abort")
         answer = end.answer(self.declared.kept)
+        self.declared.keeping.tell_dropped(end.dropped(self.declared.kept), "trailing metadata")
         if len(answer.body) > self.declared.policy.answer_bytes_max:
             if self.declared.atomic:
                 end = refusal(problems.ANSWER_TOO_LARGE, Code.INTERNAL, _TOO_LARGE)
