@@ -80,7 +80,7 @@ def parse_key(lines: Sequence[bytes]) -> str:
             return line.decode("ascii")
         return _parse_uncommon(line)
     if not lines:
-        raise MissingKey("The request has no Idempotency-Key; send one, unique to what you want done once.")
+        raise MissingKey("The request has no Idempotency-Key; send one that is unique to this command.")
     raise InvalidKey("The request has several Idempotency-Key fields; send exactly one.")
 
 
@@ -212,8 +212,8 @@ What was done under it may be forgotten: look by your business reference before 
     def _check_age(self, age: float, most: float) -> None:
         if age > most:
             raise KeyTooOld(
-                f"This Idempotency-Key is older than {most:.15g} seconds, and nothing is on record under it. What was "
-                "done under it may be forgotten: look by your business reference before you use a new key."
+                f"This Idempotency-Key is older than {most:.15g} seconds, and has no record. A command that used it "
+                "may have been purged: look for its result by your business reference before you use a new key."
             )
         if age < -_AHEAD_SECONDS_MAX:
             raise InvalidKey(

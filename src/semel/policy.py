@@ -324,7 +324,11 @@ class _Kind:
 _KINDS: Final[Mapping[str, _Kind]] = {
     "key_format": _Kind(KeyFormat, "a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyFormat)"),
     "fingerprint": _Kind(
-        Recipe, "a Recipe, such as Recipe() (from semel import Recipe), what of the body counts or a named function"
+        Recipe,
+        (
+            "a Recipe, such as Recipe() (from semel import Recipe), the part of the body that counts, or a named "
+            "function"
+        ),
     ),
     "fingerprints_known": _Kind(Recipe, "a tuple of Recipes, such as (Recipe(),)", tuple),
     "nothing_happened": _Kind(type, "a tuple of exception types, such as (ConnectionRefusedError,)", tuple),
@@ -379,7 +383,7 @@ def _check_spans(policy: Policy) -> None:
         if value is None and name == "operation_seconds":
             continue
         if value is None:
-            raise PolicyError(f"{name} is missing: there is no endless {name.removesuffix('_seconds')}; give seconds")
+            raise PolicyError(f"{name} is missing: it cannot be endless; give seconds")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
         if value > SPAN_SECONDS_MAX:
@@ -496,8 +500,8 @@ def _check_answers(policy: Policy) -> None:
     if policy.answers == "rebuild":
         if not callable(policy.rebuild):
             raise PolicyError(
-                "answers='rebuild' needs rebuild=, a function of what was done that makes the answer again, such as "
-                f"rebuild=read_payment; it is {_shown(policy.rebuild)}"
+                "answers='rebuild' needs rebuild=, a function that rebuilds the answer of a command that was done, "
+                f"such as rebuild=read_payment; it is {_shown(policy.rebuild)}"
             )
     elif policy.rebuild is not None:
         raise PolicyError(f"rebuild= is for answers='rebuild'; answers is {policy.answers!r}")

@@ -89,8 +89,8 @@ class Computed:
         name = self.name or f"{getattr(self.function, '__module__', '')}.{getattr(self.function, '__qualname__', '<')}"
         if "<" in name:
             raise PolicyError(
-                "a function that makes fingerprints and has no name of its own needs one: "
-                "fingerprint=Recipe(body=Computed(function, name='order-v1'))"
+                "a fingerprint function without a name needs one: fingerprint=Recipe(body=Computed(function, "
+                "name='order-v1'))"
             )
         object.__setattr__(self, "name", name)
 

@@ -186,7 +186,7 @@ def test_what_may_be_tried_again_is_the_list_of_a_new_bulk(make_fellow: Make) ->
     left = list(fellow.bulk.retryable(done.operation_id, numbered(10)))
     assert [item["n"] for item in left] == [0, 3, 6, 9]
     assert fellow.run(left, nothing, key="another").tally == Tally(4, 4, 4, 0, 0, 0)
-    with pytest.raises(BulkRefused, match="not the list of this bulk"):
+    with pytest.raises(BulkRefused, match="not the list of the bulk"):
         list(fellow.bulk.retryable(done.operation_id, numbered(10)[::-1]))
 
 

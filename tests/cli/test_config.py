@@ -122,7 +122,7 @@ def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str,
     written("shop_wsgi", WSGI)
     text = semel("config", "shop_wsgi:app").out
     assert "POST /pay" in text
-    assert "IDEMPOTENT: one effect, as long as the other side deduplicates" in text
+    assert "IDEMPOTENT: one effect, as long as the provider deduplicates" in text
     assert "only until this process ends" in text
     assert "on_unprotected='mark'" in text
     assert semel("config", "shop_wsgi:app", "--operation", "POST /pay").code == 0

@@ -44,7 +44,7 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
         lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
         "ran out",
         Situation.IDEMPOTENT_LAPSED,
-        "Nothing needs",
+        "No action",
         "it runs",
     ),
     "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "Nothing", "first answer"),

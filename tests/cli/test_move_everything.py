@@ -206,7 +206,7 @@ def test_a_source_that_is_written_to_is_told(
 
     monkeypatch.setattr(moved_rows, "pages_of", pages_of)
     code, said = moved(first, second, capsys)
-    assert (code, "written to meanwhile" in said["error"]) == (1, True)
+    assert (code, "changed during the move" in said["error"]) == (1, True)
 
 
 @pytest.mark.parametrize("written", [False, True])

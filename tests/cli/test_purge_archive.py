@@ -238,5 +238,5 @@ def test_an_archive_is_never_replaced(tmp_path: Path, capsys: Capture) -> None:
 def test_redis_is_refused_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
     url = fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}_archive")
     assert main(["purge", "--url", url, "--archive", str(tmp_path / "purged.jsonl")]) == 2
-    assert "Redis forgets a record by itself" in capsys.readouterr().err
+    assert "Redis deletes a record itself" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

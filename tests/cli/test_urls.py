@@ -287,5 +287,5 @@ def test_what_holds_no_password_is_shown_as_it_is() -> None:
 
 
 def test_a_store_that_only_its_process_sees_is_named_by_its_own_scheme() -> None:
-    with pytest.raises(UsageFailed, match="vault:// lives and dies with its process"):
+    with pytest.raises(UsageFailed, match="vault:// exists only within its own process"):
         require_shared(MemoryStore(), "vault://cell")

@@ -115,7 +115,7 @@ def test_another_store_at_the_same_place_is_no_continuation(
     Shelf(other)
     between(lambda: shutil.copy(other, shelf.path))
     ran = semel("watch", "--count", "2")
-    assert "another store stands at this URL now" in ran.out
+    assert "this URL now leads to a different store" in ran.out
     assert "new (" not in ran.out
 
 

@@ -160,7 +160,7 @@ def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> 
     client.post("/settle", data=settling(client, id, confirmed="yes"))
     unknown(store, "lost")  # the retry ran, and is in doubt as well: another fence
     refused = client.post("/settle", data=stale)
-    assert (refused.status_code, "has gone on since you looked at it" in refused.text) == (409, True)
+    assert (refused.status_code, "has changed since you loaded it" in refused.text) == (409, True)
     assert state_of(store, id) is State.UNKNOWN
 
 
@@ -298,7 +298,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     form = ending(client, id, **{f"step:{EVIL}": "not"}, **typed)
     looked = client.post("/settle", data=form)
     assert "Nothing is written yet" in looked.text
-    assert "it was refused; a retry gets that answer" in looked.text
+    assert "it was refused; a retry gets that refusal" in looked.text
     assert "did not happen." in looked.text
     changing = client.post("/settle", data={**form, "change": "yes"}).text
     assert re.search(r'value="not" checked', changing)
@@ -412,20 +412,26 @@ def test_a_page_that_was_stale_stays_so_when_the_form_comes_back(store: Engine) 
     [
         ({"word": "succeeded", "status": "204", "body": "x", "media_type": "text/plain"}, "status 204 has no body"),
         ({"word": "succeeded", "no_answer": "yes", "body": "x"}, "A body needs a status"),
-        ({"word": "succeeded", "status": "201", "body": "x"}, "Say what the body is"),
-        ({"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"}, "Say what the body is"),
-        ({"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"}, "the body is none"),
+        ({"word": "succeeded", "status": "201", "body": "x"}, "Give the body's content type"),
+        (
+            {"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"},
+            "Give the body's content type",
+        ),
+        (
+            {"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"},
+            "but the body is not",
+        ),
         ({"word": "succeeded", "status": "201", "body": "ü" * 40_000, "media_type": "text/plain"}, "65536 bytes"),
         ({"word": "step-succeeded", "result": "7"}, "no step of this command is in doubt"),
-        ({"result": "7"}, "belongs to: the step in doubt succeeded"),
+        ({"result": "7"}, "result only if the step in doubt succeeded"),
         ({"reason": "a\0b"}, "NUL"),
-        ({"reason": " "}, "Say how you know"),
-        ({"word": ""}, "Say what you found out"),
+        ({"reason": " "}, "Explain how you know"),
+        ({"word": ""}, "Choose what you found"),
         ({"word": "succeeded"}, "one of the two"),
         ({"word": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
         ({"word": "succeeded", "status": "99"}, "from 200 to 599"),
         ({"word": "succeeded", "status": "²01"}, "from 200 to 599"),
-        ({"status": "201"}, "Only an end of the whole command"),
+        ({"status": "201"}, "Only a command that ends"),
         ({"reason": "x" * 1001}, "at most 1000 characters"),
     ],
 )
@@ -445,7 +451,7 @@ def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
     id = unknown(store, "lost")
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
-    assert (refused.status_code, "tick that the handler is gone" in refused.text) == (409, True)
+    assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
 
 
 def test_nobody_sees_anything_without_a_name(store: Engine) -> None:

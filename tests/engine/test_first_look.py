@@ -130,7 +130,7 @@ def url(forgetful: Running) -> str:
 @pytest.mark.parametrize("mode", MODES)
 def test_external_is_refused_on_a_server_that_forgets(mode: Mode, url: str) -> None:
     with closing(Shell(mode, connect_backend(url))) as shell:
-        with pytest.raises(ConfigurationError, match="the store would forget that it ran"):
+        with pytest.raises(ConfigurationError, match="the store would lose the fact that it ran"):
             shell.run(command(), never)
         shell.run(command(policy=Policy.of(effects="idempotent")), made)
 

@@ -34,7 +34,7 @@ from tests.servers.running import Running, stop
 Declares = Callable[[str, str], object]
 NOWHERE = "redis://app:hunter2@127.0.0.1:7/0"  # nobody listens there: what is refused is refused without asking
 ATOMIC = r"effects='atomic' needs a store in the same database .*Use sqlite:///, postgresql:// or mysql://"
-FORGETS = r"'pay' is effects='external', and the store would forget that it ran: .*Set appendonly yes.*persistence=none"
+FORGETS = r"'pay' is effects='external', and the store would lose .*Set appendonly yes.*persistence=none"
 
 
 async def pay(request: Request) -> Response:
@@ -258,7 +258,7 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
 @pytest.mark.parametrize(
     ("options", "effects", "level", "part"),
     [
-        ("", "idempotent", "ok", "keeps what is declared"),
+        ("", "idempotent", "ok", "matches the declaration"),
         ("&persistence=none", "external", "open", "its URL accepts that"),
     ],
 )

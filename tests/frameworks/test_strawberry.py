@@ -757,7 +757,7 @@ def test_below_another_field_the_parent_counts_and_must_be_named() -> None:
         async with engine:
             return await schema.execute('mutation { account(id: 5) { pay(amount: 1, key: "k") } }')
 
-    assert "say with parent= what tells its parents apart" in asyncio.run(unnamed()).errors[0].message
+    assert "give parent= a function that distinguishes its parents" in asyncio.run(unnamed()).errors[0].message
     assert paid == []
 
 

@@ -114,7 +114,7 @@ def test_the_command_writes_what_the_application_declares(
     said = capsys.readouterr()
     assert "written: proxy.conf" in said.out
     assert "payments.create" in said.err
-    assert "one process alone" in said.err
+    assert "one process only" in said.err
     text = (tmp_path / "proxy.conf").read_text()
     assert "^/payments/[^/]+" in text.replace("\\\\", "\\") or "/payments/[^/]+$" in text
     assert "120s" in text  # the longest wait, and time for the handler

@@ -446,7 +446,7 @@ def test_options_of_http_are_refused_with_what_to_do_instead(options: dict[str, 
 
 
 def test_metadata_of_grpcs_own_cannot_be_named() -> None:
-    with pytest.raises(PolicyError, match="gRPC's own metadata"):
+    with pytest.raises(PolicyError, match="gRPC handles its own metadata"):
         Rpc(policy=Policy(replay_headers=frozenset({"grpc-status"})))
 
 

@@ -101,7 +101,7 @@ def test_a_permit_without_its_default_is_refused_with_the_line_to_write() -> Non
     async def optional(mine: Permit | None = None) -> None: ...
 
     for endpoint, line in ((create, "permit: Permit = semel.permit"), (optional, "mine: Permit = semel.permit")):
-        with pytest.raises(ConfigurationError, match=f"without a default, so that no value is given; write {line}"):
+        with pytest.raises(ConfigurationError, match=f"without a default, so that it gets no value; write {line}"):
             semel.command(f"notes.{line}")(endpoint)
 
 

@@ -70,7 +70,7 @@ def test_it_is_refused_where_operations_are_declared(forgetful: Running, opened:
 def test_a_function_is_refused_when_it_is_declared(forgetful: Running) -> None:
     with (
         migrated(forgetful.port, servers.prefix()) as engine,
-        pytest.raises(ConfigurationError, match="would forget that it ran"),
+        pytest.raises(ConfigurationError, match="would lose the fact that it ran"),
     ):
 
         @declared_command(engine, "pay", key="order", caller=single_caller, effects="external")

@@ -158,7 +158,7 @@ def test_a_list_that_begins_anew(effects: Any, came: str, semel_engine: Engine, 
     assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
     case = Case(arguments={"bills": BILLS}, effects=payer.count, other_caller=BOB)
     alone = suite(app=target, operations=[case]).required(CHECK, case)
-    with pytest.raises(AssertionError, match="it begins anew: whoever was paid is paid again"):
+    with pytest.raises(AssertionError, match="it starts again: payees are paid twice"):
         alone.run()
 
 

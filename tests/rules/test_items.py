@@ -86,16 +86,16 @@ def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: N
     ("raw", "member", "code", "text"),
     [
         (b"[" * 70 + b"]" * 70, None, "ITEM_TOO_LARGE", "nested"),
-        (b"{", None, "ITEM_MALFORMED", "it is not one JSON value in UTF-8, or a member stands in it twice"),
+        (b"{", None, "ITEM_MALFORMED", "it is not a JSON value in UTF-8, or repeats a member"),
         (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not one JSON value"),
         (b'{"id":1.5}', "id", "ITEM_MALFORMED", "it is a float; it must be a text"),
         (b'{"id":false}', "id", "ITEM_MALFORMED", "it is a bool; it must be a text"),
-        (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a name of its own"),
+        (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a unique name"),
         (b'{"id":"%s"}' % (b"x" * 256), "id", "ITEM_MALFORMED", "it has 256 characters, more than 255"),
-        (b'{"id":"#1"}', "id", "ITEM_MALFORMED", "it begins with '#', which is kept for names that Semel gives"),
+        (b'{"id":"#1"}', "id", "ITEM_MALFORMED", "it begins with '#', which is reserved for names that Semel assigns"),
         (b'{"id":"!1"}', "id", "ITEM_MALFORMED", "it begins with '!'"),
-        (b'{"id":"a\\u001f"}', "id", "ITEM_MALFORMED", "it holds a control character"),
-        (b'{"id":"\\u007fa"}', "id", "ITEM_MALFORMED", "it holds a control character"),
+        (b'{"id":"a\\u001f"}', "id", "ITEM_MALFORMED", "it contains a control character"),
+        (b'{"id":"\\u007fa"}', "id", "ITEM_MALFORMED", "it contains a control character"),
     ],
 )
 def test_what_is_no_line(raw: bytes, member: str | None, code: str, text: str) -> None:

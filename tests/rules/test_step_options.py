@@ -97,8 +97,8 @@ def test_whose_request_is_kept() -> None:
             check_request(resumable, request, None)
     with pytest.raises(
         RequestTooLarge,
-        match=r"^The request has 1048577 bytes with its head, and at most 1048576 are kept for a run without its "
-        r"client; send a smaller body, and what is large by where it lies\.$",
+        match=r"^The request has 1048577 bytes with its head, and at most 1048576 can be stored for a run without its "
+        r"client; send a smaller body, and pass large data by reference\.$",
     ):
         check_request(resumable, b"x" * (REQUEST_BYTES_MAX + 1), None)
 
@@ -120,7 +120,7 @@ def test_a_request_is_sealed_where_there_is_a_sealer() -> None:
     with pytest.raises(PolicyError, match=r"^a command's request must not begin with .*, which marks sealed ones$"):
         sealed(MARK + b"abc", b"id", None)
     with pytest.raises(
-        ConfigurationError, match=r"^a kept request is sealed: give the engine its sealer, Engine\.connect"
+        ConfigurationError, match=r"^a stored request is sealed: give the engine its sealer, Engine\.connect"
     ):
         opened(MARK + b"abc", b"id", None)
 

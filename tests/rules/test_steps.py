@@ -116,8 +116,8 @@ def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) ->
         with pytest.raises(StepError) as refused:
             meet(recorded, (), want, HOUR)
         assert str(refused.value).endswith(
-            "which this run has not asked for: were the steps renamed or put into another order? Finish what is open "
-            "with the former code, or ask for the recorded steps first, in their order"
+            "which this run has not called: were the steps renamed or reordered? Finish open commands with the "
+            "previous code, or call the recorded steps first, in their order"
         )
         return
     met = meet(recorded, (), want, HOUR)

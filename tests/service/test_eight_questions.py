@@ -159,9 +159,9 @@ ANSWERS: dict[str, tuple[Check, list[dict[str, str]], str | None]] = {
         None,
     ),
     "What do I tell the client?": (
-        lambda said: "Keep the key and do not send another one" in said["story"]["client"],
+        lambda said: "Keep the key and do not send a new one" in said["story"]["client"],
         [{"outcome": outcome} for outcome in ("KeyExpired", "KeyReused", "OutcomeUnknown", "Proceed", "Replay")],
-        "Tell the client:</b> Keep the key and do not send another one",
+        "Tell the client:</b> Keep the key and do not send a new one",
     ),
 }
 

@@ -233,8 +233,8 @@ def test_settle_by_ends_it(url: str) -> None:
         ended: list[tuple[Any, Any, type[Exception], str]] = [
             (RefusedWith(REFUNDED), None, ResolveRefused, "is between two of its steps"),
             (RefusedWith(REFUNDED), {}, ResolveRefused, "unanswered: 'mail'"),
-            (RefusedWith(REFUNDED), {"mail": "yes"}, PolicyError, "steps must say of each step"),
-            (RefusedWith(REFUNDED), ["mail"], PolicyError, "steps must say of each step"),
+            (RefusedWith(REFUNDED), {"mail": "yes"}, PolicyError, "steps must map each step"),
+            (RefusedWith(REFUNDED), ["mail"], PolicyError, "steps must map each step"),
             (StepSucceeded("m"), {"mail": True}, PolicyError, "give one of the two"),
             (DidNotHappen(), {"mail": False}, ResolveRefused, "may still be running"),
         ]
@@ -293,7 +293,7 @@ def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.Capt
     assert (code, json.loads(said)["state"], json.loads(said)["dryRun"]) == (0, "FAILED_REPLAYABLE", True)
     assert json.loads(semel("show", id, "--json")[1])["state"] == "CLAIMED"
     code, said = semel(*words, "--force")
-    assert (code, said) == (0, "settled: it was refused; a retry gets that answer, and nothing runs\n")
+    assert (code, said) == (0, "settled: it was refused; a retry gets that refusal, and nothing runs\n")
     with Engine.connect(url) as engine:
         assert engine.run(command("k", policy=STEPS), lambda permit: Answer(201, (), b"")).answer.status == 409
 

@@ -352,7 +352,7 @@ def test_a_renamed_step_is_refused_before_it_begins(process: Process, downstream
     downstream.fails["mail"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
         process.run(stepped(), former)
-    with pytest.raises(StepError, match="'charge' is, which this run has not asked for"):
+    with pytest.raises(StepError, match="'charge' is, which this run has not called"):
         process.run(stepped(), renamed)
     assert process.run(stepped(), former).answer == OK
     assert downstream.calls == ["charge", "mail", "mail"]

@@ -200,7 +200,7 @@ def test_install_was_forgotten(provider: Provider) -> None:
 
     reason, remedy = why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges))
     assert "semel.install(app) was not called" in reason
-    assert "once, after the application is made" in remedy
+    assert "once, after you create the application" in remedy
 
 
 def test_nothing_listens() -> None:

@@ -248,7 +248,7 @@ def test_a_request_with_several_effects(memory: AsyncEngine, provider: Provider)
     app = good.starlette_app(memory, provider)
     report = assert_idempotent(app, "POST /payments", **PAY, effects=lambda: 3 * len(provider.charges))
     everything(report)
-    assert any("grew the effect counter by 3; that is taken for once" in remark for remark in report.remarks)
+    assert any("grew the effect counter by 3; that counts as one effect" in remark for remark in report.remarks)
 
 
 def test_a_part_of_the_effect_outside_of_the_claim_is_told_as_counts(provider: Provider) -> None:

@@ -46,8 +46,8 @@ class Archive:
     def __init__(self, engine: Engine, keep_us: int, now: int | None = None) -> None:
         if isinstance(engine.store, RedisStore):
             raise UsageFailed(
-                "--archive: Redis forgets a record by itself at the end of its retention, so nothing can be archived "
-                "before it. Run semel export while the records are there"
+                "--archive: Redis deletes a record itself at the end of its retention, so Semel cannot archive it "
+                "first. Run semel export while the records exist"
             )
         self.engine = engine
         self.keep_us = keep_us

@@ -32,7 +32,7 @@ class BulkSummary(NamedTuple):
 
     def standing(self) -> str:
         """How it stands, for people."""
-        return "its record is forgotten" if self.record is None else bulk_standing(self.record, self.now)
+        return "its record has been purged" if self.record is None else bulk_standing(self.record, self.now)
 
 
 def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]:
@@ -72,8 +72,8 @@ def tally_line(tally: Tally) -> str:
     '4 of 4 items: 3 succeeded, 1 failed (0 may be tried again), 0 unknown'
     """
     return (
-        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed "
-        f"({tally.retryable} may be tried again), {tally.unknown} unknown"
+        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed ({tally.retryable} "
+        f"may be retried), {tally.unknown} unknown"
     )
 
 
@@ -81,8 +81,8 @@ def bulk_standing(record: Record, now: int) -> str:
     if record.state not in OPEN_STATES:
         return shown_state(state_name(record, now))
     if record.lease_until > now:
-        return f"running: its lease lasts {span_text(record.lease_until - now)} more, and is renewed"
-    return "interrupted: no process runs it; call it again with the same key and list, and it goes on"
+        return f"running: its lease lasts {span_text(record.lease_until - now)} more and is being renewed"
+    return "interrupted: no process runs it; send it again with the same key and list to continue"
 
 
 def bulk_names(record: Record | None, id: bytes, now: int) -> dict[str, Json]:

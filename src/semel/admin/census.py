@@ -122,7 +122,7 @@ def what_was_read(seen: Census) -> str:
     """How much of the store a census rests on, in words."""
     newest = f"the newest {len(seen.newest)} records" if seen.more_new else f"all {len(seen.newest)} records"
     needing = f"{len(seen.attention)} that need attention"
-    return f"{newest}, and {needing}{'; there are more of those' if seen.more else ''}"
+    return f"{newest}, and {needing}{'; there are more of these' if seen.more else ''}"
 
 
 def read_document(seen: Census) -> dict[str, Json]:

@@ -16,7 +16,7 @@ _KINDS: Final = {name: getattr(kind, "__args__", (kind,)) for name, kind in get_
 
 
 def is_damaged(record: Record) -> bool:
-    """Whether the record holds what no Semel writes."""
+    """Whether the record holds a value that Semel never writes."""
     return not is_sound(record) or state_of(record) is None
 
 

@@ -130,27 +130,30 @@ def next_attempt(record: Record, now: int) -> str:
     if state_name(record, now) == "EXPIRED":
         if record.after_expiry == AfterExpiry.NEW:
             return "the answer is no longer kept; a retry runs as a new command"
-        return "the answer is no longer kept; a retry is told so and nothing runs"
+        return "the answer is no longer kept; a retry is refused, and nothing runs"
     if is_damaged(record):
         return "the record is damaged: a retry is refused and nothing runs"
     match State(record.state):
         case State.CLAIMED | State.PROCESSING if not has_lapsed(record, now):
-            return "it is running: a retry waits, then is told to ask again"
+            return "it is running: a retry waits, then gets a refusal that asks it to try again"
         case State.CLAIMED:
-            return "nothing is in doubt: a retry goes on where it was; has its client lost the key? see: semel explain"
+            return (
+                "nothing is in doubt: a retry continues where it stopped; if its client lost the key, see: semel "
+                "explain"
+            )
         case State.PROCESSING if record.effects == Effects.IDEMPOTENT:
-            return "its holder is gone: a retry runs it again with the same derived keys"
+            return "its holder has stopped: a retry runs it again with the same derived keys"
         case State.PROCESSING:
-            return "its holder is gone: a retry is told that the outcome is unknown; find out, then: semel settle"
+            return "its holder has stopped: a retry is refused as UNKNOWN; find out what happened, then: semel settle"
         case State.SUCCEEDED if record.answer_kind == AnswerKind.REBUILT:
-            return "it was done; a retry gets its answer made again, and nothing runs"
+            return "it was done; a retry gets a rebuilt answer, and nothing runs"
         case State.SUCCEEDED | State.FAILED_REPLAYABLE if record.answer_kind == AnswerKind.SEALED:
             return "a retry gets the stored answer, from a process that has the sealing key"
         case State.SUCCEEDED if record.answer_kind == AnswerKind.NOT_KEPT:
-            return "it was done, its answer was not kept; a retry is told so and nothing runs"
+            return "it was done, its answer was not kept; a retry is refused, and nothing runs"
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
             return "a retry gets the stored answer"
         case State.FAILED_NOT_REPLAYABLE:
             return "nothing had happened: a retry runs it"
         case State.UNKNOWN:
-            return "a retry is told that the outcome is unknown; find out what happened, then: semel settle"
+            return "a retry is refused as UNKNOWN; find out what happened, then: semel settle"

@@ -84,8 +84,11 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     return Finding(
         "resting",
         "note",
-        f"{count} between their steps or items, held by no process, the oldest begun {age} ago",
-        "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
+        f"{count} between their steps or items, held by no process, the oldest started {age} ago",
+        (
+            "a retry continues them; where a client has lost its key: semel list --state claimed --lapsed; semel "
+            "explain ID"
+        ),
     )
 
 
@@ -105,7 +108,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
         "abandoned",
         "warning",
         f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
-        "no completer brings them to their end: semel worker --complete MODULE:APP",
+        "no completer finishes them: semel worker --complete MODULE:APP",
     )
 
 
@@ -143,6 +146,8 @@ def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
     over = now - oldest.lease_until
     detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
     if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
-        remedy = "run: semel worker, which reaps; over ASGI semel.install(app) or manage_engine=True do as well"
+        remedy = (
+            "run semel worker, which reaps; in an ASGI application semel.install(app) or manage_engine=True also reaps"
+        )
         return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
     return Finding("lapsed", "note", detail)

@@ -16,8 +16,8 @@ from semel.stores.sql.statements import Query, script, statements
 
 SQL: Final = statements("semel.admin", "schema.sql")
 REMEDY: Final = (
-    "the tables were changed by hand, or restored in part: restore them all from one backup, or make what "
-    "is missing as semel/stores/migrations says; semel migrate makes no version twice"
+    "the tables were changed by hand, or restored in part: restore them all from one backup, or create the missing "
+    "parts from the migrations in semel/stores; semel migrate runs no migration twice"
 )
 _FOLDERS: Final = {"postgresql": "postgres", "mariadb": "mariadb", "sqlite": "sqlite"}
 _TABLE: Final = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(semel_\w+) \(\n(.*)\n\)", re.DOTALL)

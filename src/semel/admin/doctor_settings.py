@@ -31,7 +31,7 @@ def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str]
     yield from _look_at_secret(environment.get("SEMEL_ID_SECRET_FILE"))
     keys = environment.get("SEMEL_SEAL_KEYS_FILE")
     if keys and _is_shared(keys):
-        yield Finding("sealing-keys", "warning", "others than its owner may read their file", f"chmod 600 {keys}")
+        yield Finding("sealing-keys", "warning", "users other than its owner can read their file", f"chmod 600 {keys}")
 
 
 def _meant(name: str) -> str | None:
@@ -54,9 +54,9 @@ def _is_shared(path: str) -> bool:
 
 def _look_at_secret(path: str | None) -> Iterator[Finding]:
     if not path:
-        yield Finding("id-secret", "ok", "none: a reader of the store can try out keys that are easily guessed")
+        yield Finding("id-secret", "ok", "none: anyone who can read the store can test guesses of weak keys")
         return
     if _is_shared(path):
-        yield Finding("id-secret", "note", "others than its owner may read its file", f"chmod 600 {path}")
+        yield Finding("id-secret", "note", "users other than its owner can read its file", f"chmod 600 {path}")
     else:
-        yield Finding("id-secret", "ok", "from its file, which only its owner may read")
+        yield Finding("id-secret", "ok", "from its file, which only its owner can read")

@@ -76,7 +76,7 @@ def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) ->
     Raises UsageFailed where the store can have none.
     """
     if not is_kept_by(engine.store):
-        raise UsageFailed(f"--of {kind} needs a SQL database: no other store holds any")
+        raise UsageFailed(f"--of {kind} needs a SQL database: other stores have none")
     noun, shown = KINDS[kind]
     for page in pages_of(engine, noun):
         for row in page:

@@ -25,7 +25,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operation", help="only this operation's")
     parser.add_argument("--tenant", help="only this tenant's")
     parser.add_argument("--caller", help="only this caller's")
-    parser.add_argument("--lapsed", action="store_true", help="only open records whose lease is over")
+    parser.add_argument("--lapsed", action="store_true", help="only open records whose lease has expired")
 
 
 def _state(text: str) -> State:

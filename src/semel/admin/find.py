@@ -132,7 +132,7 @@ def the_one(engine: Engine, found: list[Record], name: str) -> Record:
         )
     [record] = engine.perform("read", lambda: engine.store.read((found[0].id,)))
     if record is None:  # it was forgotten between the two looks
-        raise NotFound(f"{name} names no record any more; see: semel list")
+        raise NotFound(f"{name} no longer names a record; see: semel list")
     return record
 
 

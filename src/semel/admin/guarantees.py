@@ -55,7 +55,7 @@ def level(ground: Ground) -> str:
     if not ground.capabilities.survives_process_crash:
         text += "; only until this process ends"
     elif ground.weak_sync:
-        text += "; the last commands may be forgotten at power loss"
+        text += "; a power loss may lose the last commands"
     return text
 
 
@@ -65,7 +65,7 @@ def _level(terms: Terms) -> str:
             return "exactly one committed effect"
         case Effects.IDEMPOTENT:
             return (
-                f"one effect, as long as the other side deduplicates by the derived key for {span_text(terms.dedup_us)}"
+                f"one effect, as long as the provider deduplicates by the derived key for {span_text(terms.dedup_us)}"
             )
         case _:
             return "started at most once; an outcome that cannot be proven reads UNKNOWN"
@@ -81,7 +81,11 @@ def promises(ground: Ground) -> list[Promise]:
     return [
         effect,
         _one_answer(ground),
-        Promise("I3 fenced", "holds", "every write names fence and nonce; a superseded holder's changes nothing"),
+        Promise(
+            "I3 fenced",
+            "holds",
+            "every write carries fence and nonce; the write of a superseded holder changes nothing",
+        ),
         rerun,
         _no_leak(ground),
         progress,
@@ -97,7 +101,7 @@ def promises(ground: Ground) -> list[Promise]:
 def _durable(ground: Ground, name: str, why: str) -> Promise:
     """A promise that is as durable as the store."""
     if not ground.capabilities.survives_process_crash:
-        return Promise(name, "limited", f"{why}; but this store forgets everything with its process")
+        return Promise(name, "limited", f"{why}; but this store loses everything when its process ends")
     if ground.weak_sync:
         return Promise(name, "limited", f"{why}; but synchronous=NORMAL may lose the last commits with the power")
     return Promise(name, "holds", why)
@@ -120,7 +124,7 @@ def _one_effect(ground: Ground) -> Promise:
 
 def _one_answer(ground: Ground) -> Promise:
     kept = span_text(ground.terms.answer_us)
-    return _durable(ground, "I2 one answer", f"the stored answer is what every retry gets, for {kept}")
+    return _durable(ground, "I2 one answer", f"every retry gets the stored answer, for {kept}")
 
 
 def _no_blind_rerun(ground: Ground) -> Promise:
@@ -129,16 +133,16 @@ def _no_blind_rerun(ground: Ground) -> Promise:
     if ground.terms.effects == Effects.EXTERNAL:
         return _durable(ground, name, f"after a crash {rule.verdict.__name__}: {rule.why}")
     return Promise(
-        name, "holds", f"it is about EXTERNAL effects; here, after a crash, {rule.verdict.__name__}: {rule.why}"
+        name, "holds", f"applies to EXTERNAL effects; here, after a crash, {rule.verdict.__name__}: {rule.why}"
     )
 
 
 def _no_leak(ground: Ground) -> Promise:
     name = "I5 no leak"
     if ground.behind == "middleware":
-        return Promise(name, "limited", "keys are scoped by caller; the middleware must stand behind authentication")
+        return Promise(name, "limited", "keys are scoped by caller; authentication must run before the middleware")
     if ground.behind == "endpoint":
-        return Promise(name, "holds", "keys are scoped by caller, and claimed behind authentication, in the endpoint")
+        return Promise(name, "holds", "keys are scoped by caller, and claimed after authentication, in the endpoint")
     return Promise(name, "holds", "keys are scoped by tenant, caller and operation")
 
 
@@ -146,7 +150,9 @@ def _progress(ground: Ground) -> Promise:
     name = "I6 progress"
     lease = span_text(ground.terms.lease_us)
     if ground.reaped is False:
-        return Promise(name, "limited", f"after {lease} a retry is told; UNKNOWN shows only where a reaper runs")
+        return Promise(
+            name, "limited", f"after {lease} a retry learns it; the record becomes UNKNOWN only where a reaper runs"
+        )
     doubt = "" if ground.reaped else ", where a reaper runs (semel doctor tells)"
     return Promise(name, "holds", f"a lease of {lease} and a second after a crash it reads UNKNOWN or is free{doubt}")
 
@@ -155,7 +161,7 @@ def _events(ground: Ground) -> Promise:
     name = "I8 events"
     if not ground.capabilities.atomic_with_business_writes:
         return Promise(name, "not promised", "this store keeps no events: emitting one is refused")
-    return _durable(ground, name, "they commit with the outcome; a relay publishes each until the broker has it")
+    return _durable(ground, name, "they commit with the outcome; a relay retries each until the broker has it")
 
 
 def _tombstone(ground: Ground) -> str:
@@ -170,5 +176,5 @@ def caveats(ground: Ground) -> list[str]:
     if ground.marks:
         found.append("on_unprotected='mark': while the store is down, requests run unprotected and are marked so")
     if not ground.capabilities.shared_between_processes:
-        found.append("each process has a truth of its own: run one process")
+        found.append("each process has its own records: run one process only")
     return found

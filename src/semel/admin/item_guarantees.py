@@ -33,13 +33,13 @@ def level_of_items(items: ItemEffects, terms: Terms) -> str:
             return f"{_LIST}: exactly one committed effect of each"
         case "idempotent":
             return (
-                f"{_LIST}: one effect of each, as long as the other side deduplicates by its derived key for "
+                f"{_LIST}: one effect of each, as long as the provider deduplicates by its derived key for "
                 f"{span_text(terms.dedup_us)}"
             )
         case "external":
             return f"{_LIST}: each started at most once; one whose outcome cannot be proven reads UNKNOWN, alone"
         case "undeclared":
-            return f"{_LIST}, each with an outcome of its own; which effects they have says the bulk's declaration"
+            return f"{_LIST}, each with its own outcome; the bulk's declaration defines their effects"
 
 
 def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promise]:
@@ -50,7 +50,7 @@ def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promis
         Promise(
             "I6 progress",
             "holds",
-            f"a lease of {span_text(terms.lease_us)} after a crash a retry with the same list goes on behind the last "
+            f"a lease of {span_text(terms.lease_us)} after a crash a retry with the same list continues after the last "
             "finished item",
         ),
     )
@@ -62,11 +62,15 @@ def _one_effect(items: ItemEffects) -> Promise:
         case "atomic":
             return Promise(name, "holds", "an item's effect and its outcome commit in one transaction, or neither does")
         case "idempotent":
-            return Promise(name, "limited", "one that had begun in a crash is run again, with the same derived keys")
+            return Promise(
+                name, "limited", "an item that was running in a crash runs again, with the same derived keys"
+            )
         case "external":
-            return Promise(name, "not promised", "it cannot be proven what became of one that was running in a crash")
+            return Promise(name, "not promised", "the outcome of an item that was running in a crash cannot be proven")
         case "undeclared":
-            return Promise(name, "not promised", "records do not tell: semel config module:app shows what is declared")
+            return Promise(
+                name, "not promised", "records do not hold this: semel config module:app shows the declaration"
+            )
 
 
 def _no_blind_rerun(items: ItemEffects, terms: Terms) -> Promise:

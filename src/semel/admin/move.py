@@ -105,7 +105,7 @@ class Mover:
         for record, copy in pairs:
             if copy is not None and not _is_ours(record, copy):
                 raise CommandFailed(
-                    f"{named(record)}: another record stands in its place in the target; see both stores"
+                    f"{named(record)}: the target has a different record under its id; compare both stores"
                 )
             last = generation == record.generation
             if copy is None or (copy.state == State.FAILED_NOT_REPLAYABLE and copy.generation == generation):
@@ -115,7 +115,9 @@ class Mover:
             elif copy.state == State.UNKNOWN:
                 self._resolve(copy)
             else:
-                raise CommandFailed(f"{named(record)}: its copy ended otherwise in the target; see both stores")
+                raise CommandFailed(
+                    f"{named(record)}: its copy in the target has a different outcome; compare both stores"
+                )
         if claims:
             self._target.perform("claim", lambda: self._target.store.claim(claims))
         if words:
@@ -134,7 +136,7 @@ def named(record: Record) -> str:
 def obstacles(record: Record) -> Iterator[str]:
     """Why a record cannot be copied; nothing where it can."""
     if record.state in OPEN_STATES:
-        yield "is open: it may be running, or its end is not known yet"
+        yield "is open: it may be running, or its outcome is not known yet"
     elif record.state not in tuple(State):
         yield "is damaged"
     if record.answer_kind not in tuple(AnswerKind) or record.sealing_key_id:
@@ -146,7 +148,7 @@ def check_movable(record: Record) -> None:
     for why in obstacles(record):
         raise CommandFailed(f"{named(record)} {why}; stop all writers, then see: semel doctor")
     if record.answer_kind in STORED_ANSWERS and answer_of(record) is None:
-        raise CommandFailed(f"{named(record)} is damaged: its answer is not what was stored; see: semel doctor")
+        raise CommandFailed(f"{named(record)} is damaged: its answer does not match its checksum; see: semel doctor")
 
 
 def is_copy(record: Record, copy: Record) -> bool:
@@ -174,7 +176,7 @@ def is_sealed_anew(record: Record, copy: Record) -> bool:
     if here != there:
         plain = "--plain --operation NAME " if None in (here, there) else ""
         raise CommandFailed(
-            f"{named(record)} was sealed anew since it was copied: it is {_under(here)} in the source and "
+            f"{named(record)} was sealed again since it was copied: it is {_under(here)} in the source and "
             f"{_under(there)} in the target. Run semel reseal {plain}on both stores with one ring "
             "(SEMEL_SEAL_KEYS_FILE), and then semel move again"
         )

@@ -42,8 +42,9 @@ def check_relays(engine: Engine) -> None:
     alive = engine.perform("move", Copies(engine.store).relay_us) if is_kept_by(engine.store) else 0
     if alive:
         raise CommandFailed(
-            f"a relay publishes the events of --from (believed alive for {-(-alive // 1_000_000)} s more): what it "
-            "publishes meanwhile would be published twice. Stop semel worker, wait that long, and run it again"
+            f"a relay publishes the events of --from (believed alive for {-(-alive // 1_000_000)} s more): events that "
+            "it publishes during the move would be published twice. Stop semel worker, wait that long, and run the "
+            "move again"
         )
 
 
@@ -53,10 +54,10 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
         return
     wanted = ""
     if held.waiting + held.parked:
-        wanted = " Let semel worker publish what waits, and drop or retry what is parked (semel events), first."
+        wanted = " First let semel worker publish the waiting events, and drop or retry the parked ones (semel events)."
     raise CommandFailed(
-        f"--from holds {told(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL database, "
-        "or leave them where they are, knowingly: --records-only"
+        f"--from holds {told(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL database, or "
+        "deliberately leave them behind: --records-only"
     )
 
 
@@ -133,8 +134,8 @@ def _copy(target: Engine, noun: Noun, rows: Sequence[Row], moved: RowsMoved) -> 
                 continue  # of a record whose time is over: it was left behind
             why = " (or another operation has its business reference)" if noun.name == "operations" else ""
             raise CommandFailed(
-                f"{shown(noun, row)} could not be verified in the target: another one stands in its place{why}; "
-                "see both stores"
+                f"{shown(noun, row)} could not be verified in the target: a different row is in its place{why}; "
+                "compare both stores"
             )
     moved.copied[noun.name] += len(left)
     moved.there[noun.name] += len(plain) - len(left)

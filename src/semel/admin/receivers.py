@@ -1,4 +1,4 @@
-"""Webhook receivers that have not got what is theirs: how much waits for each, for how long, and why."""
+"""Webhook receivers with undelivered webhooks: how much waits for each, for how long, and why."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ def standing_document(standing: Standing) -> dict[str, Json]:
 def standing_lines(standing: Standing) -> list[str]:
     """For people."""
     times = "once" if standing.asked == 1 else f"{standing.asked} times"
-    last = f" The last word: {standing.reason}." if standing.reason else ""
+    last = f" The last reason: {standing.reason}." if standing.reason else ""
     if standing.gave_up_at is not None:
         ago = span_text(standing.now - standing.gave_up_at)
         return [f"Asked {times}, and given up {ago} ago: an operator must find out.{last}"]
     if standing.lease_until > standing.now:
         return [f"It is being asked now; before that {times}.{last}"]
     wait = standing.next_at - standing.now
-    when = "as soon as a worker looks" if wait <= 0 else f"in {span_text(wait)}"
+    when = "at a worker's next look" if wait <= 0 else f"in {span_text(wait)}"
     return [f"Asked {times}; again {when}.{last}"]
 
 
@@ -62,6 +62,6 @@ def look_at_reconciliations(engine: Engine) -> Finding:
     page = next(pages(engine, Find(states=(State.UNKNOWN,)), PAGE))
     left = left_to_operators(engine, page.records)
     if not left:
-        return Finding("reconciliation", "ok", "nothing was given up on")
-    remedy = "semel list --state unknown shows them, semel explain ID what was found; then: semel settle --help"
+        return Finding("reconciliation", "ok", "reconcilers have given up on none")
+    remedy = "semel list --state unknown lists them, semel explain ID shows the findings; then: semel settle --help"
     return Finding("reconciliation", "warning", f"{len(left)} need an operator: reconcilers gave up", remedy)

@@ -21,7 +21,7 @@ AT_ONCE: Final = 8  # an answer may have a megabyte: few are in memory at once
 LOOKED_AT: Final = 1000  # by the doctor, the newest ones
 NAMED_MAX: Final = 5
 OWN: Final = "(a sealer of your own)"
-ADD_KEY: Final = "add it behind the others in the ring (SEMEL_SEAL_KEYS_FILE, and Sealer of the application)"
+ADD_KEY: Final = "add it after the others in the ring (SEMEL_SEAL_KEYS_FILE, and the application's Sealer)"
 
 
 def key_of(answer: Answer) -> str:
@@ -135,7 +135,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
     used = ", ".join(f"{name} ({count})" for name, count in sorted(keys.items()))
     of = f"of the newest {LOOKED_AT} records, answers are sealed under {used}"
     if sealer is None:
-        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
+        remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
         yield Finding("sealing", "note", f"{of}; no keys are given here", remedy)
         return
     names = sealer.key_names if isinstance(sealer, Sealer) else tuple(keys)
@@ -148,8 +148,8 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             "sealing",
             "problem",
-            f"{len(closed)} sealed answers do not open: {names_text(closed)}",
-            "they were changed, or a key of the ring is another one under the same name: restore the key or the row",
+            f"{len(closed)} sealed answers cannot be decrypted: {names_text(closed)}",
+            "they were changed, or the ring has a different key under the same name: restore the key or the row",
         )
 
 
@@ -168,10 +168,10 @@ def _look_at_parts(engine: Engine) -> Iterator[Finding]:
         return
     what = "; ".join(f"{kind} under {names_text(sorted(keys))}" for kind, keys in missing.items())
     if sealer is None:
-        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
-        yield Finding("sealed-parts", "note", f"sealed beside answers: {what}; no keys are given here", remedy)
+        remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
+        yield Finding("sealed-parts", "note", f"other sealed data: {what}; no keys are given here", remedy)
         return
-    yield Finding("sealed-parts", "problem", f"the ring lacks keys of what is sealed beside answers: {what}", ADD_KEY)
+    yield Finding("sealed-parts", "problem", f"the ring lacks keys of other sealed data: {what}", ADD_KEY)
 
 
 def _newest(engine: Engine) -> Sequence[Record]:

@@ -102,19 +102,19 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
             return state
         case TooEarly(wait_us):
             raise CommandFailed(
-                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
-                f"or {force} if you know that it is gone"
+                "refused: the handler may still be running, because its deadline has not passed; wait "
+                f"{span_text(wait_us)}, or {force} if you know that it has stopped"
             )
         case MovedOn(None):
-            raise CommandFailed("refused: the record is gone; see: semel list")
+            raise CommandFailed("refused: the record no longer exists; see: semel list")
         case MovedOn(State.UNKNOWN):
-            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
+            raise CommandFailed("refused: a different step is now in doubt; see: semel explain")
         case MovedOn(State.CLAIMED):
             raise CommandFailed(
-                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
-                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
-                "again; semel worker --complete does so for resumable operations. Where its client has lost the key, "
-                f"end it with --step for each step that had begun, once its lease is over; see: semel explain {id}"
+                "refused: the command is CLAIMED: none of its steps is in doubt. A retry with the same key and "
+                "request continues it, even after its worker died, and repeats no finished step; for resumable "
+                "operations, semel worker --complete does the same. If its client has lost the key, end it with "
+                f"--step for each step that had begun, once its lease has expired; see: semel explain {id}"
             )
         case MovedOn(state):
             raise CommandFailed(
@@ -130,9 +130,9 @@ def consequence(word: Resolution, state: State) -> str:
     'it did not happen; a retry runs it'
     """
     if word.refused:
-        return "it was refused; a retry gets that answer, and nothing runs"
+        return "it was refused; a retry gets that refusal, and nothing runs"
     if word.happened and word.result is None:
-        then = "a retry gets it" if word.answer is not None else "a retry is told so and gets no answer; this is final"
+        then = "a retry gets it" if word.answer is not None else "a retry learns this and gets no answer; this is final"
         return f"it succeeded; {then}"
     what = "it" if word.step is None else f"step {word.step!r}"
     said = f"{what} {'succeeded' if word.happened else 'did not happen'}"
@@ -140,6 +140,6 @@ def consequence(word: Resolution, state: State) -> str:
         case State.UNKNOWN:
             return f"{said}; another step is in doubt, see: semel explain"
         case State.CLAIMED:
-            return f"{said}; a retry goes on, and makes no step again that had finished"
+            return f"{said}; a retry continues, and repeats no finished step"
         case _:
             return f"{said}; a retry runs it"

@@ -196,7 +196,7 @@ def _rates(changed: Change | None) -> list[str]:
 def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
     """A look as a screen's lines."""
     states = [(shown_state(state.name), str(seen.counts.get(int(state), 0))) for state in State]
-    rates = _rates(changed) or ["rates with the next look"]
+    rates = _rates(changed) or ["rates follow with the next look"]
     oldest = seen.oldest
     age = "none" if oldest is None else f"{span_text(seen.now - oldest.created_at)} ({oldest.operation})"
     lines = [head, "", line(seen, None), f"since the last look: {', '.join(rates)}", f"oldest open: {age}", ""]

@@ -77,7 +77,7 @@ class ItemReader:
         elif not self._ended:
             if self._around is not None and not self._begun:
                 raise self._around.missing()
-            raise self._wrong("the array that the body begins does not end" if self._begun else "it is no JSON array")
+            raise self._wrong("the array in the body does not end" if self._begun else "it is not a JSON array")
         elif self._around is not None:
             self.envelope = self._around.canonical()
 
@@ -114,7 +114,7 @@ class ItemReader:
             if not piece:
                 return
             if not piece.startswith(b"["):
-                raise BulkRefused(None, None, "the body is no JSON array; JSON lines are sent as application/jsonl")
+                raise BulkRefused(None, None, "the body is not a JSON array; send JSON lines as application/jsonl")
             self._begun, at = True, 1
         start = at
         while not self._ended:
@@ -131,14 +131,14 @@ class ItemReader:
                 raw = (self._rest + piece[start : found.start()]).strip(_SPACE)
                 self._rest, start = b"", at
                 if mark == b"}" or (not raw and (mark == b"," or self._count)):
-                    raise self._wrong("it is not one JSON value" if raw else "it is missing: a comma too many")
+                    raise self._wrong("it is not one JSON value" if raw else "it is missing: there is an extra comma")
                 self._ended = mark == b"]"
                 if raw:
                     yield self._item(raw)
         if self._around is not None and self._ended:
             self._around.behind(piece[at:])
         elif piece[at:].strip(_SPACE):
-            raise self._wrong("something stands behind the end of the array")
+            raise self._wrong("the body continues after the end of the array")
 
     def _next_mark(self, piece: bytes, at: int) -> re.Match[bytes] | None:
         """The next bracket or comma outside of strings, or a whole string; None: the piece is over."""
@@ -246,10 +246,10 @@ class _Around:
 
     def missing(self) -> BulkRefused:
         """What is wrong with an object in which the array did not come."""
-        return BulkRefused(None, None, f"the body is no JSON array, and has none at {self._pointer}")
+        return BulkRefused(None, None, f"the body is not a JSON array, and has none at {self._pointer}")
 
     def _malformed(self) -> BulkRefused:
-        return BulkRefused(None, None, "the body is not one JSON object in UTF-8, or a member stands in it twice")
+        return BulkRefused(None, None, "the body is not a JSON object in UTF-8, or repeats a member")
 
     @property
     def _pointer(self) -> str:

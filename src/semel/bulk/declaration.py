@@ -50,13 +50,13 @@ from semel.policy import Command, Policy
 
 Source = Iterable[Any] | PathLike[str]
 PAGE: Final = 1000
-NO_FILE: Final = "content_digest is that of a file: give items as a pathlib.Path, or leave it out"
+NO_FILE: Final = "content_digest is for a file: give items as a pathlib.Path, or leave it out"
 REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
 DETAIL_BYTES_MAX: Final = 65_536
 _SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
 _NO_ROLLBACK: Final = (
-    "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
-    "item's writes alone are undone"
+    "an item's handler may not roll back the transaction of its chunk, which holds other items; raise ItemFailed, "
+    "which undoes only this item's writes"
 )
 
 
@@ -283,7 +283,7 @@ def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
     try:
         target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"what the handler returned cannot be kept: {error}") from None
+        raise PolicyError(f"the handler's result cannot be stored: {error}") from None
     check_detail(done.detail)
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.SUCCEEDED, target, result, detail=done.detail)
@@ -322,7 +322,7 @@ def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
     try:
         code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
     except (TypeError, ValueError) as wrong:
-        raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
+        raise PolicyError(f"the content of ItemFailed cannot be stored: {wrong}") from None
     check_detail(error.detail)
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable), error.detail)
@@ -375,7 +375,7 @@ def _told(result: Result) -> BulkResult:
         return BulkResult(result.operation_id, tally_of(result.answer.body), True)
     except (ValueError, TypeError):  # such as the answer that an operator has settled it with
         raise RecordUnreadableError(
-            "the stored answer is not that of a bulk; it is never run again: see semel bulk",
+            "the stored answer is not from a bulk; the command never runs again: see semel bulk",
             operation_id=result.operation_id,
         ) from None
 
@@ -475,7 +475,7 @@ def check_same(record: Record | None, spool: ItemSpool) -> None:
     """Refuse another list than the bulk's: its places would name other items. ``record`` None: it is forgotten."""
     if record is not None and record.fingerprint != spool.fingerprint():
         raise BulkRefused(
-            None, None, "it is not the list of this bulk; give the same items, in the same order", "ANOTHER_LIST"
+            None, None, "this is not the list of the bulk; give the same items, in the same order", "ANOTHER_LIST"
         )
 
 
@@ -483,7 +483,7 @@ def operation_bytes(operation_id: str) -> bytes:
     """The 16 bytes of an operation's id. Raises PolicyError where it is none."""
     found = uuid_bytes(operation_id)
     if found is None:
-        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
+        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; take it from the bulk's result")
     return found
 
 

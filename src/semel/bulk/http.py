@@ -76,7 +76,7 @@ _READ: Final = frozenset(
         *(b"accept", b"prefer", b"early-data"),
     }
 )
-_GOES_ON: Final = "Send the same list with the same key again: what was done is not done again."
+_GOES_ON: Final = "Send the same list with the same key again: finished items do not run again."
 
 
 class BulkRequest(NamedTuple):
@@ -262,16 +262,19 @@ def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer
 
 
 _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
-    InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
-    OutcomeUnknownError: (OUTCOME_UNKNOWN, "How this command ended cannot be proven. Query the operation."),
+    InProgressError: (IN_PROGRESS, "The list is running. Keep the key and ask again, or query the operation."),
+    OutcomeUnknownError: (OUTCOME_UNKNOWN, "The outcome of this command cannot be proven. Query the operation."),
     KeyExpiredError: (
         RECORD_EXPIRED,
-        "This key was used, and its answer is forgotten. Query before you send it again.",
+        "This key was used, and its answer is no longer stored. Query before you send it again.",
     ),
     NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
     QuotaExceededError: (
         QUOTA_EXCEEDED,
-        "You have begun as many commands as you may for now. Nothing was done. Keep the key and ask again later.",
+        (
+            "You have started as many commands as your quota allows for now. Nothing was done. Keep the key and ask "
+            "again later."
+        ),
     ),
     RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
 }
@@ -327,8 +330,8 @@ def describe_bulk(operation: dict[str, Any], policy: BulkPolicy, taken: ListForm
     whole = {ARRAY_TYPE: {"schema": _LIST_ANSWER}, LINES_TYPES[0]: lines}
     for status, description, answered in (
         ("200", "Every item succeeded", whole),
-        ("202", "The list is being done (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
-        ("207", "The items ended differently, each with its own outcome", whole),
+        ("202", "The list is running (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
+        ("207", "The items had different outcomes", whole),
     ):
         responses[status] = {**responses.get(status, {}), "description": description, "content": answered}
     describe_responses(operation, (*(kind for kind in PROBLEMS if kind is not BODY_TOO_SLOW), *KINDS))

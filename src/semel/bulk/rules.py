@@ -214,7 +214,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
     except RequestTooLarge as error:
         raise BulkRefused(place, None, str(error), "ITEM_TOO_LARGE") from None
     if canonical is None:
-        raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
+        raise BulkRefused(place, None, "it is not a JSON value in UTF-8, or repeats a member")
     if member is None or not canonical.startswith(b"{"):
         return NamedItem(canonical, None)
     given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
@@ -227,13 +227,13 @@ def _client_id(given: object, place: int, member: str) -> str:
     if not isinstance(given, str):
         raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
     if not given:
-        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a name of its own")
+        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a unique name")
     if len(given) > ITEM_ID_MAX:
         raise BulkRefused(place, member, f"it has {len(given)} characters, more than {ITEM_ID_MAX}")
     if given[0] in BY_CONTENT + UNNAMED:
-        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is kept for names that Semel gives")
+        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is reserved for names that Semel assigns")
     if any(letter < " " or letter == "\x7f" for letter in given):
-        raise BulkRefused(place, member, "it holds a control character")
+        raise BulkRefused(place, member, "it contains a control character")
     return given
 
 

@@ -85,8 +85,8 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageFailed(
-                f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that it lies "
-                "in, or install it"
+                f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that contains "
+                "it, or install it"
             ) from None
         raise UsageFailed(f"APPLICATION: {name} could not be imported: {_said(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is said

@@ -151,7 +151,7 @@ def discover(app: Any) -> Discovered:
     mistakes: list[Mistake] = []
     if declared and not any(layer.surface is None for layer in layers):
         said = "operations are declared, but semel.install(app) was not called: every call of them fails"
-        mistakes.append(Mistake(said, "call semel.install(app) once, after the application is made"))
+        mistakes.append(Mistake(said, "call semel.install(app) once, after you create the application"))
     mistakes += _routed_to_by_reads(routes)
     listed = [
         f"{method} {route.path}"
@@ -380,9 +380,9 @@ def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:
         reads = [method for method in route.methods if method not in UNSAFE_METHODS]
         if declared is not None and reads and hasattr(declared, "policy"):
             yield Mistake(
-                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is no command: each such "
+                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is not a command: each such "
                 "request fails",
-                "route to it by POST, and serve what only reads from another endpoint",
+                "route to it by POST, and serve reads from another endpoint",
             )
 
 

@@ -41,7 +41,7 @@ def _answers(url: str, operations: Sequence[CheckedOperation]) -> Iterator[Check
         seen, accepts_loss, tables = _observed(url)
     except StoreError as error:
         yield CheckAnswer(
-            QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server is reached"
+            QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server can be reached"
         )
         return
     yield _of_settings(name, seen, operations, accepts_loss=accepts_loss)
@@ -69,12 +69,15 @@ def _of_settings(
         return CheckAnswer(QUESTION, "unsafe", f"{name}: the engine will not start. {error}", "run: semel doctor")
     if accepts_loss and any(each.level == "forgets" for each in seen):
         return CheckAnswer(
-            QUESTION, "open", f"{name} forgets, and its URL accepts that (persistence=none)", "run: semel doctor"
+            QUESTION,
+            "open",
+            f"{name} does not persist, and its URL accepts that (persistence=none)",
+            "run: semel doctor",
         )
     warned = [f"{each.check}: {each.detail}" for each in seen if each.level == "warning"]
     if warned:
         return CheckAnswer(QUESTION, "open", f"{name}: {'; '.join(warned)}", "run: semel doctor")
-    return CheckAnswer(QUESTION, "ok", f"{name} keeps what is declared")
+    return CheckAnswer(QUESTION, "ok", f"{name} matches the declaration")
 
 
 def _observed(url: str) -> tuple[list[Observed], bool, Finding | None]:

@@ -20,8 +20,8 @@ class Exit(IntEnum):
 
 # The one table: `--help` prints it, and the page of the command line is compared with it.
 EXIT_CODES: Final[Mapping[Exit, str]] = {
-    Exit.OK: "done; also where the reader of the output has gone",
-    Exit.REFUSED: "refused, or something was found (doctor, check), or an expectation failed (demo)",
+    Exit.OK: "done; also where the reader closed the output early",
+    Exit.REFUSED: "refused; or doctor or check found something; or an expectation of demo failed",
     Exit.USAGE: "an argument or an environment variable is wrong",
     Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity; "
     "conform: the API cannot be tested",

@@ -47,11 +47,11 @@ from semel.reference import demo, serving
 
 _EXAMPLES: Final = """\
 examples:
-  semel demo                               the whole story, for real, in under a minute
+  semel demo                               all of Semel in action, in under a minute
   semel serve                              the reference service on 127.0.0.1:8080
-  semel list --state unknown               what waits for an operator
-  semel explain KEY                        why is this key where it is, and what helps
-  semel doctor --url sqlite:///semel.db    is the store sound, is anything stuck
+  semel list --state unknown               the commands that wait for an operator
+  semel explain KEY                        the state of a key, the reason, and what helps
+  semel doctor --url sqlite:///semel.db    check the store, find stuck commands
 
 """
 # One line a command, in the order of `--help`.
@@ -100,7 +100,7 @@ def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
     """
     parser = Parser(
         prog="semel",
-        description="Semel makes a side-effecting command happen once, however often it is asked for.",
+        description="Semel runs a side-effecting command once, however often it is sent.",
         epilog=_EXAMPLES + EXIT_CODES_TEXT,
     )
     parser.add_argument("--version", action="version", version=f"semel {__version__}")

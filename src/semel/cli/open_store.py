@@ -26,7 +26,9 @@ def require_shared(store: Store, url: str) -> None:
     """Raises UsageFailed: no other process sees what the store holds."""
     if not store.capabilities.shared_between_processes:
         scheme = url.partition("://")[0]
-        raise UsageFailed(f"--url: {scheme}:// lives and dies with its process; name a store that others can see")
+        raise UsageFailed(
+            f"--url: {scheme}:// exists only within its own process; name a store that other processes can reach"
+        )
 
 
 def url_of(options: argparse.Namespace) -> str:

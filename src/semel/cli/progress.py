@@ -27,7 +27,7 @@ _ERASE: Final = "\r\x1b[2K"
 def add_progress(parser: argparse.ArgumentParser) -> None:
     """``--progress``, for commands whose work may be long."""
     parser.add_argument(
-        "--progress", action="store_true", help="report progress on stderr also where that is no terminal"
+        "--progress", action="store_true", help="report progress on stderr even if it is not a terminal"
     )
 
 

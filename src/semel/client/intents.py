@@ -192,7 +192,7 @@ class ClientCore:
         if content is not None and not isinstance(content, bytes | str):
             raise ConfigurationError(
                 f"content= must be bytes or text, not a {type(content).__name__}: a generator or a file can be sent "
-                "once only, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
+                "only once, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
                 "content=path.read_bytes()"
             )
         if json is not None:
@@ -208,7 +208,7 @@ class ClientCore:
             request = httpx.Request(method.upper(), whole, content=content, data=data, params=params, headers=own)
             origin_of(str(request.url))
         except (httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"this is no request that can be sent: {error}") from None
+            raise ConfigurationError(f"this request cannot be sent: {error}") from None
         if request.url.scheme not in ("http", "https") or not request.url.host:
             raise ConfigurationError(
                 f"the URL {self.shown(str(request.url))!r} has no scheme and host: give the whole URL, such as "
@@ -252,7 +252,7 @@ class ClientCore:
         left = left_seconds(own)
         if left < 0.001:
             return NotYet(
-                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline is over; nothing was sent"
+                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline has passed; nothing was sent"
             )
         budget = replace(self.budget, seconds=left)
         journal = self.journal
@@ -358,8 +358,8 @@ def stored_outcome(entry: JournalEntry) -> Outcome:
 
 def _payload_needed(entry: JournalEntry) -> NotYet:
     detail = (
-        "this journal keeps digests, not payloads: make the same intent again with its name and payload, and send that "
-        "one, or use Journal(payloads=True)"
+        "this journal keeps digests, not payloads: create the same intent again with its name and payload, and send "
+        "that one, or use Journal(payloads=True)"
     )
     return NotYet("PAYLOAD_NEEDED", 0.0, entry.may_have_happened, None, detail)
 

@@ -235,8 +235,8 @@ class Journal:
         if stored.digest != entry.digest or other_name:
             which = f"the name {entry.name!r}" if entry.name is not None and stored.name == entry.name else "this key"
             raise PayloadMismatch(
-                f"{which} belongs to another request (its name, method, URL, media type or body differs), "
-                "and nothing was sent; a new wish needs a new intent, with another name"
+                f"{which} belongs to another request (its name, method, URL, media type or body differs), and nothing "
+                "was sent; a new command needs a new intent, with another name"
             )
         return stored
 
@@ -249,7 +249,7 @@ class Journal:
             now, wall = self._steady(), self._wall()
             entry = self._find(connection, key, None)
             if entry is None:
-                raise JournalError("the journal has no such intent any more; it was forgotten, or is another file")
+                raise JournalError("the journal no longer has this intent; it was deleted, or this is a different file")
             held = connection.execute(
                 "SELECT claim_token, claim_from, claim_until, claim_place, claim_pid FROM semel_intent "
                 "WHERE intent_key = ?",
@@ -335,7 +335,7 @@ class Journal:
                 (entry.key,),
             ).fetchone()
             if held is not None and held[0] <= now < held[1] and not _is_dead(held[2], held[3]):
-                raise JournalError("this intent is being sent by another process or thread: wait until that has ended")
+                raise JournalError("this intent is being sent by another process or thread: wait until it has ended")
             connection.execute("DELETE FROM semel_intent WHERE intent_key = ?", (entry.key,))
             return entry
 
@@ -392,7 +392,7 @@ class Journal:
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise JournalError(
                 f"the journal {self._path!r} cannot be used ({error}); check its folder, its disk and its permissions. "
-                "Nothing is sent that it does not know"
+                "The client sends only requests that the journal has stored"
             ) from error
 
 
@@ -421,7 +421,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         return
     [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if found or tables:
-        raise ConfigurationError(f"{path!r} is another program's database; give the journal a file of its own")
+        raise ConfigurationError(f"{path!r} is another program's database; give the journal its own file")
     for statement in _SCHEMA:
         connection.execute(statement)
 
@@ -436,7 +436,7 @@ def _make_private(path: str) -> None:
         why = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"the journal {path!r} cannot be created: {why}; correct the path") from None
     if sys.platform != "win32" and Path(path).is_file() and Path(path).stat().st_mode & 0o077:
-        raise ConfigurationError(f"the journal {path!r} holds keys, and other users may use it: chmod 600 {path}")
+        raise ConfigurationError(f"the journal {path!r} holds keys, and other users can access it: chmod 600 {path}")
 
 
 def _place() -> str | None:

@@ -479,7 +479,7 @@ class Plan:
     def _send(self, now: float) -> Action:
         left = self._ends - now
         if left <= 0:
-            return self._give_up("DEADLINE", 0.0, "the budget's time is over")
+            return self._give_up("DEADLINE", 0.0, "the budget's time has run out")
         if self._first_sent is not None:
             key_left = self._first_sent + self.lifetime_seconds - now
             if key_left <= 0:
@@ -488,7 +488,7 @@ class Plan:
         retry = self.sends + self._sends_before > 0
         held = self._gate.admit(now, retry=retry) if self._gate is not None else None
         if held is not None:
-            return self._give_up(held.code, held.seconds, "this origin has had enough failures for now")
+            return self._give_up(held.code, held.seconds, "the circuit breaker for this origin is open")
         self.sends += 1
         if self._first_sent is None:
             self._first_sent = now
@@ -550,7 +550,7 @@ class Plan:
             self.may_have_happened |= ran
             return self._again(now, answer.code, answer, _detail(problem))
         if problem.get("keyAction") == "query":
-            detail = _detail(problem) or "the server has no answer to give: look for your business reference"
+            detail = _detail(problem) or "the server has no answer: look for your business reference"
             return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         if status >= 500 or status < 200:
             self.may_have_happened = True
@@ -569,8 +569,8 @@ class Plan:
 
     def _redirected(self, answer: Answered) -> Finish:
         detail = (
-            "the server redirects, and a command is never sent on to another address: use the final URL, "
-            "and mind http:// and https://"
+            "the server redirects, and the client never follows a redirect with a command: use the final URL, and "
+            "check http:// and https://"
         )
         if answer.status == 302 or self.may_have_happened:  # many applications answer 302 after a success
             return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
@@ -587,7 +587,7 @@ class Plan:
         )
         detail = _detail(problem)
         if self.may_have_happened and not own_word:
-            detail = detail or "an earlier attempt may have succeeded, and this refusal does not speak of it"
+            detail = detail or "an earlier attempt may have succeeded, and this refusal says nothing about it"
             return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         if action == "keep" or (action != "new" and answer.status in (401, 403, 407)):
             return Finish(Refused(answer.code, "keep", answer, detail))
@@ -634,7 +634,7 @@ class Plan:
         return self._pause_and_ask(now, event.retry_after)
 
     def _in_doubt(self, detail: str) -> Finish:
-        detail = detail or "the server cannot say yet whether it happened: ask the operation, keep the key"
+        detail = detail or "the server does not know yet whether it happened: query the operation, keep the key"
         return Finish(InDoubt(self._doubt, self.operation_url, self._last, detail))
 
     def _same_origin(self, link: str | None) -> str | None:

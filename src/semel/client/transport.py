@@ -68,8 +68,8 @@ class _Retrying:
             return request.method in _READS
         if not isinstance(request.stream, httpx.ByteStream):
             raise ConfigurationError(
-                "a body from a generator or a file can be sent once only, and a retry needs the same bytes: give "
-                "content= bytes or json=, or let this transport leave such requests alone with add_key=False"
+                "a body from a generator or a file can be sent only once, and a retry needs the same bytes: give "
+                "content= bytes or json=, or exempt such requests with add_key=False"
             )
         if not has_key:
             key = str(uuid.uuid4())

@@ -165,7 +165,7 @@ def _field_types(kind: Any, args: tuple[Any, ...], where: str) -> dict[str, Any]
             "and import it outside `if TYPE_CHECKING`"
         ) from None
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise ConfigurationError(f"{where}: {kind_name(kind)} has an InitVar, which is not kept; make it a field")
+        raise ConfigurationError(f"{where}: {kind_name(kind)} has an InitVar, which is not stored; make it a field")
     given = dict(zip(getattr(kind, "__parameters__", ()), args, strict=False))
     return {name: _with_arguments(hint, given) for name, hint in hints.items()}
 

@@ -86,7 +86,7 @@ def _tagged(tag: str, inner: Any) -> Any:
             return _CONTAINERS[tag](inner)
         except (TypeError, ValueError):  # what no set and no key can hold, or no pair
             raise Mismatch(f"not a {tag}") from None
-    raise Mismatch(f"nothing is written as ${tag}")
+    raise Mismatch(f"there is no tag ${tag}")
 
 
 _CONTAINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {

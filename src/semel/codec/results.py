@@ -20,7 +20,7 @@ HEADER: Final = b"semel-result"
 RETURNED: Final = b"returned"
 RAISED: Final = b"raised"
 _JSON: Final = (b"content-type", b"application/json")
-_NEVER_REPLAYED: Final = "a refusal is a type of its own: declare the exceptions that say so, such as CardDeclined"
+_NEVER_REPLAYED: Final = "a refusal needs its own type: declare specific exceptions, such as CardDeclined"
 
 
 class KeptResult(NamedTuple):
@@ -40,13 +40,11 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptR
     """The answer that keeps a declared exception: its type, its args and its attributes. Raises Unserialisable."""
     name = type(error).__qualname__
     if _type_of(name, declared) is not type(error):
-        raise Unserialisable(f"the exception {name}", "is not the only declared one of this name", "rename one of them")
+        raise Unserialisable(f"the exception {name}", "shares its name with another declared one", "rename one of them")
     body, again = _round_trip(error, _error_form, lambda form: _error(form, declared))
     for lost in _members(error):
         if getattr(error, lost, None) != getattr(again, lost, None):
-            raise Unserialisable(
-                f"{name}.{lost}", "is neither in its args nor in its attributes", "keep it in self.args"
-            )
+            raise Unserialisable(f"{name}.{lost}", "is not in its args or its attributes", "keep it in self.args")
     return KeptResult(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
 
 
@@ -72,11 +70,11 @@ def _round_trip(value: Any, encode: Callable[[Any], Any], decode: Callable[[Any]
             "the result", f"is nested deeper than {DEPTH_MAX} levels", "return a flatter one"
         ) from None
     except UnicodeEncodeError:
-        raise Unserialisable("the result", "holds a text with half a surrogate pair", "return valid Unicode") from None
+        raise Unserialisable("the result", "contains a text with a lone surrogate", "return valid Unicode") from None
     except (Mismatch, ValueError) as error:
         raise Unserialisable("the result", f"cannot be read back ({error})", _OTHER) from error
     if not same:
-        raise Unserialisable("the result", "is another one when it is read back", _OTHER)
+        raise Unserialisable("the result", "changes when it is read back", _OTHER)
     return body, again
 
 

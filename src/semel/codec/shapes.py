@@ -32,7 +32,7 @@ class Shape(Protocol):
 def wrong(where: str, value: object, name: str) -> Unserialisable:
     """The error of a value that is not what its annotation says."""
     return Unserialisable(
-        where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly what the annotation says"
+        where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly the annotated type"
     )
 
 
@@ -133,7 +133,7 @@ class OneOf:
 
     def encode(self, value: Any, where: str) -> Any:
         if not self._has(value):
-            raise Unserialisable(where, f"is none of {self.name}", "return exactly what the annotation says")
+            raise Unserialisable(where, f"is none of {self.name}", "return exactly the annotated type")
         return value
 
     def decode(self, form: Any) -> Any:

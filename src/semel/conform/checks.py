@@ -739,7 +739,7 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     reply = await t.send(t.key(), t.case.request.with_body(t.case.request.body.rstrip()[:-1]))
     if not 400 <= reply.status < 500:
-        raise Failed(f"half a JSON document got {reply.text()}, not a 4xx")
+        raise Failed(f"a truncated JSON document got {reply.text()}, not a 4xx")
     await t.expect_effects(0, reply.text())
 
 

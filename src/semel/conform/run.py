@@ -237,7 +237,7 @@ async def conform(
                 failed = {each.check.id for each in results if each.outcome == "failed"}
                 cause = next((name for name in check.after if name in failed), None)
                 if cause is not None:
-                    results.append(Result(check, "not-tried", f"{cause} failed, so this would say nothing new"))
+                    results.append(Result(check, "not-tried", f"{cause} failed, so this check would add nothing"))
                     continue
                 result = await _perform(check, Try(target, case, counter, chosen.profile, unit))
                 if not await _listens(target):
@@ -281,8 +281,11 @@ async def _refuse_strangers(target: Target, own_api: bool) -> None:
         raise CannotRun(f"the host {target.host} has no address", "correct the URL") from None
     if not private and not own_api:
         raise CannotRun(
-            f"{target.host} is neither a loopback nor a private address, and this sends wrong and many requests",
-            "test your own API on your own machine, or say that it is yours: --i-own-this-api",
+            (
+                f"{target.host} is neither a loopback nor a private address, and the tool sends many requests, some of "
+                "them invalid"
+            ),
+            "test your own API on your own machine, or confirm that it is yours: --i-own-this-api",
         )
 
 
@@ -327,7 +330,7 @@ async def _baseline(attempt: Try) -> int:
     if grown < 1:
         raise CannotRun(
             f"{where} answered {reply.text()}, and the count of effects did not grow",
-            "correct [effects], or test an operation that does something: a server that does nothing proves nothing",
+            "correct [effects], or test an operation that has an effect: a server without effects proves nothing",
         )
     return grown
 
@@ -339,7 +342,7 @@ async def _check_count(attempt: Try) -> None:
     if reply.ok and await attempt.grown() < 1:
         raise CannotRun(
             "the count of effects has stopped growing during the checks",
-            "count in [effects] with something that has neither pages nor a limit",
+            "in [effects], use a count that has no pages and no limit",
         )
 
 

@@ -167,7 +167,9 @@ class Console:
         if inspect.isawaitable(operator):
             operator = await operator
         if not isinstance(operator, str) or not operator.strip():
-            return self._page(request, "message", {"title": "No access", "text": "You may not see this page."}, 403)
+            return self._page(
+                request, "message", {"title": "No access", "text": "You are not allowed to see this page."}, 403
+            )
         if len(operator) > _TEXT_MAX or not operator.isprintable():
             text = f"The operator's name must be at most {_TEXT_MAX} printable characters: the audit trail keeps it."
             return self._page(request, "message", {"title": "No access", "text": text}, 403)
@@ -176,7 +178,7 @@ class Console:
             if request.method == "POST":
                 return await self._change(request, path, await _form(request))
             if request.method not in ("GET", "HEAD"):
-                refused = {"title": "Not allowed", "text": "Pages are read by GET, and changed by their forms."}
+                refused = {"title": "Not allowed", "text": "Read pages with GET; only their forms make changes."}
                 response = self._page(request, "message", refused, 405)
                 response.headers["Allow"] = "GET, HEAD, POST"
                 return response
@@ -239,7 +241,7 @@ class Console:
         if before and not (
             before.isascii() and before.isdecimal() and len(before) < 20 and 0 < int(before) <= CURSOR_MAX
         ):
-            raise _Answer(400, "Unknown page", "before must be what the link to older records says.")
+            raise _Answer(400, "Unknown page", "before must come from the link to older records.")
         query = Find(
             states=(_STATES[given["state"]],) if given["state"] else (),
             tenant=given["tenant"] or None,
@@ -408,7 +410,7 @@ class Console:
         parked = bool(request.query_params.get("parked"))
         given = [request.query_params.get(name, "") for name in ("consumer", "after_consumer", "after")]
         if any(len(each) > MESSAGE_ID_MAX or "\0" in each for each in given):
-            raise _Answer(400, "Unknown page", "consumer and after must be what the list of messages has.")
+            raise _Answer(400, "Unknown page", "consumer and after must come from the list of messages.")
         consumer, after = given[0], (given[1], given[2])
         rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
         backlog = self._engine.perform("inbox", rows.backlog)
@@ -457,7 +459,7 @@ class Console:
         is_own = origin is None or (host != "" and urlsplit(origin).netloc == host)
         foreign = not is_own or site not in ("same-origin", "none")
         if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
-            raise _Answer(403, "Refused", "The form does not come from this console, or is old: load the page again.")
+            raise _Answer(403, "Refused", "The form is not from this console, or has expired: load the page again.")
         if self.read_only:
             raise _Answer(403, "Read-only", "This console changes nothing. Use: semel settle, semel events")
         return await run_in_threadpool(self._changed, request, path, form)
@@ -512,16 +514,16 @@ class Console:
         events = self._outbox()
         place = form.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 19):
-            raise _Answer(400, "Unknown event", "place must be a whole number, as the list of events has it.")
+            raise _Answer(400, "Unknown event", "place must be a whole number from the list of events.")
         if not self._engine.perform("events", lambda: events.retry(int(place))):
-            raise _Answer(409, "Not parked", "That event is not parked any more: load the list again.")
+            raise _Answer(409, "Not parked", "That event is no longer parked: load the list again.")
         return RedirectResponse(f"{_base(request)}/events?parked=1", 303)
 
     def _release(self, request: Request, form: Mapping[str, str]) -> Response:
         """Have a parked message handled at its next delivery, if it is the one that the operator has seen."""
         consumer, id, seen = (form.get(name, "") for name in ("consumer", "message", "seen"))
         if not consumer or not id or max(len(consumer), len(id)) > MESSAGE_ID_MAX or "\0" in consumer + id:
-            raise _Answer(400, "Unknown message", "consumer and message must be what the list of messages has.")
+            raise _Answer(400, "Unknown message", "consumer and message must come from the list of messages.")
         rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
 
         def release() -> Flow[bool]:
@@ -531,7 +533,7 @@ class Console:
             return (yield from rows.release(id))
 
         if not self._engine.perform("inbox", release):
-            text = "That message is not parked any more, or was parked again since: load the list again."
+            text = "That message is no longer parked, or has been parked again: load the list again."
             raise _Answer(409, "Not parked", text)
         return RedirectResponse(f"{_base(request)}/messages?parked=1", 303)
 
@@ -600,14 +602,14 @@ def _id_or(given: str | None, other: bytes) -> bytes:
         return other
     id = uuid_bytes(given)
     if id is None:
-        raise _Answer(400, "Unknown page", "before must be what the link to older ones says.")
+        raise _Answer(400, "Unknown page", "before must come from the link to older ones.")
     return id
 
 
 def _place(request: Request, name: str) -> int:
     given = request.query_params.get(name, "") or "0"
     if not (given.isascii() and given.isdecimal() and len(given) < 13):
-        raise _Answer(400, "Unknown page", f"{name} must be what the link to more rows says.")
+        raise _Answer(400, "Unknown page", f"{name} must come from the link to more rows.")
     return int(given)
 
 

@@ -30,7 +30,7 @@ from semel.steps.doubts import step_of
 from semel.steps.findings import state_text, unfinished
 from semel.steps.rules import Unpackable, unpack_steps
 
-FORCE: Final = "tick that the handler is gone"
+FORCE: Final = "confirm that the handler has stopped"
 WORDS: Final = ("succeeded", "refused", "did-not-happen", "step-succeeded")
 STEP_FIELD: Final = "step:"  # and the step's name
 _SAID: Final = {"happened": True, "not": False}
@@ -139,9 +139,9 @@ def word_of(
     )
     errors = {}
     if word.word not in WORDS:
-        errors["word"] = "Say what you found out."
+        errors["word"] = "Choose what you found."
     if not word.reason:
-        errors["reason"] = "Say how you know; it is kept in the audit trail."
+        errors["reason"] = "Explain how you know; the audit trail keeps it."
     elif len(_reason(word)) > REASON_LENGTH_MAX:
         errors["reason"] = f"Reason and evidence must have at most {REASON_LENGTH_MAX} characters together."
     elif "\0" in _reason(word):
@@ -165,7 +165,7 @@ def word_of(
         except CommandFailed as error:
             errors["result"] = f"{error}."
     elif word.result.strip():
-        errors["result"] = "A step's result belongs to: the step in doubt succeeded."
+        errors["result"] = "Give a step's result only if the step in doubt succeeded."
     return word, errors
 
 
@@ -173,18 +173,19 @@ def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
     """The store decides under the record's lock; this says the same in the words of the form."""
     if word.word == "step-succeeded" and word.ends:
         return (
-            "The step in doubt succeeded: then the command goes on. What you say of each step ends it: one of the two."
+            "Either the step in doubt succeeded and the command continues, or the outcome of each step ends it: "
+            "choose one."
         )
     if not (word.ends or recorded.resting) or word.word not in WORDS or recorded.damage is not None:
         return None
     unanswered = [name for name in recorded.open if name not in word.steps]
     if unanswered:
-        return f"Say of each step that had begun whether it happened; unanswered: {', '.join(unanswered)}."
+        return f"For each step that had begun, choose whether it happened; missing: {', '.join(unanswered)}."
     happened = [name for name in (*recorded.finished, *word.steps) if word.steps.get(name, True)]
     if word.word == "did-not-happen" and happened:
         return (
-            f"The step {happened[0]} has happened, so that the command as a whole may not run again. If it was undone, "
-            "say that the command was refused, with an answer that says so."
+            f"The step {happened[0]} has happened, so the whole command may not run again. If it was undone, settle "
+            "the command as refused, with an answer that explains it."
         )
     return None
 
@@ -194,7 +195,7 @@ def _wrong_status(word: Word) -> str | None:
     if word.status and not is_status:
         return "A status is a number from 200 to 599."
     if word.word in ("did-not-happen", "step-succeeded") and (word.status or word.no_answer):
-        return "Only an end of the whole command has an answer."
+        return "Only a command that ends has an answer."
     if word.word == "refused" and (word.no_answer or not is_status or int(word.status) < 400):
         return "A refusal needs the status that retries get, from 400 to 599, such as 409."
     if word.word == "succeeded" and bool(word.status) == bool(word.no_answer):
@@ -212,12 +213,12 @@ def _wrong_body(word: Word) -> str | None:
     if len(word.body.encode()) > ANSWER_BYTES_MAX:
         return f"A body has at most {ANSWER_BYTES_MAX} bytes here; for a longer one: semel settle --body-file"
     if not _MEDIA_TYPE(word.media_type):
-        return "Say what the body is by its content type, such as application/json."
+        return "Give the body's content type, such as application/json."
     if word.media_type.partition(";")[0].strip().lower().endswith(("/json", "+json")):
         try:
             json.loads(word.body)
         except (ValueError, RecursionError) as error:
-            return f"The content type says JSON, and the body is none: {error}."
+            return f"The content type is JSON, but the body is not: {error}."
     return None
 
 
@@ -250,7 +251,7 @@ def settle_all(
     for seen, record in chosen:
         result: str
         if seen != seen_of(record):
-            result = NotSettled(f"refused: the record has gone on since you looked at it{_by_whom(engine, record)}")
+            result = NotSettled(f"refused: the record has changed since you loaded it{_by_whom(engine, record)}")
         else:
             try:
                 resolution = _resolution(record, word, operator)

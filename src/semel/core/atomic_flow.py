@@ -235,8 +235,8 @@ def note_left_writes(store: Store, claim: Claim, under: Under | None) -> Flow[Ea
     with suppress(StoreError):
         yield from ask(Perform("refuse", lambda: refuse(store, claim, Unprovable(NOT_ROLLED_BACK), under)))
     return EarlyCommit(
-        "an ATOMIC command was rolled back, but what it wrote into a table without transactions (MyISAM, Aria) "
-        "remains; its outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+        "an ATOMIC command was rolled back, but its writes to a table without transactions (MyISAM, Aria) remain; its "
+        "outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
     )
 
 

@@ -79,36 +79,40 @@ class Rule(NamedTuple):
 
 
 TABLE: Final[Mapping[Situation, Rule]] = {
-    Situation.NEVER_SEEN: Rule(Proceed, "nobody has asked for this"),
-    Situation.CORRUPT: Rule(Unreadable, "what cannot be read is never run again"),
-    Situation.OTHER_RECIPE: Rule(Unreadable, "never taken for reuse, never run: another version may know it"),
+    Situation.NEVER_SEEN: Rule(Proceed, "no request has used this key"),
+    Situation.CORRUPT: Rule(Unreadable, "an unreadable record never runs again"),
+    Situation.OTHER_RECIPE: Rule(
+        Unreadable, "not treated as key reuse, and never run: another version may understand it"
+    ),
     Situation.OTHER_REQUEST: Rule(KeyReused, "checked before the state: one key, one request"),
     Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
     Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
     Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing is in doubt: each step that had begun is finished or repeatable"),
     Situation.STEPS_UNDECLARED: Rule(
-        Unreadable, "its handler would make the finished steps again: only a version with steps can continue"
+        Unreadable, "its handler would repeat the finished steps: only a version with steps can continue"
     ),
     Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
     Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: it was committed early"),
-    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
+    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted again: the downstream deduplicates by the same derived keys"),
     Situation.EFFECTS_CHANGED: Rule(
         OutcomeUnknown, "the effect may have happened, and the handler of today does not promise the same derived keys"
     ),
     Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
-    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "the command keeps crashing its workers"),
     Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened; it cannot be proven"),
     Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
-    Situation.ANSWER_SEALED: Rule(Unseal, "replayed once it is opened; what does not open is never shown"),
-    Situation.ANSWER_REBUILT: Rule(Rebuild, "made again of what is there today; the handler never runs for that"),
+    Situation.ANSWER_SEALED: Rule(
+        Unseal, "replayed after decryption; an answer that cannot be decrypted is never shown"
+    ),
+    Situation.ANSWER_REBUILT: Rule(Rebuild, "rebuilt from the current state; the handler never runs for this"),
     Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
     Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
-    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and opened as an answer is"),
+    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and decrypted like an answer"),
     Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
     Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
-    Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
-    Situation.EXPIRED: Rule(KeyExpired, "the answer is forgotten, the fact is not"),
-    Situation.EXPIRED_NEW: Rule(Proceed, "the policy takes an expired key for a new command"),
+    Situation.UNKNOWN: Rule(OutcomeUnknown, "UNKNOWN until the holder, a reconciler or an operator settles it"),
+    Situation.EXPIRED: Rule(KeyExpired, "the answer has expired, the fact has not"),
+    Situation.EXPIRED_NEW: Rule(Proceed, "the policy treats an expired key as a new command"),
 }
 
 

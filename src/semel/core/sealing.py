@@ -66,7 +66,7 @@ def opened(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
         return sealer.open(kept, about)
     if kept.startswith(MARK):
         raise ConfigurationError(
-            "a kept request is sealed: give the engine its sealer, Engine.connect(..., sealer=...)"
+            "a stored request is sealed: give the engine its sealer, Engine.connect(..., sealer=...)"
         )
     return kept
 
@@ -121,7 +121,7 @@ def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answe
             parts.append(text[at : at + length])
             at += length
     except Exception as error:
-        raise PolicyError("what was sealed is no answer") from error
+        raise PolicyError("the decrypted data is not an answer") from error
     return Answer(sealed.status, tuple(zip(parts[::2], parts[1::2], strict=True)), text[at:])
 
 

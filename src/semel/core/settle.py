@@ -47,7 +47,7 @@ _SETTLED_COLUMNS = (
     *("error_code", "answer_kind", "answer_digest", "sealing_key_id", "status", "headers", "request", "body"),
 )
 if Record._fields[_SETTLED_AT:] != _SETTLED_COLUMNS:
-    raise AssertionError("core/settle.py and model.Record disagree on the order of the columns that end a record")
+    raise AssertionError("core/settle.py and model.Record disagree on the order of the last columns of a record")
 
 
 def holds(row: Record | None, fence: int, nonce: bytes) -> bool:

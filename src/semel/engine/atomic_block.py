@@ -29,7 +29,7 @@ from semel.operations.tracking import Held, store_for
 from semel.policy import Command
 
 _LOST = (
-    "the record is not in this transaction any more (it was rolled back, or granted to another attempt); roll back, do "
+    "the record is no longer in this transaction (it was rolled back, or granted to another attempt); roll back, do "
     "not commit"
 )
 P = TypeVar("P", SyncPerformer, AsyncPerformer)

@@ -187,11 +187,11 @@ class Permit:
         """
         if self.emission is None:
             raise PolicyError(
-                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this one is "
-                "none"
+                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
+                "is not one"
             )
         if self.settling:
-            raise PolicyError(f"the event {topic!a} comes after its command was settled; emit it in the handler")
+            raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
         return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property

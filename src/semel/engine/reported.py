@@ -57,7 +57,7 @@ def settle_reported(
     ends = _checked_steps(outcome, steps)
     record, _ = yield from ask(Perform("resolve", lambda: find_operation(store, operation_id=id)))
     if record is None:
-        raise ResolveRefused(f"no record of operation {operation_id}: it was never seen here, or its key is forgotten")
+        raise ResolveRefused(f"no record of operation {operation_id}: it never ran here, or its key has been purged")
     state = state_of(record) if is_sound(record) else None
     if state is None:
         raise RecordUnreadableError("the record is damaged; restore it from a backup", operation_id=operation_id)
@@ -110,7 +110,7 @@ def _settle(
             raise _early(operation_id, wait_us)
         case MovedOn(None | State.CLAIMED | State.PROCESSING | State.UNKNOWN):
             raise ResolveRefused(
-                f"operation {operation_id} has moved on meanwhile; look it up, and report again",
+                f"operation {operation_id} has changed in the meantime; look it up, and report again",
                 retry_after_seconds=1.0,
             )
         case MovedOn(moved):
@@ -123,7 +123,7 @@ def _known(state: State, outcome: Reported, operation_id: str) -> State:
     if state in _AGREES.get(type(outcome), ()):
         return state
     raise ResolveRefused(
-        f"operation {operation_id} is settled as {state.name}, and the report says {type(outcome).__name__}: find out "
+        f"operation {operation_id} is settled as {state.name}, but the report is {type(outcome).__name__}: find out "
         "which is right"
     )
 
@@ -140,12 +140,12 @@ def _checked_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], 
     if steps is None:
         return None
     if isinstance(outcome, StepSucceeded):
-        raise PolicyError("StepSucceeded lets the execution go on, and steps= ends it: give one of the two")
+        raise PolicyError("StepSucceeded continues the execution, and steps= ends it: give one of the two")
     if not isinstance(steps, Mapping) or not all(
         isinstance(name, str) and isinstance(happened, bool) for name, happened in steps.items()
     ):
         raise PolicyError(
-            f"steps must say of each step whether it happened, such as {{'mail': False}}; it is {steps!r}"
+            f"steps must map each step to whether it happened, such as {{'mail': False}}; it is {steps!r}"
         )
     return tuple(steps.items())
 
@@ -162,5 +162,5 @@ def _checked(operation_id: object, outcome: object, proof: object, actor: object
         if not isinstance(text, str) or not text.strip() or len(text) > REASON_LENGTH_MAX:
             raise PolicyError(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters; it is {text!r:.80}")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PolicyError(f"{name} must be valid Unicode; it holds a lone surrogate")
+            raise PolicyError(f"{name} must be valid Unicode; it contains a lone surrogate")
     return id

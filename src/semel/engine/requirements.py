@@ -19,7 +19,7 @@ from semel.errors import ConfigurationError
 from semel.policy import Policy
 
 _FORGETS: Final = (
-    "{operation} is effects='external', and the store would forget that it ran: {detail}. {remedy}; or declare "
+    "{operation} is effects='external', and the store would lose the fact that it ran: {detail}. {remedy}; or declare "
     "effects='idempotent' with a downstream that deduplicates; or accept the loss with ?persistence=none in the URL"
 )
 NO_STEPS: Final = (

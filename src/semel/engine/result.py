@@ -43,8 +43,8 @@ from semel.policy import Policy
 
 SEALED_HINTS: Final = {
     UNSEALED: "under the key {key}; give the engine its sealer",
-    SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
-    SEAL: "it was changed, it belongs to another record, or {key} names a different key here; see semel doctor",
+    SEALING_KEY: "the key {key} is not in this process's ring; add it after the others",
+    SEAL: "the data were changed, belong to another record, or {key} names a different key here; see semel doctor",
 }
 QUOTA_TEXTS: Final = {
     NEW_KEYS: "this caller has sent as many new keys as its quota allows for now",
@@ -121,7 +121,9 @@ def command_error(verdict: Refusal) -> CommandError:
     match verdict:
         case KeyReused(other, state):
             name = None if state is None else state.name
-            where = "is over" if state in OVER_STATES else "is not over" if state is not None else "may not be over"
+            where = (
+                "is over" if state in OVER_STATES else "is not over" if state is not None else "may still be running"
+            )
             then = "use a new key for a new intent"
             if state not in OVER_STATES:
                 then = "query that operation before you use a new key"
@@ -138,7 +140,7 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case OutcomeUnknown(operation_id, doubt):
             return OutcomeUnknownError(
-                f"it cannot be proven how the command ended ({doubt}); keep the key and query the operation",
+                f"the command's outcome cannot be proven ({doubt}); keep the key and query the operation",
                 operation_id=uuid_text(operation_id),
             )
         case KeyExpired(operation_id):
@@ -167,8 +169,8 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
             return RecordUnreadableError(
-                f"the stored answer is sealed, and does not open here ({SEALED_HINTS[reason].format(key=repr(key))}); "
-                "the command is never run again",
+                "the stored answer is sealed, and cannot be decrypted here "
+                f"({SEALED_HINTS[reason].format(key=repr(key))}); the command is never run again",
                 operation_id=uuid_text(operation_id),
             )
         case Unreadable(operation_id, reason):

@@ -88,8 +88,8 @@ SEALED_REMEDIES: Final = {
     "sealer, Engine.connect(..., sealer=Sealer(ring))",
     SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
     "the others",
-    SEAL: "a stored answer cannot be decrypted with the key {key}: it was changed, it belongs to another record, or "
-    "{key} names a different key here; see semel doctor",
+    SEAL: "a stored answer cannot be decrypted with the key {key}: the data were changed, belong to another record, "
+    "or {key} names a different key here; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
@@ -260,7 +260,7 @@ class Core:
 
     def note_rebuild_failed(self, operation: str, why: str) -> None:
         """Log that a builder does not answer: once for each operation and reason."""
-        self._note(why, "an answer could not be rebuilt, and its client is told to look at the resource", operation)
+        self._note(why, "an answer could not be rebuilt; the client gets a link to the resource", operation)
 
     def _note(self, reason: str, text: str, operation: str) -> None:
         if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:

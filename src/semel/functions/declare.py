@@ -237,15 +237,15 @@ def check_function(function: Any) -> None:
         kind = "an async generator" if inspect.isasyncgenfunction(function) else "a generator"
         raise ConfigurationError(
             f"{name} is {kind}, which runs after its call has returned, so that the call cannot be protected; collect "
-            "what it yields and return a list"
+            "its items and return a list"
         )
     returned = annotations_of(function)["return"]
     origin = typing.get_origin(returned) or returned
     late = isinstance(origin, type) and issubclass(origin, _UNFINISHED) and origin is not object
     if late and not inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"{name} returns a {origin.__name__}: what it does is not over when it returns, so that it cannot be "
-            "protected; declare an `async def`, or collect inside and return a list"
+            f"{name} returns a {origin.__name__}: its work continues after it returns, so it cannot be protected; "
+            "declare an `async def`, or collect inside and return a list"
         )
 
 

@@ -325,8 +325,8 @@ class CommandCall:
             value.close()
         kind = type(value).__name__
         raise ConfigurationError(
-            f"{self._declared.called} returned a {kind}: what it does is not over when it returns, so that it cannot "
-            "be protected; declare an `async def`, or await and collect inside"
+            f"{self._declared.called} returned a {kind}: its work continues after it returns, so it cannot be "
+            "protected; declare an `async def`, or await and collect inside"
         )
 
     def _fitting(self, kept: KeptResult) -> Answer:

@@ -100,7 +100,7 @@ def _literal(text: str) -> str:
 def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Headers and document of a refusal: those of the service, with nothing of the request in them."""
     text = {
-        MISSING_KEY: "The request has no Idempotency-Key; send one, unique to what you want done once.",
+        MISSING_KEY: "The request has no Idempotency-Key; send one that is unique to this command.",
         TOO_EARLY: "Send the command again once the handshake is complete.",
         INVALID_KEY: f"The Idempotency-Key must be one key of 1 to {KEY_LENGTH_MAX} visible ASCII characters.",
     }[kind]

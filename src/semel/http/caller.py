@@ -97,7 +97,9 @@ def from_environ(name: str, *, tenant: str = "single") -> CallerOf:
     """
     _check("tenant", tenant)
     if name.startswith("HTTP_"):
-        raise ConfigurationError(f"{name} is a request header, which any client can send; use what a layer verified")
+        raise ConfigurationError(
+            f"{name} is a request header, which any client can send; use a value that your authentication has verified"
+        )
 
     def read(request: Mapping[str, Any]) -> Caller | None:
         return _caller(f"environ[{name!r}]", request.get(name), tenant)

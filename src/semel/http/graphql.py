@@ -47,7 +47,7 @@ def _unpacked(body: bytes) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(body)) as packed:
         plain = packed.read(_BYTES_MAX + 1)
     if len(plain) > _BYTES_MAX:
-        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes after decompression, and is not read")
+        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes after decompression and is not parsed")
     return plain
 
 

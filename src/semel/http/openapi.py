@@ -12,7 +12,7 @@ from semel.policy import Policy
 
 GUARANTEES: Final = {
     Effects.ATOMIC: "one committed effect per key, under any crash: the record is in the effect's own transaction",
-    Effects.IDEMPOTENT: "repeated only with the same derived keys, within the downstream's own deduplication",
+    Effects.IDEMPOTENT: "repeated only with the same derived keys, within the downstream's own deduplication window",
     Effects.EXTERNAL: "never run twice for one key; an outcome that cannot be proven is reported as unknown",
 }
 _PROBLEM: Final = {
@@ -58,9 +58,9 @@ _DESCRIPTIONS: Final = {
     403: "The caller may not do this",
     408: "The body took too long to arrive",
     409: "The command runs, its outcome is unknown, or its answer is no longer kept",
-    413: "The request is larger or nested deeper than is taken",
+    413: "The request is larger or nested deeper than the server accepts",
     422: "The key belongs to another request",
-    425: "Commands are not taken as TLS early data",
+    425: "Commands are not accepted as TLS early data",
     500: "The record cannot be read; the command is not run again",
     503: "The command store did not answer; nothing was done",
 }

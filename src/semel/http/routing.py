@@ -81,8 +81,8 @@ class Operation:
         for template in self.also:
             if sorted(_names(template)) != sorted(given):
                 raise ConfigurationError(
-                    f"{template} and {self.template} are one operation, so they need the same parameters, which "
-                    "are part of what is asked for"
+                    f"{template} and {self.template} are one operation, so they need the same parameters, which are "
+                    "part of the request"
                 )
         for source in sources(self.policy.key_from, self.policy.reference_from):
             if source is not None:
@@ -274,7 +274,7 @@ class Routes:
         self._normal.setdefault(method, []).append((normal, template))
         rest = [index for index, part in enumerate(parts) if part.endswith(":path}")]
         if rest and rest != [len(parts) - 1]:
-            raise ConfigurationError(f"{template}: a parameter of several segments (:path) can only be the last")
+            raise ConfigurationError(f"{template}: a parameter that spans segments (:path) must be the last one")
         if not given:
             if (method, template) in self._exact:
                 raise ConfigurationError(f"{method} {template} is declared twice")

@@ -154,7 +154,9 @@ class HttpSettings:
             allowed = ", ".join(repr(each) for each in get_args(Uncovered))
             raise ConfigurationError(f"uncovered must be one of {allowed}; it is {self.uncovered!r}")
         if self.may is not None and not callable(self.may):
-            raise ConfigurationError(f"may must be a function of the request and what is wanted; it is {self.may!r}")
+            raise ConfigurationError(
+                f"may must be a function of the request and the intended operation; it is {self.may!r}"
+            )
         object.__setattr__(self, "counts", check_headers(self.counts))
         policies = [operation.policy for operation in self.operations]
         if self.default is not None:

@@ -259,7 +259,7 @@ def add_imports(
         )
     if semel.surface.caller is None:
         raise ConfigurationError(
-            "imports need caller=: a function of the request that says who asks, and of which tenant"
+            "imports need caller=: a function of the request that returns the caller and its tenant"
         )
     _ = imports.handler
     jobs = semel.import_jobs.setdefault(jobs_path, Jobs(semel.surface))

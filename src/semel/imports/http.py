@@ -78,7 +78,7 @@ def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileH
     given = read.get(b"content-type", b"").decode("latin-1")
     media = parse_media_type(given)
     if media is None:
-        raise ImportRefused("send a Content-Type that says what the file is, such as text/csv", "MEDIA_TYPE")
+        raise ImportRefused("send a Content-Type with the file's media type, such as text/csv", "MEDIA_TYPE")
     boundary = None
     if media.essence == "multipart/form-data":
         boundary = media.boundary.encode("latin-1")

@@ -402,5 +402,5 @@ def _json_row(raw: bytes, line: int) -> Read:
     except RequestTooLarge as error:
         return BadRow(line, None, "ROW_TOO_LONG", str(error))
     if canonical is None:
-        return BadRow(line, None, "ROW_MALFORMED", "it is not one JSON value in UTF-8, or a member stands in it twice")
+        return BadRow(line, None, "ROW_MALFORMED", "it is not a JSON value in UTF-8, or repeats a member")
     return canonical

@@ -132,7 +132,7 @@ class VersionKey:
     def key(self, facts: Facts) -> str:
         if facts.version is None or not _PART(facts.version):
             raise ImportRefused(
-                f"{self.field} must be 1 to 64 letters, digits or ._+-: it says which version of the file this is",
+                f"{self.field} must be 1 to 64 letters, digits or ._+-: it identifies the version of the file",
                 "INVALID_VERSION",
             )
         return f"{checked_supplier(facts.supplier)}:v={facts.version}:{facts.digest}"
@@ -262,7 +262,7 @@ def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None)
     try:
         ids = [checked_text("target_id", target_id), checked_text("result_id", result_id)]
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"what the handler says of a row cannot be kept: {error}") from None
+        raise PolicyError(f"the handler's result for a row cannot be stored: {error}") from None
     told = {**read_detail(detail)}
     if detail is not None and detail != _packed(told):  # the application's own, or more than Semel's
         told["detail"] = base64.b64encode(detail).decode()

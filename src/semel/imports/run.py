@@ -373,7 +373,7 @@ class Imports:
         if not key.startswith(f"{supplier}:"):
             raise PolicyError(
                 f"the keying {type(self.key).__name__} made {key!r}: a key begins with its supplier's code and a "
-                f"colon, here {supplier + ':'!r}, so that no supplier meets another one's job"
+                f"colon, here {supplier + ':'!r}, so that no supplier's key collides with another's"
             )
         if len(key) > 255:
             raise ImportRefused("the file's key has more than 255 characters", "INVALID_KEY")

@@ -165,7 +165,7 @@ def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
         if forgotten and _is_permit(hints[parameter.name]):
             raise ConfigurationError(
                 f"{getattr(plain_function(endpoint), '__qualname__', endpoint)}: the parameter {parameter.name!r} is a "
-                f"Permit without a default, so that no value is given; write {parameter.name}: Permit = semel.permit, "
+                f"Permit without a default, so that it gets no value; write {parameter.name}: Permit = semel.permit, "
                 "where semel is your Semel object"
             )
     return Filled(_marked(endpoint, hints, PermitHere), _marked(endpoint, hints, SessionHere))

@@ -91,14 +91,14 @@ class Semel(StarletteSemel):
             app.add_api_route(
                 operations_path,
                 self._find_operation,
-                summary="Where the command with a key or a business reference stands",
+                summary="The status of the command with this key or business reference",
                 **settings,
             )
             app.add_api_route(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"], include_in_schema=False)
             app.add_api_route(
                 f"{operations_path}/{{operation_id}}",
                 self._read_operation,
-                summary="Where an operation stands",
+                summary="The status of an operation",
                 **settings,
             )
         _complete_openapi(app)

@@ -121,7 +121,7 @@ class Semel:
         if "may" in settings:
             raise ConfigurationError(
                 "may= is for the middlewares, which claim before the application decides; here a view claims after "
-                "its decorators and before_request: let one of them refuse"
+                "its decorators and before_request: let one of those refuse"
             )
         self.engine: Engine | None = None  # of the last application that was initialised
         self.surface: HttpSettings | None = None

@@ -311,7 +311,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         if reads:
             raise ConfigurationError(
                 f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; use one of "
-                f"{', '.join(UNSAFE_METHODS)}, and serve what only reads from another handler"
+                f"{', '.join(UNSAFE_METHODS)}, and serve reads from another handler"
             )
         if handler.cache:
             raise ConfigurationError(

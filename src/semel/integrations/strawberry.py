@@ -205,8 +205,8 @@ class Idempotent(FieldExtension):
                 return
             if getattr(each, "has_resolver", True):
                 raise ConfigurationError(
-                    f"{called}: {type(each).__name__} stands before Idempotent(...), so that it would run after the "
-                    "claim, and on no replay; put Idempotent first in extensions=[...]"
+                    f"{called}: {type(each).__name__} comes before Idempotent(...), so it would run after the claim, "
+                    "and not on a replay; put Idempotent first in extensions=[...]"
                 )
 
     def _check_key(self, called: str, parameters: Any) -> None:
@@ -394,17 +394,17 @@ class _FieldCall:
         where = self.info.path
         if self.info.operation.operation.value != "mutation":
             raise ConfigurationError(
-                f"{self.info.field_name} was asked for in a {self.info.operation.operation.value}: it is a command, "
-                "which belongs below Mutation"
+                f"{self.info.field_name} was called in a {self.info.operation.operation.value}: it is a command, and "
+                "belongs under Mutation"
             )
         parent: object = None
         if self.extension.parent is not None:
             parent = self.extension.parent(self.source)
         elif where.prev is not None:
             raise ConfigurationError(
-                f"{self.info.field_name} stands below another field, whose arguments would not count: say with parent= "
-                "what tells its parents apart (parent=lambda account: account.id), or that nothing does "
-                "(parent=lambda namespace: None)"
+                f"{self.info.field_name} is below another field, whose arguments would not count: give parent= a "
+                "function that distinguishes its parents (parent=lambda account: account.id), or one that returns "
+                "None (parent=lambda namespace: None)"
             )
         return {_CALL: self, _PARENT: parent, **self.extension.counted(self.kwargs)}
 
@@ -486,8 +486,8 @@ def _header_key(info: Info, name: str) -> str:
     marks = request if isinstance(request, MutableMapping) else None  # aiohttp's requests take no attributes
     if getattr(request, _USED, False) or (marks is not None and _USED in marks):
         raise InvalidKey(
-            f"this request has one key, in {name}, and another field has taken it: send each of these mutations in a "
-            "request of its own"
+            f"this request has one key, in {name}, and another field has used it: send each of these mutations in a "
+            "separate request"
         )
     if marks is not None:
         marks[_USED] = True

@@ -392,7 +392,9 @@ def read_receivers(
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error}") from None
     if len({each.name for each in found}) < len(found):
-        raise ConfigurationError(f"{path}: two receivers have one name; what one has not got yet is kept under it")
+        raise ConfigurationError(
+            f"{path}: two receivers have the same name; each one's undelivered events are stored under its name"
+        )
     return found
 
 

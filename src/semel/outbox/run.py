@@ -146,12 +146,12 @@ class Emission:
             raise PolicyError(f"the ordinal of the event {known!a} is a whole number from 0; it is {ordinal!a}")
         if (known, ordinal) in self.events:
             raise PolicyError(
-                f"this execution has emitted an event named {known!a} with ordinal {ordinal} already, and they would "
-                "have one id; give each an ordinal of its own (ordinal=1, 2, …) that is the same whenever the handler "
-                "runs, or a name"
+                f"this execution has emitted an event named {known!a} with ordinal {ordinal} already, and both would "
+                "have the same id; give each its own ordinal (ordinal=1, 2, …) that is the same in every run of the "
+                "handler, or a name"
             )
         if len(self.events) >= EVENTS_MAX:
-            raise PolicyError(f"one execution emits at most {EVENTS_MAX} events; emit one that says where the rest is")
+            raise PolicyError(f"one execution emits at most {EVENTS_MAX} events; emit one that refers to the rest")
         about = ("operation", uuid_text(self._operation_id)) if aggregate is None else aggregate
         event = make_event(
             event_id(*self._of, known, ordinal),

@@ -213,7 +213,7 @@ class Reconciling(Loop):
             if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
                 raise
             # Such as a name that is half a character: one finding must not end the worker of all the others.
-            unwritten = StillUnknown(f"what was found could not be written: {type(error).__name__}")
+            unwritten = StillUnknown(f"the finding could not be written: {type(error).__name__}")
             await self._write(judged(unwritten), case, token, done)
 
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:

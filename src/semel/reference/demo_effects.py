@@ -54,11 +54,11 @@ def _reconciled(stage: Stage, teller: Teller) -> None:
     lost, again = (stage.client.post("/payments", key, body) for _ in range(2))
     teller.saw(f"the provider did not answer: {lost.text()}")
     teller.saw(f"the client asks again: {again.text()}")
-    teller.expect("nobody knows, so nothing runs", lost.status == 504 and again.status == 409)
+    teller.expect("the outcome is unknown, so nothing runs", lost.status == 504 and again.status == 409)
     done = asyncio.run(_ask(stage.store, stage.provider))
     teller.saw(f"the reconciler asks the provider by the derived key: {done.asked} asked, {done.settled} settled")
     final = stage.client.post("/payments", key, body)
-    teller.saw(f"the client asks once more: {final.text()}")
+    teller.saw(f"the client retries: {final.text()}")
     teller.expect("the client that kept its key gets the real answer", final.status == 201 and final.replayed)
     charged = [charge for charge in stage.charges() if str(charge.amount) == "50.00"]
     teller.expect("the provider charged once", len(charged) == 1)
@@ -116,8 +116,8 @@ def _events(stage: Stage, teller: Teller) -> None:
     told = Counter(ledger.read_text().split())
     for id, times in told.items():
         teller.saw(f"event {id}: told {times} ×")
-    teller.expect("each event was told, and under one id", len(told) == EVENTS)
-    teller.expect("only the one in doubt was told twice", sorted(told.values()) == [1, 1, 2])
+    teller.expect("each event was published under one id", len(told) == EVENTS)
+    teller.expect("only the event in doubt was published twice", sorted(told.values()) == [1, 1, 2])
 
 
 def _write(engine: Engine, operation: str, write: Any) -> None:

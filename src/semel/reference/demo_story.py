@@ -142,7 +142,7 @@ def _killed(stage: Stage, teller: Teller) -> dict[str, _Lost]:
     again = stage.client.post("/payments", lost["after"].key, lost["after"].body)
     teller.saw(f"the client asks again at once: {again.text()}")
     progress = again.status == 409 and again.document.get("code") in (IN_PROGRESS_CODE, UNKNOWN_CODE)
-    teller.expect("it is not run a second time: nobody knows yet that the worker is dead", progress)
+    teller.expect("it does not run a second time: the worker's death is not known yet", progress)
     teller.expect("the provider charged one of the two", len(stage.charges()) == before + 1)
     return lost
 
@@ -164,7 +164,7 @@ def _made_visible(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
         if moment == "after":
             teller.saw(f"the client asks again: {answer.text()}")
             told = answer.status == 409 and answer.document.get("code") == UNKNOWN_CODE
-            teller.expect("it is told so, and nothing runs", told)
+            teller.expect("the retry is refused, and nothing runs", told)
 
 
 def _settled(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
@@ -187,7 +187,7 @@ def _settled(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
         refused, why = stage.operator.run(*word)
         if moment == "after":
             teller.saw(f"semel settle: {why.get('error')}")
-            teller.expect("the command line does not settle what may still be running", refused == 1)
+            teller.expect("the command line does not settle a command that may still be running", refused == 1)
         code, settled = stage.operator.run(*word, "--force")
         state = shown_state(str(settled.get("state")))
         teller.saw(f"semel settle --force (the worker is known to be dead): {state}")
@@ -202,7 +202,7 @@ def _file(stage: Stage, text: str) -> str:
 
 
 def _asked_again(stage: Stage, teller: Teller, lost: dict[str, _Lost], answer: str) -> None:
-    teller.scene("The clients ask once more, with the same keys")
+    teller.scene("The clients retry with the same keys")
     happened = stage.client.post("/payments", lost["after"].key, lost["after"].body)
     teller.saw(f"charged before the kill: {happened.text()}")
     teller.expect("it gets the settled answer, and nothing runs", happened == SeenAnswer(201, True, answer))

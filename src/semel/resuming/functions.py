@@ -81,7 +81,7 @@ class KeptArguments:
         else:
             if again == form:
                 return form
-            why = f"{name} is another one when it is read back"
+            why = f"{name} changes when it is read back"
         raise ConfigurationError(
             f"{self._called} is resumable, so that its arguments are kept, and the argument {why}; {_REMEDY}"
         )

@@ -168,8 +168,8 @@ def _endpoints(app: Any) -> Iterator[tuple[Any, list[Route]]]:
 def _surface(operation: CheckedOperation) -> HttpSettings:
     if operation.surface is None:
         raise UsageFailed(
-            f"--complete: whoever declared {operation.name!r} cannot be seen from its endpoint; register it with a "
-            "Completer of your own"
+            f"--complete: the object that declared {operation.name!r} cannot be seen from its endpoint; register it "
+            "with a Completer of your own"
         )
     return operation.surface
 

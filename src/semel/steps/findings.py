@@ -90,8 +90,8 @@ def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object)
     done = next((step for step in steps if step.finished or said.get(step.shown)), None)
     if done is not None:
         raise ResolveRefused(
-            f"step {done.shown!r} has happened, so that the command as a whole may not run again; if it was undone, "
-            "end the command as refused, with an answer that says so (--refused --status 409)"
+            f"step {done.shown!r} has happened, so the whole command may not run again; if it was undone, end the "
+            "command as refused, with an answer that explains it (--refused --status 409)"
         )
     return tuple(step._replace(disproved=True) for step in steps) or None
 

@@ -251,7 +251,7 @@ class StepLedger:
 
     def _meet(self, want: Step) -> Flow[Finished | BeginStep]:
         if want.identity in self._running:
-            raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
+            raise StepError(f"step {want.shown!r} is already running; give the second one its own ordinal")
         if self.doubt is not None:
             raise StepInDoubt(f"the operation is UNKNOWN ({self.doubt}): step {want.shown!r} was not begun")
         try:
@@ -284,7 +284,7 @@ class StepLedger:
             self._steps = self._stored = unpack_steps(seen.steps, self._generation)
         except Unpackable as error:
             self.doubt = UNREADABLE
-            raise StepInDoubt(f"what was recorded of the former run cannot be read: {error}") from error
+            raise StepInDoubt(f"the record of the previous run cannot be read: {error}") from error
         self._learned = True
 
     def _write(self, steps: Steps) -> Flow[bool]:

@@ -79,6 +79,6 @@ def check_request(policy: Options, request: object, resumed: Resumed | None) -> 
         )
     if len(request) > REQUEST_BYTES_MAX:
         raise RequestTooLarge(
-            f"The request has {len(request)} bytes with its head, and at most {REQUEST_BYTES_MAX} are kept for a run "
-            "without its client; send a smaller body, and what is large by where it lies."
+            f"The request has {len(request)} bytes with its head, and at most {REQUEST_BYTES_MAX} can be stored for a "
+            "run without its client; send a smaller body, and pass large data by reference."
         )

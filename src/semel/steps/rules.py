@@ -230,7 +230,7 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
     if known.finished:
         if want.identity in asked:
             raise StepError(
-                f"step {want.shown!r} was asked for twice in one run; give the second one an ordinal: "
+                f"step {want.shown!r} was called twice in one run; give the second one an ordinal: "
                 f"permit.step({want.name!r}, call, ordinal={want.ordinal + 1})"
             )
         return Finished(known.result)
@@ -243,9 +243,9 @@ def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None
     if skipped is not None:
         # It may be the same effect under another name: beginning it would be a silent rerun.
         raise StepError(
-            f"step {want.shown!r} is not recorded, and {skipped.shown!r} is, which this run has not asked for: were "
-            "the steps renamed or put into another order? Finish what is open with the former code, or ask for the "
-            "recorded steps first, in their order"
+            f"step {want.shown!r} is not recorded, and {skipped.shown!r} is, which this run has not called: were the "
+            "steps renamed or reordered? Finish open commands with the previous code, or call the recorded steps "
+            "first, in their order"
         )
     if len(recorded) >= STEPS_MAX:
         raise StepError(
@@ -271,7 +271,8 @@ def with_result(steps: Steps, step: Step, result: bytes) -> Steps:
     if total > STEPS_BYTES_MAX:
         raise StepError(
             f"step {step.shown!r} ran, and its result of {len(result)} bytes cannot be recorded: the results of one "
-            f"execution may have {STEPS_BYTES_MAX} bytes together. Return what the next steps need, such as an id"
+            f"execution may have {STEPS_BYTES_MAX} bytes together. Return only the data that the next steps need, such "
+            "as an id"
         )
     return ended
 

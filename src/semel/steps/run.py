@@ -60,7 +60,7 @@ class StepBook:
         check_name(name, ordinal)
         permit = self._permit
         if permit.settling:
-            raise StepError(f"step {name!r} was asked for after its command had ended; await every step in the handler")
+            raise StepError(f"step {name!r} was called after its command had ended; await every step in the handler")
         if permit.lost:
             raise SupersededError(f"the record was granted to another attempt: step {name!r} was not begun")
         # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
@@ -108,8 +108,8 @@ class StepBook:
             return shape.decode(json.loads(body))
         except (Mismatch, ValueError) as error:
             raise StepError(
-                f"step {step.name!r} is finished, and its recorded result is not what is declared now ({error}); let "
-                "the new code read the former type, or finish what is open with the former code"
+                f"step {step.name!r} is finished, and its recorded result does not fit the current declaration "
+                f"({error}); let the new code read the old type, or finish open commands with the old code"
             ) from error
 
 
@@ -258,7 +258,7 @@ class AsyncSteps(StepBook):
 
     def _check_outside(self, name: str) -> None:
         if self._inside.get():
-            raise StepError(f"step {name!r} was asked for inside a local step, whose transaction it would wait for")
+            raise StepError(f"step {name!r} was called inside a local step, and would wait for that step's transaction")
 
     async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
         """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""

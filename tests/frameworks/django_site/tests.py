@@ -393,7 +393,7 @@ class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
 
         with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsForm", f"{OUTER}.Token", SEMEL]):
             client = self.client = Client()
-            with self.assertRaisesMessage(ConfigurationError, "above what reads it"):
+            with self.assertRaisesMessage(ConfigurationError, "above the middleware that reads it"):
                 self.ask("/upload", form())
             assert client.get("/effects").json() == []
         with override_settings(MIDDLEWARE=[SEMEL, f"{OUTER}.ReadsForm", f"{OUTER}.Token"]):

@@ -44,13 +44,13 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "bulk",
-        "how far a bulk command is, and what became of its items",
+        "show the progress of a bulk command and the outcome of each item",
         f"semel bulk\nsemel bulk {_ID}\n"
         "semel bulk monday --operation cases.approve --tenant default --caller alice\n"
         f"semel bulk {_ID} --items failed --json\n"
         "semel bulk monday --failed-retryable --list list.jsonl > again.jsonl",
-        "It may be asked while the bulk runs. Items are stored by their names and outcomes, not by their content: what "
-        "may be tried again is taken out of the same list, which the bulk's fingerprint tells.",
+        "Works while the bulk runs. Semel stores the names and outcomes of items, not their content: give the "
+        "original list to get the items to retry. The bulk's fingerprint proves that it is the same list.",
     )
     parser.add_argument(
         "key",
@@ -63,15 +63,15 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--tenant", help="only of this tenant")
     parser.add_argument("--caller", help="only of this caller")
     parser.add_argument("--items", choices=("all", *_STATES), help="print the items too, or those of one state")
-    parser.add_argument("--after", type=whole_number(0, 10**12), help="begin behind this place")
-    parser.add_argument("--before", metavar="ID", help="without KEY: the next page, where the former ended")
+    parser.add_argument("--after", type=whole_number(0, 10**12), help="start after this place")
+    parser.add_argument("--before", metavar="ID", help="without KEY: the next page: start where the previous one ended")
     parser.add_argument(
-        "--limit", type=whole_number(1, 10_000), default=100, help="how many items, or bulks, at most (default 100)"
+        "--limit", type=whole_number(1, 10_000), default=100, help="maximum number of items, or bulks (default 100)"
     )
     parser.add_argument(
         "--failed-retryable",
         action="store_true",
-        help="print only the items that failed and may be tried again, as JSON lines: the list of a new bulk",
+        help="print only the failed items that may be retried, as JSON lines: the list for a new bulk",
     )
     parser.add_argument("--list", metavar="FILE", help="with --failed-retryable: the same list, as JSON lines")
     parser.add_argument(
@@ -85,9 +85,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.key is None:
         return _list(options, out)
     if options.before is not None:
-        raise UsageFailed("--before is of the list of bulks, which has no KEY")
+        raise UsageFailed("--before belongs to the list of bulks: leave out KEY")
     if options.failed_retryable is (options.list is None):
-        raise UsageFailed("--failed-retryable and --list FILE belong together: what an item holds is not stored")
+        raise UsageFailed("--failed-retryable and --list FILE belong together: the content of items is not stored")
     if not is_beginning(options.key):
         key_of(options.key, "KEY")
     with opened(options) as engine:
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if record is not None:
         out.say(f"{record.operation} of {record.tenant}/{record.caller}, {bulk_standing(record, now)}")
     for each in codes:
-        again = ", may be tried again" if each.retryable else ""
+        again = ", may be retried" if each.retryable else ""
         out.say(f"  {each.state.name} {each.error_code or '(no code)'}: {each.items}{again}")
     for item in page:
         name = ItemState(item.state).name
@@ -162,7 +162,7 @@ def _again(
 ) -> None:
     """Those of the same list that failed and may be tried again, a page at a time."""
     if record is None:
-        raise NotFound("the bulk's record is forgotten: nothing tells whether FILE is its list")
+        raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
     with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused(engine, items, id))) as spool:
         try:
             fill(spool, Path(options.list))
@@ -171,7 +171,7 @@ def _again(
             raise CommandFailed(f"--list: {refused}") from None
         if not same:
             raise CommandFailed(
-                "--list: it is not the list of this bulk: order, names and contents must be the same; where another "
+                "--list: this is not the list of the bulk: order, names and contents must be the same; where another "
                 "member than clientItemId names its items, give --member"
             )
         after = -1

@@ -39,9 +39,9 @@ def add(commands: Commands[Parser]) -> None:
         "semel check shop.main:app --unprotected-ok 'POST /login'\n"
         "semel check shop.main:app --reconcile shop.reconcilers:ask_provider\n"
         "semel check --run tests.test_payments:TestPayments",
-        "What a declaration does not say stays open, with what to find out or to declare. Exit code 1 where an answer "
-        "is unsafe or a test fails; open questions do not fail. The application is imported, not started, and its "
-        "servers are asked for their settings; --run starts it.",
+        "A question that the declaration does not answer is reported as open, with the next thing to find out or "
+        "declare. Exit code 1 where an answer is unsafe or a test fails; open questions do not fail. The application "
+        "is imported, not started, and its servers are asked for their settings; --run starts it.",
     )
     parser.add_argument(
         "application", nargs="?", metavar="APPLICATION", help="module:app, module:make_app(), or a module of functions"
@@ -58,7 +58,7 @@ def add(commands: Commands[Parser]) -> None:
         action="append",
         default=[],
         metavar="MODULE:NAME",
-        help="a reconciler that runs somewhere, as semel worker --reconcile names it; may be repeated",
+        help="a reconciler that runs elsewhere, as given to semel worker --reconcile; may be repeated",
     )
     parser.add_argument(
         "--run", dest="tests", metavar="TESTS", help="module:name of a suite of semel.testing.required, to be run"
@@ -127,7 +127,7 @@ def _unprotected(route: str) -> CheckAnswer:
             "not declared",
             "open",
             f"{route} is not protected; {method} may be repeated by its definition",
-            "see that a repetition does no harm, also after somebody else's change; or declare it",
+            "make sure that a repetition is harmless, even after another client's change; or declare it",
         )
     return CheckAnswer(
         "not declared",

@@ -28,7 +28,7 @@ def add(commands: Commands[Parser]) -> None:
         'eval "$(semel completion bash)"              for this shell only\n'
         "semel completion zsh > ~/.zfunc/_semel          with fpath+=~/.zfunc before compinit\n"
         "semel completion fish > ~/.config/fish/completions/semel.fish",
-        "Made by shtab (of the extra `cli`), which is not needed afterwards. Make it anew after an upgrade.",
+        "Uses shtab (in the extra `cli`), which is not needed afterwards. Run it again after an upgrade.",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.set_defaults(run=run)

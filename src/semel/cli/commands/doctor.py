@@ -41,7 +41,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "doctor",
-        "check the store and what is stuck in it; every finding comes with its remedy",
+        "check the store and find stuck commands; every finding comes with its remedy",
         "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
         "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
     )
@@ -108,7 +108,7 @@ def examine(
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     if quick:
-        detail = "what looks at every row was left out: damage, what is overdue, how many there are of each state"
+        detail = "checks that read every row were skipped: damage, overdue rows, the number of records in each state"
         found.append(Finding("quick", "note", detail, "run: semel doctor"))
     return found, True
 
@@ -140,7 +140,7 @@ def _look_at_clock(engine: Engine) -> Iterator[Finding]:
     ahead = max((record.created_at for record in page.records), default=0) - page.now
     if before < EPOCH_FLOOR_US:
         yield Finding(
-            "clock", "problem", "this host's clock was never set", "synchronise it (NTP); leases depend on it"
+            "clock", "problem", "this host's clock is not synchronised", "synchronise it (NTP); leases depend on it"
         )
     elif ahead > CLOCK_STEP_US_MAX:
         yield Finding(

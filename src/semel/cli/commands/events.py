@@ -24,7 +24,7 @@ LIMIT_MAX: Final = 1000
 PLACE_MAX: Final = 2**63 - 1
 _HEADS: Final = ("PLACE", "ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
 _RECEIVER_HEADS: Final = ("RECEIVER", "WAITING", "OLDEST", "PARKED", "REASON")
-_DONE: Final = {"park": "parked", "retry": "will be tried again", "drop": "given up for good"}
+_DONE: Final = {"park": "parked", "retry": "will be retried", "drop": "no more attempts"}
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -32,7 +32,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "events",
-        "what waits in the outbox; park, retry or drop an event",
+        "list the events that wait in the outbox; park, retry or drop an event",
         "semel events\n"
         "semel events --parked --json\n"
         "semel events retry 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
@@ -43,40 +43,48 @@ def add(commands: Commands[Parser]) -> None:
         "semel events retry --topic receiver.shop\n"
         "semel events enable --topic receiver.shop\n"
         "semel events replay --to shop --receivers receivers.toml --since 2026-11-20",
-        "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
-        "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
+        "Payloads are not shown. A parked event blocks the later events of its aggregate, unless the workers run with "
+        "--parked skip. A dropped event is never published. The id of a damaged event may be unreadable: name it by "
         "its PLACE.",
     )
     parser.add_argument(
         "action", nargs="?", choices=("list", "park", "retry", "drop", "enable", "replay"), default="list"
     )
-    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
+    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="for park, retry and drop: the event's id or place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
     parser.add_argument(
         "--topic",
-        help="list this topic alone; of retry, drop and enable, without an EVENT_ID: all parked events of this topic",
+        help="list only this topic; for retry, drop and enable without an EVENT_ID: all parked events of this topic",
     )
     parser.add_argument(
         "--to",
         metavar="RECEIVER",
-        help="of replay: the receiver that gets the published events which it has never had, as far as they are kept",
+        help=(
+            "for replay: the receiver to send to; it gets the published events that it never received, as far as the "
+            "outbox still has them"
+        ),
     )
-    parser.add_argument("--receivers", metavar="FILE", help="of replay: the file that declares it")
+    parser.add_argument("--receivers", metavar="FILE", help="for replay: the file that declares the receiver")
     parser.add_argument(
-        "--since", type=_moment, metavar="WHEN", help="of replay: events from then on, such as 2026-11-20T08:00Z (UTC)"
+        "--since",
+        type=_moment,
+        metavar="WHEN",
+        help="for replay: events from this time on, such as 2026-11-20T08:00Z (UTC)",
     )
     parser.add_argument(
         "--late",
         action="store_true",
-        help="of replay: also events that come too late for the order of their aggregate",
+        help="for replay: also send events that would arrive out of order within their aggregate",
     )
-    parser.add_argument("--by-topic", action="store_true", help="how much waits of each topic, the slowest first")
+    parser.add_argument(
+        "--by-topic", action="store_true", help="how many events of each topic wait, the slowest topic first"
+    )
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     parser.add_argument(
-        "--after", type=whole_number(0, PLACE_MAX), default=0, help="the next page: where the former ended"
+        "--after", type=whole_number(0, PLACE_MAX), default=0, help="the next page: start where the previous one ended"
     )
     parser.set_defaults(run=run)
 
@@ -196,10 +204,12 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
             "oldest": None if oldest is None else oldest.isoformat(),
         }
     )
-    out.say(f"{options.to}: {found.copied} events will be delivered; {found.there} it has, or waits for, already")
+    out.say(
+        f"{options.to}: {found.copied} events will be delivered; {found.there} have been received, or wait, already"
+    )
     if found.late:
         out.say(
-            f"{found.late} would come after later events of their aggregates, and are left out; --late sends them, too"
+            f"{found.late} would arrive after later events of their aggregates and are skipped; --late sends them, too"
         )
     if oldest is not None and (options.since is None or options.since < (found.oldest_us or 0)):
         out.say(f"the outbox keeps events from {oldest:%Y-%m-%d %H:%M:%S} UTC on; older ones are forgotten")

@@ -39,7 +39,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "explain",
-        "explain why a key is where it is, what the next attempt would get, and what to do",
+        "explain the state of a key, what the next attempt would get, and what to do",
         "semel explain 8e03978e-40d5-43e8-bc93-6894a57f9324 --operation payments.create --tenant demo --caller alice\n"
         "semel explain rent-june\n"
         "semel explain 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
@@ -119,12 +119,12 @@ def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> st
         if others:
             named = ", ".join(name_of(record) for record in others[:3])
             return (
-                "KEY was never seen in this scope (an attempt would run), but it was in another: "
-                f"{named}; check {', '.join(f'--{name}' for name in given)}"
+                f"KEY was never used in this scope (an attempt would run), but in another one: {named}; check "
+                f"{', '.join(f'--{name}' for name in given)}"
             )
     return (
-        "KEY names no record: it was never seen here, or its tombstone is over and it was forgotten; an attempt would "
-        "run, as a new command. Check --url, and: semel list"
+        "KEY has no record: it was never used here, or its tombstone has expired; an attempt would run as a new "
+        "command. Check --url, and: semel list"
     )
 
 

@@ -46,26 +46,26 @@ def add(commands: Commands[Parser]) -> None:
         "semel export --format csv --output records.csv --state unknown\n"
         "semel export --operation payments.create --answers --output answers.jsonl --force\n"
         "semel export --of events > events.jsonl",
-        "Streams, so that any number of records fits in memory. A file appears whole or not at all, readable by its "
-        "owner alone. Never contains keys, requests or credentials.",
+        "Streams, so that memory use does not grow with the number of records. Writes the file completely or not at "
+        "all, readable only by its owner. Never contains keys, requests or credentials.",
     )
     add_filters(parser)
     parser.add_argument(
-        "--of", choices=("records", *KINDS), default="records", help="what is written; only records have filters"
+        "--of", choices=("records", *KINDS), default="records", help="what to export; only records have filters"
     )
     parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl", help="jsonl (default) or csv")
     parser.add_argument(
         "--answers",
         action="store_true",
-        help="with the stored answers: status, headers and body; of events their payloads, of items their details",
+        help="include the stored answers (status, headers and body), the payloads of events and the details of items",
     )
     parser.add_argument(
         "--open",
         action="store_true",
-        help="with --answers: sealed answers in clear, by the keys of SEMEL_SEAL_KEYS_FILE",
+        help="with --answers: decrypt sealed answers with the keys in SEMEL_SEAL_KEYS_FILE",
     )
     parser.add_argument("--output", metavar="FILE", help="where to (default: stdout)")
-    parser.add_argument("--force", action="store_true", help="with --output: replace the file if it is there")
+    parser.add_argument("--force", action="store_true", help="with --output: replace an existing file")
     add_progress(parser)
     parser.set_defaults(run=run)
 

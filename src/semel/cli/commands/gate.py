@@ -42,7 +42,7 @@ def add(commands: Commands[Parser]) -> None:
         type=host_and_port,
         help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
     )
-    parser.add_argument("--check", action="store_true", help="only show the operations and what each demands")
+    parser.add_argument("--check", action="store_true", help="only show the operations and the key that each requires")
     parser.set_defaults(run=run)
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Show the operations, or serve until SIGTERM or SIGINT."""
     operations = _operations(options)
     if not any(each.header for each in operations):
-        raise UsageFailed("no operation takes its key from a header: there is nothing to guard")
+        raise UsageFailed("no operation takes its key from a header: the gate would have nothing to check")
     if options.check:
         if options.upstream is not None:
             UpstreamOrigin.of(options.upstream)

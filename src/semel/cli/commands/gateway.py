@@ -39,9 +39,9 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the proxy listens")
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="until an answer (default: the longest wait, and 30)"
+        "--timeout", type=_seconds, metavar="SECONDS", help="timeout for an answer (default: the longest wait, plus 30)"
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this file, whole or not at all")
+    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
     parser.add_argument("--force", action="store_true", help="replace the file")
     parser.set_defaults(run=run)
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed(f"APPLICATION {options.application}: {error}") from error
     if len(options.upstream) > 1 and (alone := [each.name for each in edge.guarded if not each.shared]):
         names = ", ".join(alone)
-        out.note(f"semel: the store of {names} is in one process alone: a second upstream runs a command again")
+        out.note(f"semel: the store of {names} exists in one process only: a second upstream would run a command again")
     if options.output is None:
         if out.machine:
             out.document({"for": options.proxy, "text": text})

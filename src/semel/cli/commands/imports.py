@@ -38,15 +38,15 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "imports",
-        "files that suppliers sent; their rows; retry, purge or watch them",
+        "list the files that suppliers sent and their rows; retry, purge or watch an import",
         "semel imports list --supplier ACME --state failed\n"
         "semel imports show ACME:a3f8\n"
         f"semel imports rows {_ID} --state failed --json\n"
         f"semel imports retry {_ID} --reason 'the stock table was restored from last night'\n"
         "semel imports purge\n"
         f"semel imports watch {_ID}",
-        "IMPORT is a job's id, its key, or what its key begins with. retry has a job that stopped go on, and the bytes "
-        "of any other processed again; a process of the service runs it. Both are written to the audit.",
+        "IMPORT is a job's id, its key, or the beginning of its key. retry resumes a job that stopped, and processes "
+        "the bytes of any other job again; a process of the service runs it. Both are written to the audit.",
     )
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="list")
     parser.add_argument("job", nargs="?", metavar="IMPORT", help="of show, rows, retry and watch")
@@ -54,8 +54,8 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--supplier", default="", help="list: only of this supplier")
     parser.add_argument("--state", help=f"list: {', '.join(_STATES)}; rows: {', '.join(_ROW_STATES)}")
     parser.add_argument("--limit", type=whole_number(1, 10_000), default=50, help="how many at most (default 50)")
-    parser.add_argument("--after", type=whole_number(0, 10**12), default=0, help="rows: begin behind this row's number")
-    parser.add_argument("--before", metavar="ID", help="list: the next page, where the former ended")
+    parser.add_argument("--after", type=whole_number(0, 10**12), default=0, help="rows: start after this row number")
+    parser.add_argument("--before", metavar="ID", help="list: the next page: start where the previous one ended")
     parser.add_argument("--reason", help="retry: why; it is written to the audit")
     parser.add_argument("--actor", help="retry: who (default: the user name)")
     parser.add_argument(
@@ -183,7 +183,9 @@ def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[s
     except ConfigurationError as error:
         closed.append(f"{error} (here: SEMEL_SEAL_KEYS_FILE)")
     except RecordUnreadableError:
-        closed.append(f"the detail of row {outcome.place + 1} was changed, or its key is another one of the same name")
+        closed.append(
+            f"the detail of row {outcome.place + 1} was changed, or was sealed with a different key of the same name"
+        )
     else:
         return shown
     return outcome._replace(detail=None)
@@ -222,7 +224,7 @@ def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
     purged = Purged(jobs, contents, known)
     out.document({f"{name}Forgotten": count for name, count in purged._asdict().items()})
     out.say(f"purged: {jobs} imports, the bytes of {contents} files in the database, {known} known rows")
-    out.say("the service's own worker drops what lies in folders")
+    out.say("the service's own worker deletes the files in folders")
     return Exit.OK
 
 

@@ -21,17 +21,17 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "messages",
-        "what consumers tried and did not handle; release a parked message",
+        "list the messages that consumers tried but did not handle; release a parked message",
         "semel messages\n"
         "semel messages --parked --json\n"
         "semel messages --consumer billing --limit 10\n"
         "semel messages release order-7-placed --consumer billing",
-        "A parked message failed too often, or is poison. Release one after you mended the cause: its tries are "
-        "forgotten and the next delivery is handled. Its broker has acknowledged it, so publish it again there.",
+        "A parked message failed too often, or is poison. Release it after you have fixed the cause: its tries are "
+        "reset and the next delivery is handled. Its broker has acknowledged it, so publish it again there.",
     )
     parser.add_argument("action", nargs="?", choices=("list", "release"), default="list")
     parser.add_argument("id", nargs="?", metavar="MESSAGE_ID", help="of release")
-    parser.add_argument("--consumer", help="only this consumer's; release needs it")
+    parser.add_argument("--consumer", help="only this consumer's messages; release needs it")
     parser.add_argument("--parked", action="store_true", help="list parked messages alone")
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
@@ -41,7 +41,7 @@ def add(commands: Commands[Parser]) -> None:
         nargs=2,
         metavar=("CONSUMER", "MESSAGE_ID"),
         default=("", ""),
-        help="the next page: the last message of the former",
+        help="the next page: the last message of the previous one",
     )
     parser.set_defaults(run=run)
 

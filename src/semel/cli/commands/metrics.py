@@ -27,11 +27,11 @@ def add(commands: Commands[Parser]) -> None:
         "semel metrics dashboard --output semel-dashboard.json\n"
         "semel metrics gauges --url postgresql://semel@db/shop\n"
         "semel metrics gauges --output /var/lib/node_exporter/semel.prom --force",
-        "Without --output it goes to stdout. The gauges are read from a bounded number of rows; they need the extra "
-        "prometheus. Change thresholds in the file that you get.",
+        "Without --output it goes to stdout. The gauges read a bounded number of rows and need the extra prometheus. "
+        "Edit the thresholds in the file.",
     )
     parser.add_argument("what", choices=("rules", "dashboard", "gauges"), help="what to write")
-    parser.add_argument("--output", metavar="FILE", help="write to this file, whole or not at all")
+    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
     parser.add_argument("--force", action="store_true", help="replace the file")
     parser.set_defaults(run=run)
 

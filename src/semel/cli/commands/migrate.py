@@ -27,17 +27,17 @@ def add(commands: Commands[Parser]) -> None:
         "create the store's tables or bring them up to date",
         "semel migrate\nsemel migrate --url sqlite:////var/lib/shop/semel.db\n"
         "semel migrate --sql --url postgresql://shop@db/shop > semel.sql",
-        "Safe to run at any time, also twice at once; software of the former version keeps working.",
+        "Safe to run at any time, even twice at once; software of the previous version keeps working.",
     )
     parser.add_argument(
         "--records-may-be-lost",
         action="store_true",
-        help="Redis: use a store again that has lost keys; a retry of a lost record's key runs again",
+        help="Redis: reuse a store that has lost keys; a retry whose record was lost runs again",
     )
     parser.add_argument(
         "--sql",
         action="store_true",
-        help="print the SQL that would run, for a database whose tables another person makes; nothing is run",
+        help="print the SQL that would run, for a database administrator to run; changes nothing",
     )
     add_progress(parser)
     parser.set_defaults(run=run)

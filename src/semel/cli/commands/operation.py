@@ -18,7 +18,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "operation",
-        "find one execution by its id or its business reference, also when its key is forgotten",
+        "find one execution by its id or business reference, even after its key was purged",
         "semel operation 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
         "semel operation --ref INV-2026-117 --operation invoices.pay --tenant acme\n"
         "semel operation --ref INV-2026-117 --operation invoices.pay --tenant acme --json",
@@ -27,10 +27,8 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("id", nargs="?", metavar="OPERATION_ID", help="the operation's id")
     parser.add_argument("--ref", help="the business reference, with --operation and --tenant")
     parser.add_argument("--operation", help="with --ref: the operation's name")
-    parser.add_argument("--tenant", help="with --ref: whose it is")
-    parser.add_argument(
-        "--caller", help="with --ref: whose own it is, where the operation has reference_scope='caller'"
-    )
+    parser.add_argument("--tenant", help="with --ref: the tenant")
+    parser.add_argument("--caller", help="with --ref: the caller, where the operation has reference_scope='caller'")
     parser.set_defaults(run=run)
 
 
@@ -41,7 +39,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         found = find_execution(engine, name)
     if found is None:
         raise NotFound(
-            "no such execution: it was never seen here, its operation keeps none beyond their keys, or its time is over"
+            "no such execution: it never ran here, its operation does not keep executions longer than keys, or it "
+            "has expired"
         )
     document = _document(found)
     out.document(document)

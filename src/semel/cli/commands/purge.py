@@ -32,34 +32,34 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "purge",
-        "drop expired answers and forget everything whose time is over",
+        "delete expired answers and every record that has expired",
         "semel purge\nsemel purge --chunk 100 --json\nsemel purge --archive purged-2026-11.jsonl",
-        "Safe beside live traffic. What is open, UNKNOWN, parked or waits to be published is never purged. The service "
-        "and semel worker do this hourly by themselves.",
+        "Safe during live traffic. Never purges open or UNKNOWN records, parked events or events that wait to be "
+        "published. The service and semel worker purge every hour on their own.",
     )
     parser.add_argument(
         "--chunk",
         type=whole_number(1, 10_000),
         default=PURGE_CHUNK,
-        help=f"how many rows one store call looks at (default {PURGE_CHUNK})",
+        help=f"how many rows one store call reads (default {PURGE_CHUNK})",
     )
     parser.add_argument(
         "--keep",
         type=whole_number(0, _SECONDS_MAX),
         default=int(KEEP_EVENTS_SECONDS),
         metavar="SECONDS",
-        help="how long published events are kept, as of semel worker (default a day)",
+        help="how long published events are kept, as for semel worker (default a day)",
     )
     parser.add_argument(
         "--archive",
         metavar="FILE",
-        help="write everything that is forgotten, with its answers, to a new file of JSON lines first",
+        help="first write every purged row, with its answer, to a new file of JSON lines",
     )
     parser.add_argument(
         "--clock-is-right",
         action="store_true",
-        help="purge by the clock although the newest record is more than a day old; without it, what was over a day "
-        "after that record: a wrong clock could forget every key",
+        help="trust the clock although the newest record is more than a day old; without it, only rows that expired "
+        "within a day of that record are purged, because a wrong clock could purge every key",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -68,7 +68,7 @@ def add(commands: Commands[Parser]) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Walk the store once; where an archive is wanted, only once that is on the disk."""
     if options.archive == "-":
-        raise UsageFailed("--archive must be a file: what stdout leads to may lose what the purge has forgotten")
+        raise UsageFailed("--archive must be a file: whatever reads stdout could lose purged rows")
     with opened(options) as engine:
         now = None if options.clock_is_right else _believed(engine, out)
         known = sum(engine.perform("counts", engine.store.counts).values())
@@ -132,12 +132,12 @@ def _believed(engine: Engine, out: Output) -> int | None:
         return None
     doubt = (
         f"the newest record is {span_text(gap)} old: the service was quiet, or the store's clock is wrong, and a purge "
-        "would forget keys whose time is not over"
+        "would delete keys that have not expired"
     )
     remedy = "Check the clock of the store's host; where it is right, run: semel purge --clock-is-right"
     if isinstance(engine.store, RedisStore):
         raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
-    out.note(f"warning: only what was over a day after the newest record is purged; {doubt}. {remedy}")
+    out.note(f"warning: only rows that expired within a day of the newest record are purged; {doubt}. {remedy}")
     return believed(found.now, newest)
 
 

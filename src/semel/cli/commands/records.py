@@ -30,24 +30,24 @@ def add(commands: Commands[Parser]) -> None:
         "list records, newest first",
         "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json\n"
         "semel list --caller alice --whole",
-        "A list with filters looks at the newest records, 50,000 on a SQL database and 10,000 elsewhere. Where it "
-        "stops before it has what was asked for, it says so, and --before leads on to the older ones.",
+        "A list with filters searches the newest records: 50,000 in a SQL database, 10,000 elsewhere. If the search "
+        "stops before the page is full, the list says so, and --before continues with older records.",
     )
     add_filters(listing)
     listing.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     listing.add_argument(
-        "--before", type=whole_number(1, CURSOR_MAX), help="the next page: the cursor the former page ended with"
+        "--before", type=whole_number(1, CURSOR_MAX), help="the next page: the cursor that ended the previous page"
     )
     listing.add_argument(
-        "--whole", action="store_true", help="look on until there are so many, however many records that takes"
+        "--whole", action="store_true", help="search until the page is full, however many records that takes"
     )
     listing.set_defaults(run=run_list)
     show = add_command(
         commands,
         "show",
-        "show one record: where it stands, what a retry would get, who settled it and why",
+        "show one record: its state, what a retry would get, who settled it and why",
         "semel show 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
         "semel show 0199e0c4\n"
         "semel show --key 8e03978e --tenant demo --caller alice --operation payments.create\n"
@@ -88,7 +88,7 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
         [_style(record, page.now) for record in page.records],
     )
     if page.next_before is not None and len(page.records) < options.limit:
-        out.say(f"only the newest records were looked at; for the older ones: --before {page.next_before}, or --whole")
+        out.say(f"only the newest records were searched; for older ones: --before {page.next_before}, or --whole")
     elif page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK

@@ -26,16 +26,16 @@ semel send --resume --header-file ~/.shop-token
 semel send --list
 semel send --forget rent-june"""
 _DESCRIPTION: Final = (
-    "The key and the request are written to the journal before the first byte leaves, so that --resume can go on after "
-    "a crash with the same key. Credentials are never written: give --header or --header-file each time. Exit code 0: "
-    "every command is done; 1: one is refused, in doubt or open."
+    "Writes the key and the request to the journal before it sends the first byte, so that --resume can continue "
+    "after a crash with the same key. Never writes credentials: give --header or --header-file each time. Exit code "
+    "0: every command is done; 1: one is refused, in doubt or open."
 )
 
 
 def add(commands: Commands[Parser]) -> None:
     """Declare the command."""
     parser = add_command(
-        commands, "send", "send a command that is safe to retry, or go on with open ones", _EXAMPLES, _DESCRIPTION
+        commands, "send", "send a command that is safe to retry, or resume open ones", _EXAMPLES, _DESCRIPTION
     )
     parser.add_argument("method", nargs="?", metavar="METHOD", help="such as POST")
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="the whole http:// or https:// address")
@@ -50,20 +50,21 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--body", metavar="TEXT|@FILE|-", help="the body: text, @file, or - for stdin")
     parser.add_argument(
-        "--content-type", default="application/json", metavar="TYPE", help="of the body (default application/json)"
+        "--content-type",
+        default="application/json",
+        metavar="TYPE",
+        help="the body's media type (default application/json)",
     )
-    parser.add_argument("--name", help="your own reference; the same name is the same command, with the same key")
-    parser.add_argument("--key", help="a key that you have made yourself")
+    parser.add_argument("--name", help="your own reference; the same name means the same command, with the same key")
+    parser.add_argument("--key", help="a key of your own")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
     parser.add_argument(
         "--header-file", metavar="FILE", help="header lines in a file, so that no token is in the process list"
     )
     parser.add_argument(
-        "--journal", default="intents.db", metavar="FILE", help="where commands are kept (default intents.db)"
+        "--journal", default="intents.db", metavar="FILE", help="the journal's file (default intents.db)"
     )
-    parser.add_argument(
-        "--attempts", type=whole_number(1, 100), default=3, help="at most, for each command (default 3)"
-    )
+    parser.add_argument("--attempts", type=whole_number(1, 100), default=3, help="maximum for each command (default 3)")
     parser.add_argument(
         "--seconds", type=seconds(0.001, 86_400), default=20.0, help="the total deadline of each command (default 20)"
     )
@@ -74,8 +75,8 @@ def add(commands: Commands[Parser]) -> None:
     group.add_argument(
         "--forget",
         metavar="NAME",
-        help="forget the command of this name (or key), so that the name may be sent anew, under a new key: only when "
-        "you know what has become of it",
+        help="delete the command with this name (or key) from the journal, so that the name can be used again, with a "
+        "new key: only when you know its outcome",
     )
     parser.set_defaults(run=run)
 

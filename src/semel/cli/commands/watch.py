@@ -22,15 +22,15 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "watch",
-        "watch states, new and settled records, and what is stuck or unknown",
+        "watch states, new and settled records, and stuck or unknown ones",
         "semel watch\nsemel watch --every 10\nsemel watch --count 2 --every 60 --json",
-        "Ends with Ctrl-C. A store that goes away is said and waited for. Replays cannot be seen in a store; count "
-        "the `replays` event. Where a look takes long, the next one waits ten times as long.",
+        "Ends with Ctrl-C. Reports a store that becomes unavailable, and waits for it. A store does not record "
+        "replays; count the `replays` event. After a slow look, the next one waits ten times as long.",
     )
     parser.add_argument(
         "--every", type=seconds(0.1, 3600), default=EVERY_SECONDS, help=f"seconds between looks ({EVERY_SECONDS:.0f})"
     )
-    parser.add_argument("--count", type=whole_number(1, 10**9), help="end after so many looks (default: never)")
+    parser.add_argument("--count", type=whole_number(1, 10**9), help="end after this many looks (default: never)")
     parser.set_defaults(run=run)
 
 
@@ -83,7 +83,7 @@ def _show(options: argparse.Namespace, out: Output, before: Look | None, seen: L
         out.redraw(screen(seen, changed, head))
     else:
         if before is not None and changed is None:
-            out.say("another store stands at this URL now")
+            out.say("this URL now leads to a different store")
         out.say(line(seen, changed))
 
 

@@ -177,7 +177,7 @@ def _check_order(app: object, caller: object) -> None:
     while isinstance(caller, FromUser) and inner is not None:
         if type(inner).__name__ == "AuthenticationMiddleware":
             raise ConfigurationError(
-                "SemelMiddleware is outside AuthenticationMiddleware, so scope['user'] is not known when it asks; "
-                "call app.add_middleware(SemelMiddleware, ...) first: what is added last is outermost"
+                "SemelMiddleware is outside AuthenticationMiddleware, so it cannot see scope['user']; call "
+                "app.add_middleware(SemelMiddleware, ...) first: the last middleware added is the outermost"
             )
         inner = getattr(inner, "app", None)

@@ -568,7 +568,7 @@ class BodyCheck:
 def _check_digests(running: Mapping[str, _Hash], sent: Mapping[str, bytes]) -> None:
     for name, made in running.items():
         if made.digest() != sent[name]:
-            raise InvalidBody("The body is not what Content-Digest says; send the body and the digest anew.")
+            raise InvalidBody("The body does not match its Content-Digest; send the body and the digest again.")
 
 
 def _required_content_digest(value: str | None) -> dict[str, bytes]:
@@ -595,7 +595,7 @@ def _parse_content_digest(value: str) -> dict[str, bytes]:
         try:
             digests[name] = binascii.a2b_base64(found[name], strict_mode=True)
         except binascii.Error as error:
-            raise InvalidBody("Content-Digest is not well-formed base64; send the digest anew.") from error
+            raise InvalidBody("Content-Digest is not well-formed base64; send the digest again.") from error
     return digests
 
 

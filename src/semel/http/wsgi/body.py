@@ -51,7 +51,7 @@ class KeptBody(io.RawIOBase):
         Raises ConfigurationError where the beginning is not kept any more.
         """
         if self.too_long and self._at:
-            raise ConfigurationError("the request's body was read before, and is too long to be read once more")
+            raise ConfigurationError("the request's body has been read already, and is too long to be read again")
         self._at = 0
 
     def pass_on(self) -> bool:

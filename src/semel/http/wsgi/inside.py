@@ -155,8 +155,8 @@ class InsideCall:
         """Raise NothingHappened where an accepted request came to no view, and so nothing was done."""
         if self.given is not None and not self.given.is_reached:
             raise NothingHappened(
-                "a request whose client was told 202 (Prefer: respond-async) was answered before it reached its view "
-                "again; middlewares and decorators in front of the view must decide the same way each time"
+                "a request that had been answered with 202 (Prefer: respond-async) was answered again before it "
+                "reached its view; middlewares and decorators in front of the view must decide the same way each time"
             )
 
     def unclaimed(self, error: SemelError) -> Answer | None:

@@ -70,13 +70,13 @@ class SemelMiddleware:
         self.engine = engine
         if "manage_engine" in settings:
             raise ConfigurationError(
-                "manage_engine is for ASGI: WSGI has no events for the start and the end of a process; open the "
-                "engine where the worker begins (in gunicorn's post_fork) and run `semel worker` beside it"
+                "manage_engine is for ASGI: WSGI has no startup and shutdown events; open the engine where the worker "
+                "starts (in gunicorn's post_fork) and run `semel worker` as a separate process"
             )
         self.surface = HttpSettings.of(engine, settings, ("serve_operations", "waiters_max"))
         self._status = StatusResource(self.surface, engine, serve_operations)
         if is_async(self.surface.may):
-            raise ConfigurationError("may= of a WSGI application is called in its thread: make it a plain function")
+            raise ConfigurationError("a WSGI application calls may= in its own thread: make it a plain function")
         self._accepted = Accepted()
         self._body_clock = SocketClock(self.surface.body_seconds_max)
         self._threads = Threads(waiters_max)

@@ -68,8 +68,8 @@ class InboxMiddleware(Middleware):
         given = [name for name in _OWN if name in actor.options]
         if given:
             raise ActorRefused(
-                f"the actor {actor.actor_name!r} says {given[0]}=, and its inbox decides when a message has failed too "
-                "often: leave it out, and say Inbox(..., tries_max=...)"
+                f"the actor {actor.actor_name!r} says {given[0]}=, but its inbox decides when a message has failed too "
+                "often: leave it out, and use Inbox(..., tries_max=...)"
             )
         if not any(isinstance(each, Retries) for each in broker.middleware):
             raise ActorRefused("without Dramatiq's Retries a message that fails is lost: add Retries() again")

@@ -110,7 +110,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     raw = delivery.raw_message
     if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
         # Delivered again, others may stand behind its first one, whose headers it has: they would pass as handled.
-        raise ConfigurationError("a batch has no one name: say batch=False, or InboxMiddleware(..., id_of=...)")
+        raise ConfigurationError("a batch has no single id: use batch=False, or InboxMiddleware(..., id_of=...)")
     given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
     given = given or getattr(raw, "message_id", None)  # of AMQP
     if given:

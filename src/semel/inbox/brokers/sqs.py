@@ -79,7 +79,8 @@ class SqsConsumer(PulledConsumer[Delivery]):
     ) -> None:
         if not isinstance(queue, str) or not queue.startswith(("https://", "http://")):
             raise PolicyError(
-                f"queue is the queue's URL, as client.get_queue_url(QueueName=…)['QueueUrl'] says it; it is {queue!r}"
+                "queue must be the queue's URL, as client.get_queue_url(QueueName=…)['QueueUrl'] returns it; it "
+                f"is {queue!r}"
             )
         super().__init__(
             inbox,

@@ -41,8 +41,8 @@ from semel.steps.doubts import step_of
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
 _TEXT_MAX: Final = 255
-_GONE_ON: Final = "refused: the record has gone on since you looked at it"
-_FORCE: Final = "confirm that it is gone"
+_GONE_ON: Final = "refused: the record has changed since you loaded it"
+_FORCE: Final = "confirm that it has stopped"
 _AWAY: Final = (StoreError, SchemaError)
 
 
@@ -83,7 +83,7 @@ class SettleForm(forms.Form):  # type: ignore[misc]
     word = forms.ChoiceField(
         label="What you found out",
         choices=[
-            ("did-not-happen", "It did not happen (of a step in doubt: the step): a retry may run it"),
+            ("did-not-happen", "It did not happen (or the step in doubt did not): a retry may run it"),
             ("succeeded", "It succeeded: a retry never runs it again"),
         ],
         widget=forms.RadioSelect,
@@ -92,18 +92,22 @@ class SettleForm(forms.Form):  # type: ignore[misc]
         required=False,
         min_value=200,
         max_value=599,
-        help_text="What retries of a success get, with an empty body; for one with a body: manage.py semel settle",
+        help_text=(
+            "The status that retries of a success get, with an empty body; for an answer with a body: manage.py semel "
+            "settle"
+        ),
     )
     no_answer = forms.BooleanField(
-        required=False, help_text="A success without a status is final: each retry is told that it was done, for ever"
+        required=False,
+        help_text="A success without a status is final: no retry ever gets an answer, only the fact that it was done",
     )
     force = forms.BooleanField(
-        required=False, label="Before its deadline", help_text="You know that the handler is gone"
+        required=False, label="Before its deadline", help_text="You know that the handler has stopped"
     )
     reason = forms.CharField(
         max_length=REASON_LENGTH_MAX,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 80}),
-        help_text="How you know; it is kept in the audit trail",
+        help_text="How you know; the audit trail keeps it",
     )
 
     def clean(self) -> Any:
@@ -316,7 +320,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
     def _away(self, request: Any, name: str, context: dict[str, Any], error: Exception) -> Any:
         """The store does not answer: said on the page, without what the error names."""
-        tables = "its tables are not as this version needs them: run manage.py migrate"
+        tables = "its tables do not fit this version: run manage.py migrate"
         away = tables if isinstance(error, SchemaError) else "it did not answer; try again"
         return self._page(request, name, {**context, "away": away}, 503)
 

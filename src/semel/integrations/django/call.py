@@ -61,7 +61,7 @@ class DjangoCall(InsideCall):
             if not hasattr(request, "_body") and request._read_started:
                 raise ConfigurationError(
                     "the request's body was read before Semel's middleware saw the request; in MIDDLEWARE, write "
-                    "'semel.integrations.django.middleware.SemelMiddleware' above what reads it"
+                    "'semel.integrations.django.middleware.SemelMiddleware' above the middleware that reads it"
                 )
             body = request.body
             self._body = KeptBody(io.BytesIO(body), len(body), site().body_bytes_max)

@@ -236,8 +236,8 @@ def _check_views(patterns: Any, plain: Mapping[int, tuple[Any, str]]) -> None:
             _check_views(pattern.url_patterns, plain)
         elif (found := plain.get(id(pattern.callback))) is not None and found[0] is pattern.callback:
             raise ConfigurationError(
-                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the view as it was "
-                "before @semel.command; name what the decorator has returned"
+                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the undecorated view; "
+                "route to the view that @semel.command returned"
             )
 
 

@@ -104,13 +104,13 @@ def _check_view(view: Any) -> None:
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if kind is not None:
         raise ConfigurationError(
-            f"@semel.command stands above {kind.__name__}, which authenticates inside: write it on the method, such as "
-            "post, or below @api_view"
+            f"@semel.command is above {kind.__name__}, which authenticates inside the view: write it on the method, "
+            "such as post, or below @api_view"
         )
     if getattr(view, "__module__", "") == "django.utils.decorators":
         raise ConfigurationError(
-            "method_decorator makes its function anew for each request; write @semel.command on the method itself, "
-            "such as post"
+            "method_decorator creates its function for each request; write @semel.command on the method itself, such "
+            "as post"
         )
     check_endpoint(view)
 
@@ -142,7 +142,7 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
         call.failed(error)
         raise
     if databases.rolls_back_any():
-        call.failed(RolledBackError("the view has rolled back a database's transaction: its answer is none to keep"))
+        call.failed(RolledBackError("the view rolled back a database's transaction, so its answer is not stored"))
     return response
 
 
@@ -179,8 +179,8 @@ def _check_outside(what: str) -> None:
     """Refuse what is on record piece by piece, inside of a transaction that would undo all of it."""
     if databases.is_in_block():
         raise ConfigurationError(
-            f"{what} inside a transaction of Django's, and what is on record would be undone with it: put "
-            "@transaction.non_atomic_requests around the view (of a class, around dispatch), and open no atomic() "
+            f"{what} inside a Django transaction, whose rollback would undo the record: put "
+            "@transaction.non_atomic_requests around the view (for a class, around dispatch), and open no atomic() "
             "around it"
         )
 

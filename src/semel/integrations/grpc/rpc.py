@@ -85,9 +85,7 @@ class Rpc:
                 raise PolicyError(f"{option} is for HTTP operations; {instead}")
         for name in sorted(self.policy.replay_headers):
             if name.lower().startswith("grpc-"):
-                raise PolicyError(
-                    f"replay_headers must not name {name!r}: gRPC's own metadata are kept as they must be"
-                )
+                raise PolicyError(f"replay_headers must not name {name!r}: gRPC handles its own metadata")
         counts: Any = self.counts
         if not isinstance(counts, tuple) or not all(
             isinstance(name, str) and name and name == name.lower() and name.isascii() and "," not in name
@@ -178,7 +176,9 @@ class DeclaredRpc:
     def _misfit(self, key: str, raw: bytes) -> RequestError | None:
         """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
         if len(raw) > self.policy.body_bytes_max:
-            return RequestTooLarge(f"the request has {len(raw)} bytes, at most {self.policy.body_bytes_max} are taken")
+            return RequestTooLarge(
+                f"the request has {len(raw)} bytes; the maximum is {self.policy.body_bytes_max} are taken"
+            )
         if self.policy.key_format is not None:
             try:
                 self.policy.key_format.check(key, time.time())
@@ -213,8 +213,8 @@ def declare(
         raise ConfigurationError(f"caller must be a plain function of the Call; it is {caller!r}")
     if not operations:
         raise ConfigurationError(
-            "operations= names no method, so that nothing would be protected; write "
-            "operations={'/shop.Payments/Create': Policy(effects='external')}"
+            "operations= names no method, so no call would be protected; write operations={'/shop.Payments/Create': "
+            "Policy(effects='external')}"
         )
     made: dict[str, DeclaredRpc] = {}
     names: dict[str, str] = {}
@@ -243,6 +243,6 @@ def declare(
 
 
 STREAMS: Final = (
-    "{method!r} streams: a call that is many messages has no one payload and no one answer, so that it cannot be "
-    "protected; declare a unary method that takes the command, and stream what follows from another"
+    "{method!r} streams: a call of many messages has no single payload and no single answer, so it cannot be "
+    "protected; declare a unary method that takes the command, and stream its results from another"
 )

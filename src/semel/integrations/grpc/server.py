@@ -134,7 +134,10 @@ def _find(methods: Mapping[str, DeclaredRpc], handler: Any, method: str) -> Decl
 
 def _streams(error: ConfigurationError) -> tuple[Code, str]:
     _LOG.error("%s", error)
-    return Code.UNIMPLEMENTED, "The server declares this streaming method as a command, which it cannot be."
+    return (
+        Code.UNIMPLEMENTED,
+        "The server declares this streaming method as a command, but only unary methods can be commands.",
+    )
 
 
 class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has no types of its own

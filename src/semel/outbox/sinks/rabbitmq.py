@@ -103,7 +103,9 @@ class RabbitmqSink:
             where = f"the exchange {self._exchange_name!r} " if self._exchange_name else ""
             return Refused(f"{where}has no queue for the routing key {event.topic!r}; declare and bind one".lstrip())
         except DeliveryError:  # a queue is full, or has failed: no event's fault
-            return Unreached(f"RabbitMQ has no place for the routing key {event.topic!r} now, and says no more")
+            return Unreached(
+                f"RabbitMQ currently has no queue for the routing key {event.topic!r} now, and says no more"
+            )
         except _GONE as error:
             return Unreached(told(error))
         return None

@@ -52,7 +52,7 @@ def tables(others: Mapping[str, str]) -> Finding:
     return Finding(
         "tables",
         "problem" if ours else "note",
-        f"{named} without transactions: what an ATOMIC handler writes there is kept when it is rolled back",
+        f"{named} without transactions: the writes of an ATOMIC handler there survive its rollback",
         f"ALTER TABLE {next(iter(others))} ENGINE=InnoDB, or write it in no ATOMIC handler",
     )
 
@@ -82,4 +82,4 @@ def defaults(sql_mode: str, isolation: str) -> Finding:
     if "STRICT_TRANS_TABLES" in sql_mode or "STRICT_ALL_TABLES" in sql_mode:
         return Finding("defaults", "ok", f"{detail}; Semel's own statements set READ COMMITTED and strict mode")
     remedy = "set sql_mode to include STRICT_TRANS_TABLES; Semel's own statements are strict in any case"
-    return Finding("defaults", "note", f"{detail}: what is too long for a column is cut", remedy)
+    return Finding("defaults", "note", f"{detail}: values that are too long for a column are truncated", remedy)

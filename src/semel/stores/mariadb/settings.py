@@ -35,7 +35,8 @@ def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
         )  # fmt: skip
     if settings.get("log_bin") == "ON" and settings.get("sync_binlog") != "1":
         yield Observed(
-            "binlog", "note", "sync_binlog is not 1: after a power failure replicas may have what this server lost",
+            "binlog", "note",
+            "sync_binlog is not 1: after a power failure replicas may have transactions that this server lost",
             "set sync_binlog=1",
         )  # fmt: skip
     if settings.get("read_only") not in (None, "OFF", "0"):

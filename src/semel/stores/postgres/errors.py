@@ -55,8 +55,8 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
     if sqlstate == "3F000":
         return SchemaError(
-            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA what the URL's "
-            "schema= or the search_path names, GRANT USAGE, CREATE on it to whoever migrates; then run: semel migrate"
+            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA for the URL's "
+            "schema= or the search_path, GRANT USAGE, CREATE on it to the user who migrates; then run: semel migrate"
         )
     if sqlstate == "42501" and "for schema" in text:
         return StatementRefused(f"PostgreSQL: {text} ({_MIGRATES})")

@@ -65,7 +65,7 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
     names, level = settings.get("synchronous_standby_names", ""), settings.get("synchronous_commit", "on")
     if names and level == "local":
         yield Observed(
-            "standbys", "warning", "synchronous_commit is local: a failover forgets what no standby has",
+            "standbys", "warning", "synchronous_commit is local: a failover loses commits that no standby has",
             "set synchronous_commit = on for this role or database",
         )  # fmt: skip
     elif names:

@@ -60,7 +60,7 @@ def _judged(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed]:
         yield Observed(
             "persistence",
             "forgets",
-            "the server keeps no append-only file: when it restarts, it has forgotten what it acknowledged",
+            "the server keeps no append-only file: a restart loses acknowledged writes",
             "set appendonly yes",
         )
     elif facts.get("aof_last_write_status", "ok") != "ok":

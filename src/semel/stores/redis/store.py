@@ -318,7 +318,9 @@ class RedisStore:
         observed = yield from observe(self.keys.tags, self._wait_replicas)
         gone = (yield from self._missing_markers()) if self._marked else 0
         if gone:
-            observed.append(Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are gone)", LOST_REMEDY))
+            observed.append(
+                Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are missing)", LOST_REMEDY)
+            )
         return observed
 
     def _missing_markers(self) -> Flow[int]:

@@ -151,7 +151,7 @@ def store_url_of(alias: str) -> str:
             raise ConfigurationError(
                 f"DATABASES[{alias!r}] is an SQLite database in memory ({name!r}), which other connections cannot see; "
                 "give it a file, in tests by 'TEST': {'NAME': BASE_DIR / 'test.sqlite3'}, or set SEMEL['URL'] to a "
-                "store of its own, such as memory:// in tests without effects='atomic'"
+                "separate store, such as memory:// in tests without effects='atomic'"
             )
         return f"sqlite:///{quote(str(Path(name).absolute()))}"
     if vendor != "postgresql":

@@ -96,7 +96,7 @@ def _case(request: str | Case, effects: Effects | None, options: CaseOptions) ->
         return request
     if effects is None:
         raise ConfigurationError(
-            "effects= is missing: without a count it cannot be told whether something happened twice; give a function "
-            "that returns how often the effect has happened, such as effects=lambda: provider.count()"
+            "effects= is missing: a count is needed to detect an effect that happened twice; give a function that "
+            "returns how often the effect has happened, such as effects=lambda: provider.count()"
         )
     return Case.of(request=request, effects=effects, **options)

@@ -101,7 +101,7 @@ class Case:
             )
         if self.events is not None and not callable(self.events) and not _is_list(self.events):
             raise ConfigurationError(
-                "events= must be a list of what was published, or a function that returns it; it is "
+                "events= must be the list of published events, or a function that returns it; it is "
                 f"{self.events!r:.80}"
             )
         if self.request:

@@ -35,7 +35,7 @@ async def event_identity_stable_over_replay(probe: Probe) -> None:
     log = EventLog(probe.case, probe.engines)
     if not log.visible:
         raise NotGiven(
-            "nobody sees from here which events are told",
+            "this test cannot see the published events",
             "give events=: a function that lists them, each with its id; or events=() where there are none",
         )
     usual = await _duplicates(probe, log)
@@ -62,9 +62,9 @@ async def _duplicates(probe: Probe, log: EventLog) -> list[Told]:
         if log.given is not None and log.given != ():
             raise NotGiven(
                 "events= lists nothing after a command was done",
-                "let it list what this very application publishes, or give events=() where it publishes nothing",
+                "let it list the events that this application publishes, or give events=() if it publishes none",
             )
-        probe.remark("it told no events: there were no ids to compare")
+        probe.remark("it published no events: there were no ids to compare")
         return []
     await command.send()
     await command.send()
@@ -113,7 +113,10 @@ async def _dead_before(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
             _CHECK,
             "the request; the process died before the transaction was committed",
             f"{_counted(len(phantom))}: {_topics(phantom, usual)}, all the same",
-            "the world is told of something that was undone: whoever ships on this event ships what nobody has bought",
+            (
+                "consumers learn of an effect that was undone: a consumer that ships on this event ships an order "
+                "that does not exist"
+            ),
             _EMIT,
         )
         return False
@@ -174,7 +177,10 @@ def _judge(
             _CHECK,
             sent,
             f"{came}: {_topics(told, usual)} under another id",
-            "to its consumers that is another command: whoever ships on this event ships twice, and no inbox helps",
+            (
+                "to its consumers that is another command: a consumer that ships on this event ships twice, and no "
+                "inbox helps"
+            ),
             _EMIT,
         )
     elif len(set(told)) > len(ids):
@@ -191,7 +197,7 @@ def _judge(
             _CHECK,
             sent,
             f"{came}: {_topics(told, usual)} again, under the same id",
-            "something tells it outside of what is protected, at every retry; consumers without an inbox act each time",
+            "code outside the protected handler publishes it at every retry; consumers without an inbox act each time",
             _EMIT,
         )
     elif done and len(ids) < due:
@@ -218,16 +224,16 @@ def _same_runs(probe: Probe, sent: str, permits: Sequence[Permit], told: Sequenc
         probe.find(
             _CHECK,
             sent,
-            f"{_topics(lost, [])}, whose id at the first run was another one than that which was told in the end",
-            "permit.emit has given the first run an id that nobody will ever get: whoever was told it, such as the "
-            "provider, waits for an event that does not come",
+            f"{_topics(lost, [])}, whose id in the first run differs from the id that was published",
+            "permit.emit returned an id in the first run that no event will ever have: a system that received it, "
+            "such as the provider, waits for an event that does not come",
             _NAMES,
         )
         return False
     if any(digests[each.id] != each.digest for each in first):
         probe.remark(
-            "an event's payload differs between two runs of one command (a clock, a random number): one alone is ever "
-            "told, but it is not always that of the run whose effect stands"
+            "an event's payload differs between two runs of one command (a clock, a random number): only one is ever "
+            "published, but not always the one from the run whose effect remains"
         )
     return True
 

@@ -46,7 +46,7 @@ async def failure_after_the_effect(probe: Probe) -> None:
             check,
             "the request; the process died before the transaction was committed",
             f"{probe.times(command.grown, 'all the same')}",
-            "the effect is not in the transaction of the record: after a crash it stands, and the retry does it again",
+            "the effect is not in the record's transaction: after a crash it remains, and the retry repeats it",
             "write on permit.connection and never commit it yourself; calls of other systems are not atomic: declare "
             "them 'external' or 'idempotent'",
         )
@@ -123,7 +123,7 @@ def _judge_late(
     if policy.effects is Effects.EXTERNAL or forgotten:
         if late.came is Came.UNKNOWN:
             probe.remark(
-                f"after a crash {probe.case.name} reads UNKNOWN until somebody settles it: {_SETTLE_IT}, or have a "
+                f"after a crash {probe.case.name} stays UNKNOWN until an operator settles it: {_SETTLE_IT}, or have a "
                 "runbook (semel list --state unknown)"
             )
             return

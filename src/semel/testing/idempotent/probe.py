@@ -185,14 +185,15 @@ class Probe:
         if command.grown < 1:
             raise CannotRun(
                 f"{self.case.name} was done ({reply.text()}), but the effect counter did not grow",
-                "effects= must count what this handler does, at the very provider or database that the application "
-                "under test uses (not a second instance, and not a transaction that is not committed yet)",
+                "effects= must count the effects of this handler, at the same provider or database that the "
+                "application under test uses (not a second instance, and not in an uncommitted transaction)",
             )
         self.unit = command.grown
         if self.unit > 1 and self.bulk is None:
             self.remark(
-                f"the first request grew the effect counter by {self.unit}; that is taken for once. If one request has "
-                "one effect, then something does it, or counts it, more than once: look outside of what is protected"
+                f"the first request grew the effect counter by {self.unit}; that counts as one effect. If a request "
+                "should have one effect, something does it, or counts it, more than once: look outside the protected "
+                "handler"
             )
         self.first = reply
         self.cause = self._cause(await command.send(), command.last)

@@ -109,14 +109,14 @@ def suite(
 def _check(app: Any, cases: Sequence[Case]) -> None:
     if isinstance(app, (str, UrlTarget)):
         raise ConfigurationError(
-            "a running server cannot be crashed, nor its clock be moved, from outside: give the application itself, or "
-            "use assert_idempotent with the URL, which says what it did not try"
+            "these tests cannot crash a running server or move its clock: give the application itself, or use "
+            "assert_idempotent with the URL, which reports the checks that it skipped"
         )
     names = [case.name for case in cases]
     if not cases or len(set(names)) != len(names):
         raise ConfigurationError(
-            "operations needs one Case for each operation, each with a name of its own"
-            f"{'' if not cases else ': ' + ', '.join(names)}"
+            "operations needs one Case for each operation, each with a unique "
+            f"name{'' if not cases else ': ' + ', '.join(names)}"
         )
 
 
