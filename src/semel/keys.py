@@ -105,10 +105,10 @@ def _parse_uncommon(line: bytes) -> str:
         raise InvalidKey(
             "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."
         )
-    return _checked(_ESCAPED.sub(rb"\1", quoted[1]))
+    return _check_quoted(_ESCAPED.sub(rb"\1", quoted[1]))
 
 
-def _checked(raw: bytes) -> str:
+def _check_quoted(raw: bytes) -> str:
     """The text between the quotes, held to the same length and characters as the bare form."""
     if not raw:
         raise InvalidKey(f"The Idempotency-Key is empty; send a key of 1 to {KEY_LENGTH_MAX} characters.")

@@ -349,17 +349,17 @@ def _check_kinds(policy: Policy) -> None:
             continue
         fits = isinstance(value, option.kind if option.kept is None else _SEVERAL)
         if not fits:
-            raise PolicyError(f"{name} must be {option.remedy}; it is {_shown(value)}")
+            raise PolicyError(f"{name} must be {option.remedy}; it is {_value_text(value)}")
         if option.kept is None:
             continue
         if name == "fingerprints_known":
             for each in value:
                 if not isinstance(each, Recipe):
-                    raise PolicyError(f"{name} must be {option.remedy}; it has {_shown(each)}")
+                    raise PolicyError(f"{name} must be {option.remedy}; it has {_value_text(each)}")
         object.__setattr__(policy, name, option.kept(value))
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
@@ -501,7 +501,7 @@ def _check_answers(policy: Policy) -> None:
         if not callable(policy.rebuild):
             raise PolicyError(
                 "answers='rebuild' needs rebuild=, a function that rebuilds the answer of a command that was done, "
-                f"such as rebuild=read_payment; it is {_shown(policy.rebuild)}"
+                f"such as rebuild=read_payment; it is {_value_text(policy.rebuild)}"
             )
     elif policy.rebuild is not None:
         raise PolicyError(f"rebuild= is for answers='rebuild'; answers is {policy.answers!r}")

@@ -18,7 +18,7 @@ from semel import Answer, Command, Engine, Permit, Policy
 from semel.admin.move import Mover
 from semel.cli.commands.move import copy, look
 from semel.cli.main import main
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import InProgress, Record, Replay, Resolution, State, Verdict
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.engine.urls import sqlite_backend
@@ -88,7 +88,7 @@ def meets(engine: Engine, key: str) -> Verdict | str | None:
         return verdict
     found = row(engine, key)
     again = found is not None and found.answer_until is not None and found.state == State.SUCCEEDED
-    return None if found is None else derived_key(found.id, found.generation + again, "charge", 0)
+    return None if found is None else derive_key(found.id, found.generation + again, "charge", 0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 
 from semel.cli import progress
-from semel.cli.progress import ProgressLine, told
+from semel.cli.progress import ProgressLine, show_elapsed
 from semel.errors import StoreUnavailable
 from tests.cli.conftest import Ran, Shelf
 
@@ -73,14 +73,14 @@ def test_work_that_cannot_tell_is_timed_and_its_error_is_raised(monkeypatch: pyt
     def work() -> int:
         return 7 if noticed.wait(30) else 0
 
-    assert told("integrity check", work, asked=False) == 7
+    assert show_elapsed("integrity check", work, asked=False) == 7
     assert "integrity check: 0 s so far" in stream.getvalue()
 
     def fail() -> int:
         raise StoreUnavailable("gone")
 
     with pytest.raises(StoreUnavailable, match="gone"):
-        told("integrity check", fail, asked=False)
+        show_elapsed("integrity check", fail, asked=False)
 
 
 @pytest.mark.parametrize("command", ["purge", "export", "explain"])

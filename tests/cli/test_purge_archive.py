@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from semel import Answer, Engine, Policy
-from semel.admin.archive import Archive, judged_at
+from semel.admin.archive import Archive, fix_now
 from semel.cli.main import main
 from semel.core.flow import perform
 from semel.core.model import Find
 from semel.core.purge_flow import purge_all
 from semel.core.requests import Perform
 from semel.stores.sql.dialect import dialect_of
-from semel.stores.sql.statements import composed
+from semel.stores.sql.statements import compose
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from tests.cli.everything import fill, fresh
@@ -64,7 +64,7 @@ def make_over(url: str, changes: tuple[str, ...] = CHANGES) -> None:
         dialect = dialect_of(engine.store, "tests")
         for text in changes:
             returning = " RETURNING 1" if dialect.name == "postgres" else ""
-            statement = composed("change", text + returning)
+            statement = compose("change", text + returning)
             engine.perform("change", lambda statement=statement: dialect.write(statement, {}))  # type: ignore[misc]
 
 
@@ -154,7 +154,7 @@ def test_what_becomes_due_after_the_archive_is_left_to_the_next_purge(
 def purge_at(engine: Engine, archive: Archive) -> Any:
     def answer(needed: object) -> Any:
         assert isinstance(needed, Perform)
-        return engine.perform(needed.verb, judged_at(archive.now, needed.make))
+        return engine.perform(needed.verb, fix_now(archive.now, needed.make))
 
     return perform(purge_all(engine.store, 500, 0, bulks=archive.bulks), answer)
 

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.cli.main import main
 from semel.console import Console
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
@@ -290,7 +290,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     assert "had begun, and may be repeated" in record
     [stored] = engine.perform("find", lambda: engine.store.find(Find(operation="buy"))).records
     for name in ("charge", "refund"):  # as semel show --derived has them
-        key = derived_key(stored.id, stored.generation, name)
+        key = derive_key(stored.id, stored.generation, name)
         assert f'<th scope="row">{name}</th><td>{key}</td>' in record
     unanswered = client.post("/settle", data=ending(client, id, confirmed="yes"))
     assert (unanswered.status_code, "unanswered: &lt;script&gt;" in unanswered.text) == (400, True)

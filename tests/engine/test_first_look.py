@@ -18,7 +18,7 @@ import pytest
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.engine.backend import Backend
 from semel.engine.opening import AsyncFirstLook, FirstLook
-from semel.engine.requirements import introduced
+from semel.engine.requirements import introduce
 from semel.engine.state import Core
 from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, StoreUnavailable
@@ -150,14 +150,14 @@ class Fails:
         self.begun += 1
         if self.begun <= self.times:
             raise StoreUnavailable("the store cannot be reached")
-        return (yield from introduced(self.store))[0]
+        return (yield from introduce(self.store))[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_look_that_failed_is_repeated(mode: Mode, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = sqlite(file)
     failing = Fails(backend, 2)
-    monkeypatch.setattr("semel.engine.opening.introduced", lambda store: _introduced(failing))
+    monkeypatch.setattr("semel.engine.opening.introduce", lambda store: _introduced(failing))
     with closing(Shell(mode, backend)) as shell:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.urls import connect_backend
 from semel.errors import UrlError
 
@@ -22,7 +22,7 @@ URLS = (
 def test_it_is_in_no_representation(url: str) -> None:
     backend = connect_backend(url)
     assert "geheim" not in repr(backend) + repr(backend.driver) + repr(backend.driver.server)
-    assert "geheim" not in shown_url(url)
+    assert "geheim" not in hide_password(url)
 
 
 @pytest.mark.parametrize("password", ["ge@heim", "ge@@heim", "ge%zzheim", "geheim%", "ge/@heim"])
@@ -32,4 +32,4 @@ def test_a_password_that_was_not_encoded_is_told_and_not_quoted(scheme: str, pas
     with pytest.raises(UrlError) as told:
         connect_backend(url)
     assert "heim" not in str(told.value)
-    assert "heim" not in shown_url(url)
+    assert "heim" not in hide_password(url)

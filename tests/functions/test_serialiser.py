@@ -33,8 +33,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semel.codec.annotations import Shapes
 from semel.codec.plain import from_plain, to_plain
-from semel.codec.results import given as give
 from semel.codec.results import keep_error, keep_result
+from semel.codec.results import restore_result as give
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Codec
 from semel.core.model import Answer

@@ -25,7 +25,7 @@ from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor
 from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
 from semel.integrations.grpc.server import _call
-from semel.integrations.grpc.status import RpcEnd, refused
+from semel.integrations.grpc.status import RpcEnd, refuse
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
 
 Serve = Callable[..., Service]
@@ -451,7 +451,7 @@ def test_metadata_of_grpcs_own_cannot_be_named() -> None:
 
 
 def test_a_commit_that_was_not_confirmed_is_not_told_as_nothing_done() -> None:
-    before, after = (refused(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
+    before, after = (refuse(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
 
     assert before is not None
     assert after is not None
@@ -466,7 +466,7 @@ def test_every_refusal_has_a_code_of_grpcs(kind: type) -> None:
         error = kind.__new__(kind)
         Exception.__init__(error, "why")
 
-        assert (refused(error) is None) is (RefusedCall.of(error) is None)
+        assert (refuse(error) is None) is (RefusedCall.of(error) is None)
 
 
 def test_bytes_under_a_name_for_texts_are_sent_again_as_they_came() -> None:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from semel import AsyncBulk, AsyncEngine, Engine, ItemFailed
 from semel.bulk.body import ItemReader
 from semel.bulk.declaration import BulkItem
-from semel.bulk.http import BulkRequest, refused
+from semel.bulk.http import BulkRequest, refuse
 from semel.core.model import State
 from semel.errors import (
     BulkRefused,
@@ -360,12 +360,12 @@ def test_what_stops_a_bulk_is_told_as_a_problem(
 ) -> None:
     surface = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of).surface
     how = BulkRequest("k", Caller("acme", "alice"), ItemReader("array", 10), False, False, None)
-    answer = refused(surface, error, how)
+    answer = refuse(surface, error, how)
     assert answer is not None
     document = json.loads(answer.body)
     assert (answer.status, document["code"], "retryAfter" in document) == (status, code, after)
     assert b"db-7" not in answer.body
-    assert refused(surface, ValueError("a bug"), how) is None
+    assert refuse(surface, ValueError("a bug"), how) is None
 
 
 # --- the reader -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from semel.engine.requirements import Needs
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.functions import command as declared_command
 from semel.http.caller import single_caller
-from semel.stores.redis.settings import _judged, info, memory
+from semel.stores.redis.settings import _judge, info, memory
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers
@@ -112,13 +112,13 @@ def test_eviction_forgets_and_a_replica_is_unusable(tmp_path: Path, opened: Open
     ],
 )
 def test_what_info_says(facts: str, check: str, level: str) -> None:
-    found = {seen.check: seen for seen in _judged(info(facts.encode()), 0)}
+    found = {seen.check: seen for seen in _judge(info(facts.encode()), 0)}
     assert found[check].level == level
     assert bool(found[check].remedy) is (level != "ok")
 
 
 def test_replicas_are_wanted_and_missing() -> None:
-    [seen] = [seen for seen in _judged(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
+    [seen] = [seen for seen in _judge(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
     assert (seen.level, seen.remedy) == ("warning", "connect more replicas, or lower wait_replicas")
 
 

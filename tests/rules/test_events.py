@@ -15,10 +15,10 @@ from semel.outbox.rules import (
     HEADERS_BYTES_MAX,
     LANES,
     PAYLOAD_BYTES_MAX,
+    check_text,
     event_id,
     lane_of,
     make_event,
-    named,
     pack_headers,
     payload_bytes,
     unpack_headers,
@@ -85,7 +85,7 @@ def test_what_is_no_aggregate(aggregate: object) -> None:
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\nb", "a\x7fb", "\ud800", 7, None])
 def test_what_names_nothing(text: object) -> None:
     with pytest.raises(PolicyError, match="an event's thing is a text of 1 to 255 letters without control characters"):
-        named("thing", text)
+        check_text("thing", text)
     for aggregate, what in (((text, "7"), "aggregate's type"), (("order", text), "aggregate's id")):
         with pytest.raises(PolicyError, match=what):
             made(aggregate=aggregate)
@@ -96,7 +96,7 @@ def test_what_names_nothing(text: object) -> None:
 
 @pytest.mark.parametrize("text", ["x", "x" * 255, "ü €", "a b"])
 def test_what_names_something(text: str) -> None:
-    assert named("thing", text) == text
+    assert check_text("thing", text) == text
 
 
 @pytest.mark.parametrize(

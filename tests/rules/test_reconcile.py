@@ -19,7 +19,7 @@ from semel.reconciliation.rules import (
     judge,
     quiet_until,
 )
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt
 
 NOW = 1_700_000_000_000_000
@@ -30,7 +30,7 @@ QUIET = 60 * SECOND
 def unknown(doubt: str | None = "lapsed", **changed: Any) -> Record:
     verdict = decide(None, attempt(), NOW)
     assert isinstance(verdict, Proceed)
-    return granted_row(None, attempt(), verdict.grant)._replace(state=State.UNKNOWN, doubt=doubt, **changed)
+    return grant_row(None, attempt(), verdict.grant)._replace(state=State.UNKNOWN, doubt=doubt, **changed)
 
 
 ROW = unknown()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.core.model import Effects
-from semel.core.sealing import MARK, checked, opened, sealed
+from semel.core.sealing import MARK, open_request, seal_request, validate_sealer
 from semel.errors import ConfigurationError, PolicyError, RequestTooLarge
 from semel.steps.options import REQUEST_BYTES_MAX, Resumed, check_request, check_steps
 
@@ -114,27 +114,27 @@ class Turning:
 
 
 def test_a_request_is_sealed_where_there_is_a_sealer() -> None:
-    assert sealed(b"abc", b"id", Turning()) == b"idcba"
-    assert opened(b"idcba", b"id", Turning()) == b"abc"
-    assert sealed(b"abc", b"id", None) == opened(b"abc", b"id", None) == b"abc"
+    assert seal_request(b"abc", b"id", Turning()) == b"idcba"
+    assert open_request(b"idcba", b"id", Turning()) == b"abc"
+    assert seal_request(b"abc", b"id", None) == open_request(b"abc", b"id", None) == b"abc"
     with pytest.raises(PolicyError, match=r"^a command's request must not begin with .*, which marks sealed ones$"):
-        sealed(MARK + b"abc", b"id", None)
+        seal_request(MARK + b"abc", b"id", None)
     with pytest.raises(
         ConfigurationError, match=r"^a stored request is sealed: give the engine its sealer, Engine\.connect"
     ):
-        opened(MARK + b"abc", b"id", None)
+        open_request(MARK + b"abc", b"id", None)
 
 
 @pytest.mark.parametrize("wrong", ["key", b"key", object(), {}])
 def test_what_is_no_sealer(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"sealer must be a Sealer, .* it is of type {type(wrong).__name__}$"):
-        checked(wrong)
+        validate_sealer(wrong)
 
 
 def test_what_is_one() -> None:
     turning = Turning()
-    assert checked(turning) is turning
-    assert checked(None) is None
+    assert validate_sealer(turning) is turning
+    assert validate_sealer(None) is None
     half: Any = type("Half", (), {"seal": lambda *_: b"", "open": 7})()
     with pytest.raises(ConfigurationError, match="Half"):
-        checked(half)
+        validate_sealer(half)

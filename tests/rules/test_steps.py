@@ -12,7 +12,7 @@ from semel.core.model import Proceed, Record, Resolution, State
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.errors import ResolveRefused, StepError
 from semel.steps.doubts import UNREADABLE
-from semel.steps.findings import found, steps_after
+from semel.steps.findings import apply_finding, steps_after
 from semel.steps.rules import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
@@ -33,7 +33,7 @@ from semel.steps.rules import (
     with_result,
     without,
 )
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import attempt
 
 HOUR = 3_600_000_000
@@ -278,14 +278,14 @@ FOUND: list[tuple[str, Steps, bytes | None, Steps]] = [
 @pytest.mark.parametrize("finding", FOUND, ids=[each[0] for each in FOUND])
 def test_the_list_after_a_finding(finding: tuple[str, Steps, bytes | None, Steps]) -> None:
     _, recorded, result, expected = finding
-    assert found(recorded, "step:charge#1", result) == expected
+    assert apply_finding(recorded, "step:charge#1", result) == expected
 
 
 def test_what_has_no_start_did_not_finish() -> None:
     with pytest.raises(ResolveRefused, match="no start of step 'charge#1' is recorded"):
-        found((DONE,), "step:charge#1", b'"ch_1"')
+        apply_finding((DONE,), "step:charge#1", b'"ch_1"')
     with pytest.raises(StepError, match="cannot be recorded"):
-        found((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
+        apply_finding((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
 
 
 # --- what somebody's word makes of the list ----------------------------------------------------
@@ -294,7 +294,7 @@ def test_what_has_no_start_did_not_finish() -> None:
 def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> Record:
     verdict = decide(None, attempt(), HOUR)
     assert isinstance(verdict, Proceed)
-    return granted_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
+    return grant_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
 
 
 def said(row: Record, happened: bool = False, result: bytes | None = None, fence: int = 0) -> Resolution:

@@ -20,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from semel import Engine
-from semel.cli.commands.metrics import shipped
+from semel.cli.commands.metrics import read_shipped
 from semel.cli.main import main
 from semel.console import Console
 from tests.exporters.shop import input_series
@@ -193,7 +193,7 @@ def test_the_command_and_the_page_name_the_situation(
 
 
 def test_the_panel_names_the_situation(world: World, tmp_path: Path) -> None:
-    panels = {each["title"]: each for each in json.loads(shipped("dashboard"))["panels"]}
+    panels = {each["title"]: each for each in json.loads(read_shipped("dashboard"))["panels"]}
     asked = []
     for question, _, panel, _ in questions():
         expression = panels[panel]["targets"][0]["expr"].replace("$__rate_interval", "15m")

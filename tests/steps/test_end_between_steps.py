@@ -23,7 +23,7 @@ from semel.engine.sealer import Sealer
 from semel.errors import InProgressError, NotReplayableError, PolicyError, ResolveRefused, SupersededError
 from semel.operations.flow import resolve
 from semel.steps.rules import unpack_steps
-from semel.steps.store import listed_steps
+from semel.steps.store import read_listed_steps
 from semel.workers import DidNotHappen, RefusedWith, StepSucceeded, SucceededWith
 from tests.engine.shells import command
 from tests.steps.conftest import Process, Run, World, stepped
@@ -110,7 +110,9 @@ def test_a_retry_of_what_did_not_happen_makes_each_step_once(database: World) ->
         end(process, "not", ("charge", True))
     assert end(process, "not", ("charge", False)) == Resolved(State.FAILED_NOT_REPLAYABLE)
     row = process.row(stepped())
-    [charge] = unpack_steps(process.perform("look", lambda: listed_steps(process.engine.store, row.id)), row.generation)
+    [charge] = unpack_steps(
+        process.perform("look", lambda: read_listed_steps(process.engine.store, row.id)), row.generation
+    )
     assert charge.disproved  # under the same derived key: a late first call is one with the next
     shop.dies = ""
     assert database.process().run(stepped(), shop.buy).answer.body == b"bought"

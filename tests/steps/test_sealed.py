@@ -13,7 +13,7 @@ import pytest
 from semel import Answer, Command, Engine, Permit, Policy
 from semel.core.model import Find, Resolution, State
 from semel.core.outcomes import Unprovable, classify_answer
-from semel.core.sealing import MARK, opened, sealed
+from semel.core.sealing import MARK, open_request, seal_request
 from semel.engine.sealer import Sealer
 from semel.errors import ConfigurationError, PolicyError, RecordUnreadableError, RequestTooLarge
 from semel.extras import install_command
@@ -162,9 +162,9 @@ def test_what_was_sealed_opens_for_its_record_alone_and_unchanged() -> None:
 
 def test_a_request_that_looks_sealed_is_refused() -> None:
     with pytest.raises(PolicyError, match="must not begin"):
-        sealed(MARK + b"x", b"record", None)
-    assert sealed(b"x", b"record", None) == opened(b"x", b"record", None) == b"x"
-    assert opened(sealed(MARK, b"record", SEALER), b"record", SEALER) == MARK
+        seal_request(MARK + b"x", b"record", None)
+    assert seal_request(b"x", b"record", None) == open_request(b"x", b"record", None) == b"x"
+    assert open_request(seal_request(MARK, b"record", SEALER), b"record", SEALER) == MARK
 
 
 def test_a_request_that_is_too_large_says_how_large_it_may_be() -> None:

@@ -30,7 +30,7 @@ from semel.testing.idempotent import (
     check_idempotent,
     rows,
 )
-from semel.testing.idempotent.case import altered
+from semel.testing.idempotent.case import alter
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 
@@ -330,8 +330,8 @@ def test_the_policy_may_be_given_where_it_cannot_be_seen(provider: Provider) -> 
 
 
 def test_what_is_changed() -> None:
-    assert altered({"a": "x", "b": 2.5}) == {"a": "x", "b": 3.5}
-    assert altered({"a": {"b": [1]}}) == {"a": {"b": [2]}}
-    assert altered({"a": "x", "to": {"account": 7}}, ("to.account",)) == {"a": "x", "to": {"account": 8}}
-    assert altered({"a": "x"}, ("to.account",)) == {"a": "x", "to": {"account": 1}}
-    assert altered(None) == 1
+    assert alter({"a": "x", "b": 2.5}) == {"a": "x", "b": 3.5}
+    assert alter({"a": {"b": [1]}}) == {"a": {"b": [2]}}
+    assert alter({"a": "x", "to": {"account": 7}}, ("to.account",)) == {"a": "x", "to": {"account": 8}}
+    assert alter({"a": "x"}, ("to.account",)) == {"a": "x", "to": {"account": 1}}
+    assert alter(None) == 1

@@ -16,7 +16,7 @@ from semel.http.caller import Caller, from_environ, from_state, from_user, singl
 from semel.http.capture import Capture, Keeping
 from semel.http.exchange import Exchange, open_exchange
 from semel.http.fingerprint.fingerprinter import Recipe
-from semel.http.prefer import preferred_wait
+from semel.http.prefer import parse_wait
 from semel.http.routing import Operation, Routes
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
@@ -256,7 +256,7 @@ def test_a_caller_function_that_returns_something_else_is_refused() -> None:
     ],
 )
 def test_the_preferred_wait(lines: list[bytes], seconds: int | None) -> None:
-    assert preferred_wait(lines) == seconds
+    assert parse_wait(lines) == seconds
 
 
 # --- capture and spool ---

@@ -15,7 +15,7 @@ from semel.admin.filters import pages
 from semel.admin.move_rows import pages_of
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
-from semel.core.damage import damage_of, mended
+from semel.core.damage import damage_of, repair
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import STORED_ANSWERS, Find, Record
 from semel.core.timing import may_drop_answer, may_forget
@@ -24,7 +24,7 @@ from semel.operations.flow import is_kept_by
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.memory.store import TableCall
 from semel.stores.redis.store import RedisStore
-from semel.stores.sql.statements import Execute, Now, Query, Statement, composed
+from semel.stores.sql.statements import Execute, Now, Query, Statement, compose
 
 T = TypeVar("T")
 ANSWERS_AT_ONCE: Final = 8  # an answer may have a megabyte
@@ -93,7 +93,7 @@ class Archive:
                 self._find_orphans([row["operation_id"] for row in rows], forgotten)
             for values in rows:
                 damage = damage_of(kind, values)
-                readable = values if damage is None else mended(kind, values)
+                readable = values if damage is None else repair(kind, values)
                 if self._is_over(kind, readable):
                     said: dict[str, Json] = {} if damage is None else {"damage": damage}
                     yield {"of": kind, **said, **shown(readable, True)}
@@ -116,10 +116,10 @@ class Archive:
                 return row["published_at"] is not None and row["published_at"] < self.now - self.keep_us
 
 
-def judged_at(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
+def fix_now(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
     """The same flow, for which the store's time is ``now``, in microseconds, on every store."""
 
-    def made() -> Flow[T]:
+    def make_fixed() -> Flow[T]:
         flow = make()
         try:
             needed = next(flow)
@@ -130,7 +130,7 @@ def judged_at(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
             result: T = stop.value
             return result
 
-    return made
+    return make_fixed
 
 
 def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
@@ -155,4 +155,4 @@ def _statement_at(now: int, needed: Query | Execute) -> Query | Execute:
 
 @cache
 def _with_moment(statement: Statement) -> Statement:
-    return composed(f"{statement.name}_at", statement.text.replace(":now", f":{MOMENT}"))
+    return compose(f"{statement.name}_at", statement.text.replace(":now", f":{MOMENT}"))

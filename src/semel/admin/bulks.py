@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from semel.admin.describe import shown_state, state_name
+from semel.admin.describe import state_label, state_name
 from semel.bulk.rules import ItemOutcome, Tally
 from semel.bulk.store import Failures, Items
 from semel.cli.terminal import Json, span_text
@@ -79,7 +79,7 @@ def tally_line(tally: Tally) -> str:
 
 def bulk_standing(record: Record, now: int) -> str:
     if record.state not in OPEN_STATES:
-        return shown_state(state_name(record, now))
+        return state_label(state_name(record, now))
     if record.lease_until > now:
         return f"running: its lease lasts {span_text(record.lease_until - now)} more and is being renewed"
     return "interrupted: no process runs it; send it again with the same key and list to continue"

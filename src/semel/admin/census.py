@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.describe import has_lapsed, time_text
 from semel.cli.terminal import Json, span_text
 from semel.core.identity import uuid_text
@@ -70,7 +70,7 @@ class Census:
     @cached_property
     def new_seconds(self) -> float | None:
         """How long ago the oldest of the newest records was made; None where there is none."""
-        return self.age_seconds(min(self.newest, key=_created)) if self.newest else None
+        return self.age_seconds(min(self.newest, key=_creation_time)) if self.newest else None
 
     @property
     def new_per_second(self) -> float | None:
@@ -102,8 +102,8 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
     return Census(
         newest.now,
         limit,
-        tuple(map(mended, needing)),
-        tuple(map(mended, newest.records)),
+        tuple(map(repair, needing)),
+        tuple(map(repair, newest.records)),
         more,
         newest.next_before,
     )
@@ -114,7 +114,7 @@ def _needing(engine: Engine, states: Iterable[State], limit: int) -> Found:
     return engine.perform("find", lambda: engine.store.find(query))
 
 
-def _created(record: Record) -> int:
+def _creation_time(record: Record) -> int:
     return record.created_at
 
 
@@ -147,8 +147,8 @@ def census_document(seen: Census) -> dict[str, Json]:
         "oldestOpen": _oldest_document(seen, seen.open),
         "oldestUnknown": _oldest_document(seen, seen.unknown),
         "newRecords": len(seen.newest),
-        "newSeconds": _rounded(seen.new_seconds),
-        "newPerSecond": _rounded(seen.new_per_second),
+        "newSeconds": _round_millis(seen.new_seconds),
+        "newPerSecond": _round_millis(seen.new_per_second),
         "unknownBy": [{"doubt": group.name, **group.document()} for group in groups(seen, "doubt")],
     }
 
@@ -164,7 +164,7 @@ def _oldest_document(seen: Census, records: Sequence[Record]) -> Json:
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_millis(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
@@ -211,7 +211,7 @@ class Group:
             "unknown": self.unknown,
             "newRecords": self.new,
             "newPerSecond": round(self.new_per_second, 3),
-            "oldestUnknownSeconds": _rounded(self.oldest_unknown_seconds),
+            "oldestUnknownSeconds": _round_millis(self.oldest_unknown_seconds),
             "operations": list(self.operations),
         }
 

@@ -20,7 +20,7 @@ def is_damaged(record: Record) -> bool:
     return not is_sound(record) or state_of(record) is None
 
 
-def mended(record: Record) -> Record:
+def repair(record: Record) -> Record:
     """The record with a value of the right type in every column; as it is where it is sound.
 
     A state that no Semel writes stays as it is; elsewhere the state says that something is damaged.

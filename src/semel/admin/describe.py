@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Final
 
-from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
 from semel.cli.terminal import Json
 from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
@@ -25,10 +25,10 @@ RETRYABLE: Final = "RETRYABLE"
 """What people see of FAILED_NOT_REPLAYABLE, whose stored name says the opposite of what it means: a retry runs it."""
 
 
-def shown_state(name: str) -> str:
+def state_label(name: str) -> str:
     """A state's name for people; machines get the name that is stored.
 
-    >>> shown_state("FAILED_NOT_REPLAYABLE"), shown_state("UNKNOWN")
+    >>> state_label("FAILED_NOT_REPLAYABLE"), state_label("UNKNOWN")
     ('RETRYABLE', 'UNKNOWN')
     """
     return RETRYABLE if name == State.FAILED_NOT_REPLAYABLE.name else name
@@ -67,7 +67,7 @@ def time_text(microseconds: int | None) -> str | None:
 
 def row_document(record: Record, now: int) -> dict[str, Json]:
     """One record of a list, for machines."""
-    record = mended(record)
+    record = repair(record)
     return {
         "operationId": uuid_text(record.operation_id),
         "state": state_name(record, now),
@@ -86,7 +86,7 @@ def row_document(record: Record, now: int) -> dict[str, Json]:
 
 def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, Json]:
     """Everything an operator may see of one record. Never a key, a request or an answer's body."""
-    record = mended(record)
+    record = repair(record)
     return {
         **row_document(record, now),
         "recordId": record.id.hex(),

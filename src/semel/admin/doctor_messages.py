@@ -10,7 +10,7 @@ from semel.admin.finding import Finding
 from semel.admin.move_rows import pages_of
 from semel.admin.receivers import Behind, receivers_behind
 from semel.cli.terminal import span_text
-from semel.core.damage import damage_of, mended
+from semel.core.damage import damage_of, repair
 from semel.core.identity import uuid_text
 from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows
@@ -184,4 +184,4 @@ def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
             return f"steps of operation {uuid_text(id) if isinstance(id, bytes) else id} ({error})"
         return None
     damage = damage_of(noun.name, values)
-    return None if damage is None else f"{row_name(noun.name, mended(noun.name, values))} ({damage})"
+    return None if damage is None else f"{row_name(noun.name, repair(noun.name, values))} ({damage})"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from semel.admin.describe import shown_state
-from semel.admin.filters import bounded_page, pages
+from semel.admin.describe import state_label
+from semel.admin.filters import find_bounded, pages
 from semel.admin.finding import Finding
 from semel.admin.reconciliations import look_at_reconciliations
 from semel.cli.terminal import span_text
@@ -64,7 +64,7 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
 def _count(engine: Engine) -> Finding:
     """How many records there are of each state: it looks at all."""
     counts = engine.perform("counts", engine.store.counts)
-    names = {int(state): shown_state(state.name).lower() for state in State}
+    names = {int(state): state_label(state.name).lower() for state in State}
     listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
     damaged = [state for state in counts if state not in names]
     return Finding(
@@ -96,7 +96,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
     if getattr(engine.store, "dialect", None) is None:
         return
-    [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
+    [now, found] = engine.perform("abandoned", lambda: _find_abandoned(engine.store))
     left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
     if not left:
         yield Finding("abandoned", "ok", "none")
@@ -112,7 +112,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     )
 
 
-def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
+def _find_abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
     found = yield from StepRows(store).abandoned(PAGE)
     return (yield from store.find(Find(limit=1))).now, found
 
@@ -122,10 +122,10 @@ def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list
 
     Parameters: ``walk`` on, a bounded statement at a time, until there is a page of them, or no more records.
     """
-    page = bounded_page(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
+    page = find_bounded(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
     records = list(page.records)
     while walk and len(records) < PAGE and page.next_before is not None:
-        page = bounded_page(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
+        page = find_bounded(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
         records += page.records
     return page.now, records, page.next_before is not None
 

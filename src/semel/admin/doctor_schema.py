@@ -46,16 +46,16 @@ def missing(engine: Engine, migrations: Iterable[str]) -> str:
     here: dict[str, set[str]] = {}
     for table, column in engine.perform("columns", lambda: ask(Query(SQL[f"columns_{folder}"], {}))):
         here.setdefault(str(table), set()).add(str(column))
-    wanted = declared("\n".join(_text(folder, name) for name in migrations))
+    wanted = parse_tables("\n".join(_text(folder, name) for name in migrations))
     gone = [f"the table {table}" for table in wanted if table not in here]
     gone += [f"{table}.{column}" for table in here for column in wanted.get(table, ()) if column not in here[table]]
     return f"{', '.join(sorted(gone))} cannot be found" if gone else ""
 
 
-def declared(text: str) -> Mapping[str, list[str]]:
+def parse_tables(text: str) -> Mapping[str, list[str]]:
     """The tables that migrations make, with their columns.
 
-    >>> declared("CREATE TABLE semel_a (\\n    id bytea,\\n    UNIQUE (id)\\n); ALTER TABLE semel_a ADD COLUMN n int;")
+    >>> parse_tables("CREATE TABLE semel_a (\\n    id bytea,\\n  UNIQUE (id)\\n);ALTER TABLE semel_a ADD COLUMN n int;")
     {'semel_a': ['id', 'n']}
     """
     found: dict[str, list[str]] = {}

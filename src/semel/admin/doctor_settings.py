@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.admin.finding import Finding
-from semel.cli.open_store import shown_url, source_of_url, url_of
+from semel.cli.open_store import hide_password, source_of_url, url_of
 from semel.reference.settings import Settings
 
 _PREFIX: Final = "SEMEL_"
@@ -21,10 +21,10 @@ VARIABLES: Final = tuple(sorted(set(re.findall(r"SEMEL_[A-Z_]+", Settings.__doc_
 
 def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """The findings about the URL, the id secret and the variables of the environment."""
-    url = f"{shown_url(url_of(options))} (by {source_of_url(options)})"
+    url = f"{hide_password(url_of(options))} (by {source_of_url(options)})"
     yield Finding("settings", "ok", url)
     for name in sorted(environment):
-        meant = _meant(name)
+        meant = _suggest(name)
         if meant is not None:
             detail = f"nothing reads the variable {name}; did you mean {meant}?"
             yield Finding("settings", "warning", detail, "correct or unset it")
@@ -34,10 +34,10 @@ def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str]
         yield Finding("sealing-keys", "warning", "users other than its owner can read their file", f"chmod 600 {keys}")
 
 
-def _meant(name: str) -> str | None:
+def _suggest(name: str) -> str | None:
     """The variable that a name was probably meant to be; None where it is one, or resembles none.
 
-    >>> _meant("SEMEL_ULR"), _meant("SEMEL_URL"), _meant("SEMEL_TEST_OWNER")
+    >>> _suggest("SEMEL_ULR"), _suggest("SEMEL_URL"), _suggest("SEMEL_TEST_OWNER")
     ('SEMEL_URL', None, None)
     """
     if not name.startswith(_PREFIX) or name in VARIABLES:

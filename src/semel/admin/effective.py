@@ -21,7 +21,7 @@ from semel.admin.item_guarantees import Promise
 from semel.bulk.declaration import BulkPolicy
 from semel.bulk.rules import bulk_kind, is_bulk
 from semel.check.application import Declaration, declarations
-from semel.cli.open_store import shown_url, source_of_url, url_of
+from semel.cli.open_store import hide_password, source_of_url, url_of
 from semel.cli.terminal import Json
 from semel.core.model import AfterExpiry, Effects, Find, Record, State, Terms
 from semel.engine.sync_engine import Engine
@@ -67,10 +67,10 @@ def of_application(spec: str) -> tuple[list[Effective], list[Setting]]:
     found = declarations(spec)
     backends = {id(each.engine.backend): each.engine.backend for each in found if each.engine is not None}
     settings = [setting for backend in backends.values() for setting in _backend(backend, "application")]
-    return [_declared(each) for each in found], settings
+    return [_from_declaration(each) for each in found], settings
 
 
-def _declared(each: Declaration) -> Effective:
+def _from_declaration(each: Declaration) -> Effective:
     backend = getattr(each.engine, "backend", None)
     ground = Ground(
         terms=each.policy.terms,
@@ -143,7 +143,7 @@ def of_records(engine: Engine, limit: int) -> list[Effective]:
         if seen >= limit:
             break
     order = sorted(counts, key=lambda kind: (kind[0], -firsts[kind].created_at))
-    return [_recorded(engine, firsts[kind], counts[kind]) for kind in order]
+    return [_from_record(engine, firsts[kind], counts[kind]) for kind in order]
 
 
 def _kind(record: Record) -> tuple[Any, ...]:
@@ -161,7 +161,7 @@ def _deadline_us(record: Record) -> int | None:
     return None if again else record.deadline_at - record.first_started_at
 
 
-def _recorded(engine: Engine, record: Record, count: int) -> Effective:
+def _from_record(engine: Engine, record: Record, count: int) -> Effective:
     known = {int(effects) for effects in Effects}
     effects = Effects(record.effects) if record.effects in known else Effects.EXTERNAL  # damaged: the careful reading
     new = record.after_expiry == AfterExpiry.NEW
@@ -213,7 +213,7 @@ def store_settings(engine: Engine, options: argparse.Namespace) -> list[Setting]
 
 
 def _backend(backend: Any, source: str, url: str = "") -> list[Setting]:
-    named = shown_url(url or backend.url)
+    named = hide_password(url or backend.url)
     settings = [Setting("url", named or backend.name, source), Setting("store", backend.name, source)]
     for name in ("synchronous", "busy_seconds"):
         value = getattr(backend.driver, name, getattr(backend.driver, f"_{name}", None))

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
-from semel.admin.describe import has_lapsed, key_text, shown_state, state_name, time_text
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
+from semel.admin.describe import has_lapsed, key_text, state_label, state_name, time_text
 from semel.bulk.rules import is_bulk
 from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
@@ -36,11 +36,11 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.settle import relinquished
+from semel.core.settle import is_relinquished
 from semel.core.timing import PURGE_GRACE_US
 from semel.http.problems import Problems
 from semel.steps.doubts import step_of
-from semel.steps.findings import state_text, unfinished
+from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Steps, Unpackable, unpack_steps
 
 _NONCE: Final = bytes(16)  # an attempt that nobody makes
@@ -94,25 +94,25 @@ def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
 def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None) -> Story:
     """The story of a record, read whole, at the store's time ``now`` (microseconds).
 
-    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
     """
-    own = mended(record).fingerprint
+    own = repair(record).fingerprint
     same = attempt_at(record, own, now)
     other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
-    record = mended(record)
+    record = repair(record)
     return Story(
         happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
         same=same,
         other=other,
         operator=_operator(record, same, now, listed),
-        kept=_kept(record, now),
+        kept=_retention(record, now),
         client=_client(record, same),
     )
 
 
 def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
     """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
-    row = mended(record)  # the claim needs terms of some kind; the rules meet the record as it is
+    row = repair(record)  # the claim needs terms of some kind; the rules meet the record as it is
     try:
         state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)
     except ValueError:
@@ -191,14 +191,14 @@ def _effects(record: Record) -> str:
 
 
 def _standing(record: Record, now: int) -> str:
-    state = shown_state(state_name(record, now))
+    state = state_label(state_name(record, now))
     if is_damaged(record):
         what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
         return f"The record is damaged: {what} a value that Semel never writes."
     match State(record.state):
-        case State.CLAIMED if relinquished(record) and record.doubt is None:
+        case State.CLAIMED if is_relinquished(record) and record.doubt is None:
             return f"{state}: the doubt has been settled; the next attempt continues where it stopped."
-        case State.CLAIMED | State.PROCESSING if relinquished(record):
+        case State.CLAIMED | State.PROCESSING if is_relinquished(record):
             return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."
         case State.CLAIMED | State.PROCESSING if has_lapsed(record, now):
             return (
@@ -289,7 +289,7 @@ def _between_steps(record: Record, id: str, listed: object) -> list[str]:
         recorded = [f"{str(error).capitalize()}."]
     if steps:
         recorded = [f"Step {step.shown!r}: {state_text(step)}." for step in steps]
-    open = unfinished(steps)
+    open = find_unfinished(steps)
     answered = open or steps[-1:]
     said = "".join(f" --step {shlex.quote(step.shown)}=happened" for step in answered)
     or_not = " (or =not, as you found out)" if open else ""
@@ -307,7 +307,7 @@ def _between_steps(record: Record, id: str, listed: object) -> list[str]:
     ]
 
 
-def _kept(record: Record, now: int) -> str:
+def _retention(record: Record, now: int) -> str:
     if record.forget_after is None or record.answer_until is None:
         return "It is kept until it is settled: open and UNKNOWN records never expire."
     forgotten = f"the key is remembered until {time_text(record.forget_after)}, and is new afterwards"

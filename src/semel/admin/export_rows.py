@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from semel.admin.describe import record_document, time_text
 from semel.admin.move_rows import pages_of
-from semel.admin.sealing import key_of, opened_answer
+from semel.admin.sealing import key_of, open_stored_answer
 from semel.bulk.rules import ItemState
 from semel.cli.exits import UsageFailed
 from semel.cli.terminal import Json
-from semel.core.damage import damage_of, mended
+from semel.core.damage import damage_of, repair
 from semel.core.identity import uuid_text
 from semel.core.model import AnswerKind, Record, State
 from semel.core.record import answer_of
@@ -54,7 +54,7 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
         answer = None
         if sealer is not None:
             try:
-                answer = opened_answer(record, stored, sealer)
+                answer = open_stored_answer(record, stored, sealer)
             except SemelError:
                 if damaged is not None:
                     damaged(f"operation {uuid_text(record.operation_id)}", f"sealed under {key_of(stored)!r}")
@@ -83,7 +83,7 @@ def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) ->
             values = dict(zip(noun.columns, row, strict=False))
             damage = damage_of(kind, values)
             if damage is not None:
-                values = mended(kind, values)
+                values = repair(kind, values)
                 damaged(row_name(kind, values), damage)
             yield shown(values, contents)
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Final
 
-from semel.admin.damaged import mended
-from semel.admin.describe import RETRYABLE, shown_state
+from semel.admin.damaged import repair
+from semel.admin.describe import RETRYABLE, state_label
 from semel.cli.arguments import near
 from semel.core.model import OPEN_STATES, Find, Found, State
 from semel.engine.sync_engine import Engine
@@ -16,7 +16,7 @@ PAGE: Final = 500
 LOOKED_MAX: Final = 50_000  # records that one page of a list may look at
 LOOKED_MARIADB_MAX: Final = 10_000  # its table lies in the order of the ids: each is a look-up of its own
 LOOKED_PIECES_MAX: Final = 2_000  # the same where each record is read and unpacked to be looked at
-_STATES: Final = tuple(shown_state(state.name).lower() for state in State)
+_STATES: Final = tuple(state_label(state.name).lower() for state in State)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +53,13 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
     while True:
         asked = query._replace(limit=size, before=before)
         page = engine.perform("find", lambda asked=asked: engine.store.find(asked))  # type: ignore[misc]
-        yield page._replace(records=tuple(map(mended, page.records)))
+        yield page._replace(records=tuple(map(repair, page.records)))
         if page.next_before is None:
             return
         before = page.next_before
 
 
-def bounded_page(engine: Engine, query: Find) -> Found:
+def find_bounded(engine: Engine, query: Find) -> Found:
     """One page of records that fit, from a bounded number of records, whatever the store's size.
 
     Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.filters import pages
 from semel.cli.exits import CommandFailed, NotFound, UsageFailed
 from semel.cli.progress import ProgressLine
@@ -138,5 +138,5 @@ def the_one(engine: Engine, found: list[Record], name: str) -> Record:
 
 def name_of(record: Record) -> str:
     """A record's operation id and scope, for people."""
-    record = mended(record)
+    record = repair(record)
     return f"{uuid_text(record.operation_id)} ({record.operation} of {record.tenant}/{record.caller})"

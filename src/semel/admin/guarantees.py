@@ -14,7 +14,7 @@ from semel.cli.terminal import span_text
 from semel.core.contract import Capabilities
 from semel.core.decide import TABLE, Rule, first_grant, situation
 from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 
 NOW: Final = 1_000_000_000_000
 
@@ -42,7 +42,7 @@ class Ground:
 def after_crash(terms: Terms) -> Rule:
     """What the rules say to the first attempt after a holder has lapsed."""
     claim = Claim(bytes(16), bytes(16), Scope("t", "c", "o"), bytes(8), "r", bytes(32), bytes(16), "holder", terms)
-    row = granted_row(None, claim, first_grant(claim, NOW))
+    row = grant_row(None, claim, first_grant(claim, NOW))
     again = claim._replace(nonce=bytes(15) + b"\x01")
     if terms.effects == Effects.ATOMIC:
         return TABLE[situation(None, again, row.lease_until)]  # the record goes back with its transaction

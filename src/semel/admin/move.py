@@ -87,7 +87,9 @@ class Mover:
         for id, record in wanted.items():
             copy = there[id]
             if copy is None or not is_copy(record, copy):
-                raise CommandFailed(f"{named(record)} could not be verified in the target; run semel move again")
+                raise CommandFailed(
+                    f"{describe_record(record)} could not be verified in the target; run semel move again"
+                )
         self.there += len(known)
         self.copied += len(wanted) - len(known)
 
@@ -105,7 +107,7 @@ class Mover:
         for record, copy in pairs:
             if copy is not None and not _is_ours(record, copy):
                 raise CommandFailed(
-                    f"{named(record)}: the target has a different record under its id; compare both stores"
+                    f"{describe_record(record)}: the target has a different record under its id; compare both stores"
                 )
             last = generation == record.generation
             if copy is None or (copy.state == State.FAILED_NOT_REPLAYABLE and copy.generation == generation):
@@ -116,7 +118,7 @@ class Mover:
                 self._resolve(copy)
             else:
                 raise CommandFailed(
-                    f"{named(record)}: its copy in the target has a different outcome; compare both stores"
+                    f"{describe_record(record)}: its copy in the target has a different outcome; compare both stores"
                 )
         if claims:
             self._target.perform("claim", lambda: self._target.store.claim(claims))
@@ -128,7 +130,7 @@ class Mover:
         self._target.perform("resolve", lambda: self._target.store.resolve(word))
 
 
-def named(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """Describe a record for people."""
     return f"operation {uuid_text(record.operation_id)} ({record.operation})"
 
@@ -146,9 +148,11 @@ def obstacles(record: Record) -> Iterator[str]:
 def check_movable(record: Record) -> None:
     """Raise CommandFailed where a record cannot be copied."""
     for why in obstacles(record):
-        raise CommandFailed(f"{named(record)} {why}; stop all writers, then see: semel doctor")
+        raise CommandFailed(f"{describe_record(record)} {why}; stop all writers, then see: semel doctor")
     if record.answer_kind in STORED_ANSWERS and answer_of(record) is None:
-        raise CommandFailed(f"{named(record)} is damaged: its answer does not match its checksum; see: semel doctor")
+        raise CommandFailed(
+            f"{describe_record(record)} is damaged: its answer does not match its checksum; see: semel doctor"
+        )
 
 
 def is_copy(record: Record, copy: Record) -> bool:
@@ -176,7 +180,7 @@ def is_sealed_anew(record: Record, copy: Record) -> bool:
     if here != there:
         plain = "--plain --operation NAME " if None in (here, there) else ""
         raise CommandFailed(
-            f"{named(record)} was sealed again since it was copied: it is {_under(here)} in the source and "
+            f"{describe_record(record)} was sealed again since it was copied: it is {_under(here)} in the source and "
             f"{_under(there)} in the target. Run semel reseal {plain}on both stores with one ring "
             "(SEMEL_SEAL_KEYS_FILE), and then semel move again"
         )

@@ -15,7 +15,7 @@ from semel.cli.terminal import Json
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.stores.sql.statements import Row
-from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, is_alike, is_behind, name_of, place_of, shown
+from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, describe_row, is_alike, is_behind, name_of, place_of
 
 
 @dataclass(slots=True)
@@ -56,15 +56,15 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
     if held.waiting + held.parked:
         wanted = " First let semel worker publish the waiting events, and drop or retry the parked ones (semel events)."
     raise CommandFailed(
-        f"--from holds {told(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL database, or "
-        "deliberately leave them behind: --records-only"
+        f"--from holds {describe_holdings(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL "
+        "database, or deliberately leave them behind: --records-only"
     )
 
 
-def told(held: Holdings) -> str:
+def describe_holdings(held: Holdings) -> str:
     """What a store holds beside records, in words.
 
-    >>> told(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
+    >>> describe_holdings(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
     '2 operations, 1 bulks with 40 items, 3 events that are not published, 5 messages, 2 imports, 1 kept files'
     """
     parts = [
@@ -134,7 +134,7 @@ def _copy(target: Engine, noun: Noun, rows: Sequence[Row], moved: RowsMoved) -> 
                 continue  # of a record whose time is over: it was left behind
             why = " (or another operation has its business reference)" if noun.name == "operations" else ""
             raise CommandFailed(
-                f"{shown(noun, row)} could not be verified in the target: a different row is in its place{why}; "
+                f"{describe_row(noun, row)} could not be verified in the target: a different row is in its place{why}; "
                 "compare both stores"
             )
     moved.copied[noun.name] += len(left)

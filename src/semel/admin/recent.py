@@ -76,7 +76,7 @@ def last_hour(engine: Engine, seen: Census) -> LastHour:
     stretches = [Stretch(record.created_at, record.created_at, 1.0) for record in seen.newest]
     is_whole = seen.older is None or any(record.created_at <= begin for record in seen.newest)
     if not is_whole and seen.older is not None:
-        stretches += _estimated(engine, seen.older, begin)
+        stretches += _estimate(engine, seen.older, begin)
     late = [record for record in seen.unended if record.state == State.UNKNOWN or has_lapsed(record, seen.now)]
     shown = [Stretch(record.created_at, record.created_at, 1.0) for record in late]
     return LastHour(_bars(stretches, seen.now), _bars(shown, seen.now), not is_whole)
@@ -140,7 +140,7 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
     return found
 
 
-def _estimated(engine: Engine, newest: int, begin: int) -> list[Stretch]:
+def _estimate(engine: Engine, newest: int, begin: int) -> list[Stretch]:
     """How the records lie between a cursor and the time ``begin``, by samples."""
     oldest = _cursor_at(engine, newest, begin)
     cursors = [newest - (newest - oldest) * number // SAMPLES for number in range(SAMPLES + 1)]

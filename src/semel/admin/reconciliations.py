@@ -19,16 +19,16 @@ PAGE: Final = 1000
 
 def left_to_operators(engine: Engine, records: Sequence[Record]) -> set[bytes]:
     """The ids of those that reconcilers gave up on."""
-    found = _known(engine, [record for record in records if record.state == State.UNKNOWN])
+    found = _load_standings(engine, [record for record in records if record.state == State.UNKNOWN])
     return {id for id, standing in found.items() if standing.gave_up_at is not None}
 
 
 def standing_of(engine: Engine, record: Record) -> Standing | None:
     """How far the reconciliation of one record has come; None where it has not begun."""
-    return _known(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
+    return _load_standings(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
 
 
-def _known(engine: Engine, records: Sequence[Record]) -> dict[bytes, Standing]:
+def _load_standings(engine: Engine, records: Sequence[Record]) -> dict[bytes, Standing]:
     return engine.perform("reconciliations", lambda: standings(engine.store, records))
 
 

@@ -29,7 +29,7 @@ def key_of(answer: Answer) -> str:
     return key_name(answer.body) or OWN
 
 
-def opened_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
+def open_stored_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
     """A record's sealed answer in clear. Raises what the sealer raises."""
     return open_answer(answer, record.id, State(record.state), sealer)
 
@@ -99,7 +99,7 @@ def _change(row: Record | None, sealer: Sealer, done: Resealed, *, plain: bool) 
         if key == sealer.key_names[0]:
             return None
         try:
-            answer = opened_answer(row, stored, sealer)
+            answer = open_stored_answer(row, stored, sealer)
         except SemelError:
             _note_unreadable(row, done, f"sealed under {key!r}")
             return None
@@ -127,7 +127,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
         keys[key_of(stored)] = keys.get(key_of(stored), 0) + 1
         if sealer is not None and (not isinstance(sealer, Sealer) or key_of(stored) in sealer.key_names):
             try:
-                opened_answer(row, stored, sealer)
+                open_stored_answer(row, stored, sealer)
             except SemelError:
                 closed.append(uuid_text(row.operation_id))
     if not keys:

@@ -10,23 +10,23 @@ from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
-from semel.core.settle import resolved_row
+from semel.core.settle import resolve_row
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.operations.flow import resolve
 from semel.steps.findings import steps_after
-from semel.steps.run import found_result
-from semel.steps.store import listed_steps
+from semel.steps.run import encode_found
+from semel.steps.store import read_listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
 FORCE: Final = "give --force"
 
 
-def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
+def make_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
     """The answer that retries will get. Raises ValueError, naming what does not fit.
 
-    >>> found_answer(204, (), b"paid")
+    >>> make_answer(204, (), b"paid")
     Traceback (most recent call last):
         ...
     ValueError: an answer with status 204 has no body
@@ -36,7 +36,7 @@ def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: by
     return Answer(status, headers, body)
 
 
-def found_step_result(step: str | None, text: str) -> bytes:
+def parse_step_result(step: str | None, text: str) -> bytes:
     """A step's result, given as JSON, as it is recorded.
 
     Raises ValueError, and CommandFailed where no step is in doubt.
@@ -48,7 +48,7 @@ def found_step_result(step: str | None, text: str) -> bytes:
     if step is None:
         raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
     try:
-        return found_result(step, value)
+        return encode_found(step, value)
     except StepError as error:
         raise ValueError(str(error)) from error
 
@@ -72,7 +72,7 @@ def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FOR
 def foresee(record: Record, word: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
     """The state that a record would have behind an operator's word; nothing is written.
 
-    Parameters: ``listed`` its steps, as :func:`begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`read_steps` reads them.
 
     Raises CommandFailed, as :func:`settle` would.
     """
@@ -82,12 +82,12 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
         steps = None if listed is None and word.ends is None else steps_after(record, word, listed, now)
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error
-    return _state_of(resolved_row(record, word, now, steps)[0], record, force)
+    return _state_of(resolve_row(record, word, now, steps)[0], record, force)
 
 
-def begun_steps(engine: Engine, record: Record) -> Any:
+def read_steps(engine: Engine, record: Record) -> Any:
     """What a record's execution has recorded of its steps, as it is stored; None where there are none."""
-    return engine.perform("read_steps", lambda: listed_steps(engine.store, record.id))
+    return engine.perform("read_steps", lambda: read_listed_steps(engine.store, record.id))
 
 
 def _check_sound(record: Record) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from semel.admin.describe import has_lapsed, shown_state, state_name, time_text
+from semel.admin.describe import has_lapsed, state_label, state_name, time_text
 from semel.admin.filters import pages
 from semel.cli.terminal import Json, columns, span_text
 from semel.core.identity import uuid_text
@@ -195,7 +195,7 @@ def _rates(changed: Change | None) -> list[str]:
 
 def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
     """A look as a screen's lines."""
-    states = [(shown_state(state.name), str(seen.counts.get(int(state), 0))) for state in State]
+    states = [(state_label(state.name), str(seen.counts.get(int(state), 0))) for state in State]
     rates = _rates(changed) or ["rates follow with the next look"]
     oldest = seen.oldest
     age = "none" if oldest is None else f"{span_text(seen.now - oldest.created_at)} ({oldest.operation})"
@@ -210,7 +210,7 @@ def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
 
 
 def _row(record: Record, now: int) -> tuple[str, ...]:
-    name = f"{shown_state(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
+    name = f"{state_label(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
     who = f"{record.tenant}/{record.caller}"
     # The id first: what a narrow terminal cuts off is at the end, and an id that is cut is none.
     return uuid_text(record.operation_id), name, span_text(now - record.created_at), record.operation, who

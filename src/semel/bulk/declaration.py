@@ -28,12 +28,12 @@ from semel.bulk.store import Items
 from semel.core.blame import is_wrong_for_all
 from semel.core.contract import Store
 from semel.core.flow import Flow
-from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
+from semel.core.identity import derive_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.core.outcomes import Succeeded
 from semel.core.sealing import Seals, about_item, open_part
 from semel.engine.backend import Backend
-from semel.engine.result import Refusal, Result, begun_result, lost_result
+from semel.engine.result import Refusal, Result, stored_result, superseded_result
 from semel.errors import (
     BulkRefused,
     HandlerError,
@@ -257,10 +257,10 @@ class BulkItem:
         """
         if not name:
             raise HandlerError("key_for needs a name, such as item.key_for('charge')")
-        return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
+        return derive_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
 
 
-def given(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
+def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
     """An item as its handler gets it."""
     return BulkItem(listed.place, listed.item_id, listed.raw, connection, scope, grant.id, grant.generation)
 
@@ -270,7 +270,7 @@ def answer_of(tally: Tally) -> Succeeded:
     return Succeeded(Answer(None, (), tally.packed()))
 
 
-def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
+def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
     """The outcome of a handler that returned.
 
     Raises HandlerError where that is neither None, a text nor Done; PolicyError where it cannot be kept.
@@ -301,24 +301,24 @@ def check_detail(detail: object) -> None:
         raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
 
 
-def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
+def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
     """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
     if isinstance(error, ItemFailed):
-        return _failed(listed, error), True, error.written
+        return _failure_outcome(listed, error), True, error.written
     outcome = listed.as_failed(type(error).__name__)
     return outcome, isinstance(error, NothingHappened), not isinstance(error, NothingHappened)
 
 
-def failed_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
+def failure_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
     """The outcome of an item that calls out and whose handler raised."""
     if isinstance(error, ItemFailed):
-        return _failed(listed, error)
+        return _failure_outcome(listed, error)
     if isinstance(error, (NothingHappened, *policy.nothing_happened)):
         return listed.as_failed(type(error).__name__)
     return listed.as_unknown(f"error:{type(error).__name__}")
 
 
-def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
+def _failure_outcome(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
     try:
         code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
     except (TypeError, ValueError) as wrong:
@@ -351,7 +351,7 @@ def left_by(
         raise error
     if backend.conflicts(error):
         return Handled(outcomes, conflict=error)
-    failed, sure, wrote = failed_inside(listed, error)
+    failed, sure, wrote = failure_inside(listed, error)
     outcome = cover(failed)
     if wrote:
         return Handled(outcomes, outcome, sure)
@@ -359,17 +359,17 @@ def left_by(
     return None
 
 
-def replayed(verdict: Refusal) -> BulkResult:
+def replay_result(verdict: Refusal) -> BulkResult:
     """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
-    return _told(begun_result(verdict))
+    return _parse_result(stored_result(verdict))
 
 
 def instead(verdict: Verdict) -> BulkResult:
     """The result of a run whose end was refused: what the record says now."""
-    return _told(lost_result(verdict))
+    return _parse_result(superseded_result(verdict))
 
 
-def _told(result: Result) -> BulkResult:
+def _parse_result(result: Result) -> BulkResult:
     """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is no tally."""
     try:
         return BulkResult(result.operation_id, tally_of(result.answer.body), True)
@@ -423,7 +423,7 @@ def no_rollback(connection: Any) -> Iterator[None]:
 Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
 
 
-def counted(counts: Counts | None) -> dict[str, str]:
+def check_counts(counts: Counts | None) -> dict[str, str]:
     """What counts beside a list, as texts. Raises PolicyError where that is no mapping of names to values."""
     given = counts() if callable(counts) else counts
     if given is None:
@@ -454,7 +454,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         check = BodyCheck(content_digest)
         try:
             with Path(items).open("rb") as lines:
-                spool.add_lines(_stripped(lines, check))
+                spool.add_lines(_strip_lines(lines, check))
             check.finish()
         except OSError as error:
             raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
@@ -464,7 +464,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         spool.add_values(items)
 
 
-def _stripped(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
+def _strip_lines(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
     for line in lines:
         check.feed(line)
         if stripped := line.strip(_SPACE):

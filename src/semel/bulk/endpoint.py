@@ -15,13 +15,13 @@ from semel.bulk.http import (
     BulkRequest,
     ListForm,
     Telling,
-    accepted,
-    asked,
+    accept,
     check_size,
     describe_bulk,
     headers_of,
     items_pointer,
-    refused,
+    parse_request,
+    refuse,
     status_of,
 )
 from semel.bulk.run_async import AsyncBulk, AsyncHandler
@@ -71,7 +71,7 @@ class BulkEndpoint(Generic[R]):
 
     async def respond(self, request: AsgiRequest) -> Answer | AsyncTold:
         """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
-        how = asked(
+        how = parse_request(
             self._surface,
             request.headers,
             request.asked,
@@ -114,7 +114,7 @@ class BulkEndpoint(Generic[R]):
                 await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     self._kept_alive.leave(work)
-                    return accepted(self._surface, begun.result(), how)
+                    return accept(self._surface, begun.result(), how)
             result = await asyncio.shield(work)
             return AsyncTold(status_of(result), headers_of(self._surface, result, how), self._body(result, how))
         except asyncio.CancelledError:
@@ -122,8 +122,8 @@ class BulkEndpoint(Generic[R]):
             raise
         except Exception as error:
             if how.wants_async and isinstance(error, InProgressError) and error.operation_id is not None:
-                return accepted(self._surface, error.operation_id, how)
-            answer = refused(self._surface, error, how)
+                return accept(self._surface, error.operation_id, how)
+            answer = refuse(self._surface, error, how)
             if answer is None:
                 raise
             return answer

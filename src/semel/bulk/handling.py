@@ -14,11 +14,11 @@ from semel.bulk.declaration import (
     BulkItem,
     BulkPolicy,
     ItemRollback,
-    failed_outside,
-    given,
+    failure_outside,
     left_by,
+    make_item,
     may_repeat,
-    succeeded,
+    success_outcome,
 )
 from semel.bulk.flow import Handled, HandleInside
 from semel.bulk.rules import ItemOutcome, ListedItem
@@ -87,8 +87,8 @@ class Handling:
             if (rollback := getattr(connection, "rollback", None)).__class__ is ItemRollback:
                 rollback.begin_item()
             try:
-                returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
-                outcomes.append(self._covered(succeeded(listed, returned)))
+                returned = yield CallHandler(make_item(listed, self.scope, self.grant, connection))
+                outcomes.append(self._covered(success_outcome(listed, returned)))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
                 ended = left_by(self.backend, outcomes, listed, error, self._covered)
                 if ended is not None:
@@ -108,13 +108,13 @@ class Handling:
 
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
         """One item that calls out, as often as it may. Raises what is wrong for all."""
-        item, tried = given(listed, self.scope, self.grant, None), 0
+        item, tried = make_item(listed, self.scope, self.grant, None), 0
         while True:
             tried += 1
             try:
-                return self._covered(succeeded(listed, (yield CallHandler(item))))
+                return self._covered(success_outcome(listed, (yield CallHandler(item))))
             except Exception as error:  # an item's failure is its outcome
                 if is_wrong_for_all(error):
                     raise
                 if not may_repeat(error, self.policy, tried):
-                    return self._covered(failed_outside(listed, error, self.policy))
+                    return self._covered(failure_outside(listed, error, self.policy))

@@ -36,11 +36,11 @@ from semel.errors import (
     SupersededError,
 )
 from semel.http.caller import Caller
-from semel.http.exchange import declared_headers
+from semel.http.exchange import read_counted_headers
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
 from semel.http.honoured import Honoured
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
-from semel.http.prefer import preferred_wait, prefers_async
+from semel.http.prefer import parse_wait, prefers_async
 from semel.http.problems import (
     BODY_TOO_SLOW,
     IN_PROGRESS,
@@ -138,7 +138,7 @@ def items_pointer(items_at: object) -> tuple[str, ...]:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in items_at[1:].split("/"))
 
 
-def asked(
+def parse_request(
     surface: HttpSettings,
     headers: Iterable[tuple[bytes, bytes]],
     request: Mapping[str, Any],
@@ -172,7 +172,7 @@ def asked(
         text = "Send a JSON array as application/json, or JSON lines as application/jsonl, uncompressed."
         return problems.answer(NO_LIST, text)
     prefer = (read[b"prefer"],) if b"prefer" in read else ()
-    wait = preferred_wait(prefer)
+    wait = parse_wait(prefer)
     return BulkRequest(
         key,
         caller,
@@ -180,16 +180,18 @@ def asked(
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
-        _counted(read, params, query, taken.headers),
+        _counted_parts(read, params, query, taken.headers),
         check,
         taken.honoured,
     )
 
 
-def _counted(read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes]) -> Mapping[str, str]:
+def _counted_parts(
+    read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes]
+) -> Mapping[str, str]:
     """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
     counts = {f"path.{name}": value for name, value in params}
-    counts |= {f"header.{name}": value for name, value in declared_headers(headers, read)}
+    counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if query:
         counts["query"] = query.decode("latin-1")
     parameters = media_parameters(read.get(b"content-type", b"").decode("latin-1"))
@@ -227,7 +229,7 @@ def _form(content_type: bytes) -> Form | None:
     return "array" if kind == ARRAY_TYPE else "lines" if kind in LINES_TYPES else None
 
 
-def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
+def refuse(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
     """The answer to a list that was refused, or to a bulk that could not come to its end; None: not for the client.
 
     A list that is wrong is refused as a whole: nothing of it was done, and the key is free.
@@ -358,7 +360,7 @@ def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
     return Answer(answer.status, (*kept, (b"content-length", b"%d" % len(body))), body)
 
 
-def accepted(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
+def accept(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
     """202: the list is being done; where to look how far it is."""
     problems = surface.problems
     document = {"operationId": operation_id, "state": "PROCESSING"}

@@ -112,7 +112,7 @@ class Items:
 
     def _put(self, grant: Grant, puts: Sequence[ItemOutcome]) -> Flow[None]:
         if "put_items" in self._sql:  # MariaDB
-            rows = json.dumps([_listed(put) for put in puts], ensure_ascii=False)
+            rows = json.dumps([_outcome_values(put) for put in puts], ensure_ascii=False)
             params: Values = {"operation_id": grant.operation_id, "rows": rows}
             yield from self._dialect.write(self._sql["put_items"], params)
         else:
@@ -211,7 +211,7 @@ def _values(outcome: ItemOutcome) -> Values:
     return {**outcome._asdict(), "state": int(outcome.state), "retryable": int(outcome.retryable)}
 
 
-def _listed(outcome: ItemOutcome) -> list[Value]:
+def _outcome_values(outcome: ItemOutcome) -> list[Value]:
     *values, detail = _values(outcome).values()
     return [*values, None if detail is None else b64encode(cast(bytes, detail)).decode()]
 

@@ -16,13 +16,13 @@ from semel.bulk.http import (
     BulkRequest,
     ListForm,
     Telling,
-    accepted,
-    asked,
+    accept,
     check_size,
     describe_bulk,
     headers_of,
     items_pointer,
-    refused,
+    parse_request,
+    refuse,
     status_of,
 )
 from semel.bulk.run_sync import Bulk
@@ -123,7 +123,7 @@ class BulkView:
         """
         surface, taken = self._surface, self.taken
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        how = asked(surface, fields_of(environ), request, taken, params=params, query=query)
+        how = parse_request(surface, fields_of(environ), request, taken, params=params, query=query)
         if isinstance(how, Answer):
             return how
         work = _Work(self.bulk, self._handler, how, taken, BodyPieces(environ))
@@ -133,15 +133,15 @@ class BulkView:
         if not self._accepted.begin(self._around(lambda: work.tell(begun))):
             return self._ended(work.run(None), how)
         first = begun.get()
-        return accepted(surface, first, how) if isinstance(first, str) else self._ended(first, how)
+        return accept(surface, first, how) if isinstance(first, str) else self._ended(first, how)
 
     def _ended(self, ended: BulkResult | Exception, how: BulkRequest) -> Answer | Told:
         surface = self._surface
         if isinstance(ended, BulkResult):
             return Told(status_of(ended), headers_of(surface, ended, how), self._body(self.bulk, ended, how))
         if how.wants_async and isinstance(ended, InProgressError) and ended.operation_id is not None:
-            return accepted(surface, ended.operation_id, how)
-        answer = refused(surface, ended, how)
+            return accept(surface, ended.operation_id, how)
+        answer = refuse(surface, ended, how)
         if answer is None:
             raise ended
         return answer

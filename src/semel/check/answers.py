@@ -213,7 +213,7 @@ def _replay(operation: CheckedOperation) -> Said:
 def _sensitive(operation: CheckedOperation) -> Said:
     policy = operation.policy
     if policy.covers:
-        return _covered(operation)
+        return _check_secrets(operation)
     said = f"answers are stored in clear for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
     remedy = "declare answers='seal', 'rebuild' or 'forget', or redact=; "
     remedy += "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
@@ -227,7 +227,7 @@ def _sensitive(operation: CheckedOperation) -> Said:
     return "open", said, remedy
 
 
-def _covered(operation: CheckedOperation) -> Said:
+def _check_secrets(operation: CheckedOperation) -> Said:
     """What is left to see of an operation whose answers keep a secret."""
     policy, sealer = operation.policy, operation.engine.core.sealer
     said = {

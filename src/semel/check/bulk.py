@@ -10,7 +10,7 @@ from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Said, seconds
 
 
-def _declared(operation: CheckedOperation) -> BulkPolicy:
+def _bulk_policy(operation: CheckedOperation) -> BulkPolicy:
     assert operation.bulk is not None
     return operation.bulk
 
@@ -24,7 +24,7 @@ def _replay(operation: CheckedOperation) -> Said:
 
 
 def _sensitive(operation: CheckedOperation) -> Said:
-    how = _declared(operation).answers
+    how = _bulk_policy(operation).answers
     if how != "keep":
         what = "sealed" if how == "seal" else "not stored"
         return (
@@ -43,7 +43,7 @@ def _sensitive(operation: CheckedOperation) -> Said:
 
 
 def _transaction(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     if bulk.effects == "atomic":
         return (
             "ok",
@@ -59,7 +59,7 @@ def _transaction(operation: CheckedOperation) -> Said:
 
 
 def _downstream(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     match bulk.effects:
         case "atomic":
             return "ok", "not needed: nothing leaves the transaction (check that the handler calls no other system)", ""
@@ -81,7 +81,7 @@ def _downstream(operation: CheckedOperation) -> Said:
 
 
 def _reconciliation(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     if bulk.effects == "atomic":
         return "ok", "not needed: a crash leaves nothing of an item that has no outcome", ""
     items = "an item" if bulk.at_once == 1 else f"up to {bulk.at_once} items"

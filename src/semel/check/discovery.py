@@ -152,7 +152,7 @@ def discover(app: Any) -> Discovered:
     if declared and not any(layer.surface is None for layer in layers):
         said = "operations are declared, but semel.install(app) was not called: every call of them fails"
         mistakes.append(Mistake(said, "call semel.install(app) once, after you create the application"))
-    mistakes += _routed_to_by_reads(routes)
+    mistakes += _find_read_routes(routes)
     listed = [
         f"{method} {route.path}"
         for route in routes
@@ -335,7 +335,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         yield CheckedOperation(
             declared.name,
             methods,
-            _braced(route.path),
+            _use_braces(route.path),
             declared.policy,
             "endpoint",
             surface,
@@ -345,7 +345,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         )
 
 
-def _braced(template: str) -> str:
+def _use_braces(template: str) -> str:
     """Flask's ``<int:number>`` as all other templates have it."""
     return re.sub(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>", lambda found: _brace(found[1], found[2]), template)
 
@@ -374,7 +374,7 @@ def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:
             )
 
 
-def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:
+def _find_read_routes(routes: list[_Route]) -> Iterator[Mistake]:
     for route in routes:
         declared = getattr(route.endpoint, DECLARED, None)
         reads = [method for method in route.methods if method not in UNSAFE_METHODS]

@@ -21,7 +21,7 @@ class Reconciled(NamedTuple):
     runs: bool
 
 
-def known_reconcilers(application: str, named: Sequence[str]) -> dict[str, Reconciled]:
+def load_reconcilers(application: str, named: Sequence[str]) -> dict[str, Reconciled]:
     """By their operation's name.
 
     Parameters: ``application`` as ``module:app``; ``named`` as ``module:name`` each, which run somewhere.

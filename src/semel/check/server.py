@@ -14,7 +14,7 @@ from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
 from semel.core.contract import Observable, Observed
 from semel.core.model import Effects
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.requirements import Needs
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
@@ -36,9 +36,9 @@ def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
 
 
 def _answers(url: str, operations: Sequence[CheckedOperation]) -> Iterator[CheckAnswer]:
-    name = shown_url(url)
+    name = hide_password(url)
     try:
-        seen, accepts_loss, tables = _observed(url)
+        seen, accepts_loss, tables = _observe(url)
     except StoreError as error:
         yield CheckAnswer(
             QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server can be reached"
@@ -80,7 +80,7 @@ def _of_settings(
     return CheckAnswer(QUESTION, "ok", f"{name} matches the declaration")
 
 
-def _observed(url: str) -> tuple[list[Observed], bool, Finding | None]:
+def _observe(url: str) -> tuple[list[Observed], bool, Finding | None]:
     engine = Engine.connect(url)
     try:
         store = engine.store

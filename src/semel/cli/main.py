@@ -139,15 +139,15 @@ def _run(arguments: Sequence[str], out: Output) -> int:
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
     except (CommandFailed, SemelError) as error:
-        return _failed(out, str(error), _code(error))
+        return _fail(out, str(error), _code(error))
     except KeyboardInterrupt:
-        return _failed(out, "interrupted", Exit.INTERRUPTED)
+        return _fail(out, "interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as error:
         # What every command may meet: a full disk behind stdout, a folder that is gone.
         where = "the output" if error.filename is None else repr(error.filename)
-        return _failed(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
+        return _fail(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
 
 
 def _let_go(stream: TextIO | None) -> None:
@@ -167,7 +167,7 @@ def _code(error: CommandFailed | SemelError) -> Exit:
     return Exit.REFUSED if not isinstance(error, (ConfigurationError, ValueError)) else Exit.USAGE
 
 
-def _failed(out: Output, message: str, code: Exit) -> int:
+def _fail(out: Output, message: str, code: Exit) -> int:
     out.document({"error": message, "exitCode": int(code)})
     out.note(f"semel: {message}")
     return code

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from semel.cli.exits import UsageFailed
 from semel.core.contract import Store
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.sync_engine import Engine
 from semel.reference.settings import id_secret, seal_keys, store_url
 
@@ -45,7 +45,7 @@ def source_of_url(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator[Engine]:
+def open_store(options: argparse.Namespace) -> Iterator[Engine]:
     """The engine, its store checked to be migrated and the one on record; closed at the end."""
     engine = connect(options)
     try:
@@ -55,4 +55,4 @@ def opened(options: argparse.Namespace) -> Iterator[Engine]:
         engine.close()
 
 
-__all__ = ["connect", "opened", "shown_url", "source_of_url", "url_of"]
+__all__ = ["connect", "hide_password", "open_store", "source_of_url", "url_of"]

@@ -96,12 +96,12 @@ class ProgressLine:
         return f"{self._name}: {done}{known}, {rate:.0f}/s{left}{f', {more}' if more else ''}"
 
 
-def told(name: str, work: Callable[[], T], *, asked: bool) -> T:
+def show_elapsed(name: str, work: Callable[[], T], *, asked: bool) -> T:
     """Do one long piece of work without measurable progress, and show the seconds it has taken.
 
     It is done in a thread, so that Ctrl-C is heard while a database library is at work. Raises what the work raises.
 
-    >>> told("count", lambda: 2 + 2, asked=False)
+    >>> show_elapsed("count", lambda: 2 + 2, asked=False)
     4
     """
     results: list[T] = []

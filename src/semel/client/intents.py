@@ -44,7 +44,7 @@ from semel.client.plan import (
     Waited,
     origin_of,
 )
-from semel.core.identity import derived_key, frame
+from semel.core.identity import derive_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json
 from semel.keys import parse_key
@@ -231,7 +231,7 @@ class ClientCore:
     ) -> JournalEntry:
         """The intent as the journal keeps it, under its own key."""
         if key is not None:
-            key = parse_key([quoted(key).encode("utf-8", "replace")])
+            key = parse_key([quote_key(key).encode("utf-8", "replace")])
         if name is not None and (not isinstance(name, str) or not 1 <= len(name) <= 200):
             raise ConfigurationError("an intent's name is a text of 1 to 200 characters, such as 'invoice-42'")
         made = key or str(uuid.uuid4())
@@ -265,7 +265,7 @@ class ClientCore:
         if entry.state != "open" or body is None:
             yield Keep(lambda: journal.release(claim))
             hold(None)
-            return stored_outcome(entry) if entry.state != "open" else _payload_needed(entry)
+            return load_outcome(entry) if entry.state != "open" else _payload_needed(entry)
         origin: Origin = self.origins.of(entry.url)
         plan = Plan(
             entry.url,
@@ -277,7 +277,7 @@ class ClientCore:
             age_seconds=claim.age_seconds,
             lifetime_seconds=entry.lifetime_seconds,
         )
-        headers = dict(entry.headers) | {KEY_HEADER: entry.key if self.bare else quoted(entry.key)}
+        headers = dict(entry.headers) | {KEY_HEADER: entry.key if self.bare else quote_key(entry.key)}
         action = plan.start(self.now())
         event: Event
         while not isinstance(action, Finish):
@@ -312,10 +312,10 @@ class ClientCore:
             self._progress(Progress(attempt, text, pause))
 
 
-def quoted(key: str) -> str:
+def quote_key(key: str) -> str:
     """A key as a String of RFC 9651.
 
-    >>> quoted('say-"once"')
+    >>> quote_key('say-"once"')
     '"say-\\\\"once\\\\""'
     """
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
@@ -327,10 +327,10 @@ def key_of_child(key: str, name: str, ordinal: int) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigurationError("a derived key needs a name, such as intent.key_for('mail')")
     record = hashlib.sha256(frame("semel.intent.key.1", key)).digest()[:16]
-    return derived_key(record, 0, name, ordinal)
+    return derive_key(record, 0, name, ordinal)
 
 
-def answered(response: httpx.Response, at: float) -> Answered:
+def to_answered(response: httpx.Response, at: float) -> Answered:
     """An httpx response that was read whole, as the plan sees it."""
     headers = {name.lower(): text for name, text in response.headers.items()}
     return Answered(response.status_code, headers, response.content, at)
@@ -344,7 +344,7 @@ def no_answer(error: httpx.RequestError) -> NoAnswer:
     return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
 
 
-def stored_outcome(entry: JournalEntry) -> Outcome:
+def load_outcome(entry: JournalEntry) -> Outcome:
     """The outcome of an intent that has ended, from the journal alone: nothing is sent."""
     answer = None
     if entry.status is not None and entry.answer_headers is not None:
@@ -375,9 +375,11 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
     match outcome:
         case Done(answer=answer):
             assert answer is not None
-            return Ending("done", None, plan.operation_url, lifetime, answer.status, _kept(answer.headers), answer.body)
+            return Ending(
+                "done", None, plan.operation_url, lifetime, answer.status, _without_cookies(answer.headers), answer.body
+            )
         case Refused(code=code, key_action="new", answer=answer):
-            body, headers = (answer.body, _kept(answer.headers)) if answer is not None else (None, None)
+            body, headers = (answer.body, _without_cookies(answer.headers)) if answer is not None else (None, None)
             return Ending(
                 "refused", code, plan.operation_url, lifetime, answer.status if answer else None, headers, body
             )
@@ -389,6 +391,6 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
             return Ending("open", code, plan.operation_url, lifetime, may_have_happened=maybe)
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+def _without_cookies(headers: Mapping[str, str]) -> dict[str, str]:
     """An answer's headers without its cookies."""
     return {name: text for name, text in headers.items() if name != "set-cookie"}

@@ -384,10 +384,10 @@ class Journal:
         """One transaction that is on the disk when the block ends, or has never been."""
         try:
             if self._memory is not None:
-                with self._lock, _committed(self._memory):
+                with self._lock, _transaction(self._memory):
                     yield self._memory
                 return
-            with closing(_connect(self._path)) as connection, _committed(connection):
+            with closing(_connect(self._path)) as connection, _transaction(connection):
                 yield connection
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise JournalError(
@@ -397,7 +397,7 @@ class Journal:
 
 
 @contextmanager
-def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -17,9 +17,9 @@ from semel.client.intents import (
     Progress,
     Sleep,
     Transmit,
-    answered,
     key_of_child,
     no_answer,
+    to_answered,
 )
 from semel.client.journal import IntentState, Journal, JournalEntry, SendingClaim
 from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
@@ -201,7 +201,7 @@ class Client:
             return NoAnswer(f"no whole answer within {step.seconds:.1f} s")
         except httpx.RequestError as error:
             return no_answer(error)
-        return answered(response, time.time())
+        return to_answered(response, time.time())
 
     def _build(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
         return self._http.build_request(method, url, headers=dict(headers), content=body)

@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from semel.client.deadline import DeadlineOver, left_seconds, within
-from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, answered, no_answer, quoted
+from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, no_answer, quote_key, to_answered
 from semel.client.origins import Origins
 from semel.client.plan import (
     Answered,
@@ -73,7 +73,7 @@ class _Retrying:
             )
         if not has_key:
             key = str(uuid.uuid4())
-            request.headers[KEY_HEADER] = key if self._bare else quoted(key)
+            request.headers[KEY_HEADER] = key if self._bare else quote_key(key)
         return True
 
     def _steps(self, request: httpx.Request) -> _Steps:
@@ -258,7 +258,7 @@ def _came(response: httpx.Response) -> _Came:
         copy.read()
     except httpx.DecodingError as error:
         return NoAnswer(f"{type(error).__name__}: {error}"), error
-    return answered(copy, time.time()), response
+    return to_answered(copy, time.time()), response
 
 
 def _late(step: Transmit) -> _Came:

@@ -125,7 +125,7 @@ class Shapes:
         try:
             hints = _field_types(kind, args, where)
             if isinstance(shape, MembersShape):
-                shape.required = _required(kind)
+                shape.required = _required_members(kind)
             shape.fields = {name: self.of(hints.get(name, Any), f"{where}: {shape.name}.{name}") for name in names}
         except ConfigurationError:
             self._known.clear()  # others may hold this one, which has no fields
@@ -170,7 +170,7 @@ def _field_types(kind: Any, args: tuple[Any, ...], where: str) -> dict[str, Any]
     return {name: _with_arguments(hint, given) for name, hint in hints.items()}
 
 
-def _required(kind: Any) -> frozenset[str]:
+def _required_members(kind: Any) -> frozenset[str]:
     """The members that a TypedDict must have; its own list overlooks NotRequired in annotations that are texts."""
     said = {name: typing.get_origin(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
     own: frozenset[str] = kind.__required_keys__

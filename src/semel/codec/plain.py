@@ -71,11 +71,11 @@ def from_plain(form: Any) -> Any:
     if len(form) == 1:
         [(name, inner)] = form.items()
         if name.startswith("$"):
-            return _tagged(name[1:], inner)
+            return _read_tagged(name[1:], inner)
     return {key: from_plain(item) for key, item in form.items()}
 
 
-def _tagged(tag: str, inner: Any) -> Any:
+def _read_tagged(tag: str, inner: Any) -> Any:
     scalar = BY_TAG.get(tag)
     if scalar is not None:
         return scalar.read(inner)

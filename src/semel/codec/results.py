@@ -48,7 +48,7 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptR
     return KeptResult(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
 
 
-def given(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:
+def restore_result(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:
     """The result that an answer keeps. Raises the exception that it keeps instead, or Mismatch."""
     raised = (HEADER, RAISED) in answer.headers
     try:

@@ -82,7 +82,7 @@ class Report:
         for each in self.results:
             if each.outcome == "failed":
                 found += [("", ""), ("red" if each.check.level != "best" else "yellow", _title(each))]
-                found += [("", line) for label, text in each.finding() for line in _labelled(label, text)]
+                found += [("", line) for label, text in each.finding() for line in _label_lines(label, text)]
             elif every:
                 found.append(("", f"{_WORDS[each.outcome]:<9} {each.check.id}"))
         lacks: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ class Report:
                 lacks.setdefault(each.came, []).append(each.check.id)
         if lacks:
             found += [("", ""), ("bold", "not tried")]
-            found += [("", line) for why, ids in lacks.items() for line in _labelled("", f"{why}: {', '.join(ids)}")]
+            found += [("", line) for why, ids in lacks.items() for line in _label_lines("", f"{why}: {', '.join(ids)}")]
         return [*found, ("", ""), ("green" if self.ok else "red", f"{self.summary()} ({self.seconds:.1f} s)")]
 
     def document(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _title(result: Result) -> str:
     return f"{result.check.level.upper()} {result.check.id}: {result.check.title}"
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def _label_lines(label: str, text: str) -> list[str]:
     first = f"   {label + ':':<8}" if label else "   "
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
 

@@ -23,15 +23,15 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from semel.admin.bulks import find_bulk, item_document, newest_bulks, store_time, tally_line
 from semel.admin.census import census_document, groups, read_census, what_was_read
-from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, shown_state
+from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, state_label
 from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
-from semel.admin.filters import bounded_page
+from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import begun_steps
+from semel.admin.settling import read_steps
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.doctor import examine
@@ -47,13 +47,13 @@ from semel.console.settling import (
     RecordedSteps,
     Word,
     call_names,
-    recorded_of,
+    form_fields,
+    recorded_steps,
     settle_all,
-    shown,
     word_of,
 )
 from semel.core.flow import Flow
-from semel.core.identity import derived_key, uuid_bytes, uuid_text
+from semel.core.identity import derive_key, uuid_bytes, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
@@ -251,12 +251,12 @@ class Console:
             limit=PAGE_ROWS,
             before=int(before) if before else None,
         )
-        page = bounded_page(self._engine, query)
+        page = find_bounded(self._engine, query)
         left = left_to_operators(self._engine, page.records)
         rows = [
             {
                 **row_document(record, page.now),
-                "state": shown_state(str(row_document(record, page.now)["state"])),
+                "state": state_label(str(row_document(record, page.now)["state"])),
                 "age": span_text(page.now - record.created_at),
                 "left": record.id in left,
                 "settles": _may_be_settled(record, page.now),
@@ -277,14 +277,14 @@ class Console:
     def _record(self, request: Request, id: str) -> dict[str, Any]:
         _, record = self._found(id)
         audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
-        now, listed = self._now(), begun_steps(self._engine, record)
+        now, listed = self._now(), read_steps(self._engine, record)
         document = record_document(record, now, audit)
-        document["state"] = shown_state(str(document["state"]))
+        document["state"] = state_label(str(document["state"]))
         asked = request.query_params.get("derived", "").strip()[:_TEXT_MAX]
         names = [*([asked] if asked else []), *call_names(record, listed)]
         return {
             "asked": asked,
-            "derived": {name: derived_key(record.id, record.generation, name) for name in names},
+            "derived": {name: derive_key(record.id, record.generation, name) for name in names},
             "title": f"{record.operation}, {document['state']}",
             "id": uuid_text(record.operation_id),
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
@@ -488,14 +488,14 @@ class Console:
             records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return _settle_context(records, Word(), {}, recorded_of(self._engine, records))
+        return _settle_context(records, Word(), {}, recorded_steps(self._engine, records))
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         records = [self._found(each.partition(":")[0])[1] for each in seen]
-        recorded = recorded_of(self._engine, records)
+        recorded = recorded_steps(self._engine, records)
         word, errors = word_of(dict(form), records, recorded)
         context = _settle_context(records, word, errors, recorded)
         if errors or ("change", "yes") in form:
@@ -572,7 +572,7 @@ _ONES: Final = {"records": "record", "bulks": "bulk", "imports": "import"}
 _ITEM_STATES: Final = tuple(state.name for state in ItemState)
 _ROW_STATES: Final = ("FAILED", "UNKNOWN")  # that the items tell apart: no other is looked for row by row
 _FILTERS: Final = ("state", "operation", "tenant", "caller", "lapsed", "before")
-_STATES: Final = {shown_state(state.name): state for state in State}
+_STATES: Final = {state_label(state.name): state for state in State}
 
 
 def _base(request: Request) -> str:
@@ -584,7 +584,7 @@ def _settle_context(
 ) -> dict[str, Any]:
     return {
         "title": "Settle",
-        "records": [shown(each) for each in records],
+        "records": [form_fields(each) for each in records],
         "step": step_of(records[0].doubt) if len(records) == 1 else None,
         "word": word,
         "recorded": recorded,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from semel.admin.damaged import is_damaged
-from semel.admin.describe import shown_state
+from semel.admin.describe import state_label
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
-    begun_steps,
     consequence,
     foresee,
-    found_answer,
-    found_step_result,
+    make_answer,
+    parse_step_result,
+    read_steps,
     settle,
 )
 from semel.bulk.rules import is_bulk
@@ -27,7 +27,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import RecordUnreadableError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.steps.doubts import step_of
-from semel.steps.findings import state_text, unfinished
+from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Unpackable, unpack_steps
 
 FORCE: Final = "confirm that the handler has stopped"
@@ -82,19 +82,19 @@ class NotSettled(str):
     """Why one record was not settled."""
 
 
-def recorded_of(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
+def recorded_steps(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
     """The steps of the only record; nothing where there are several, or where it is a bulk. Raises StoreError."""
     if len(records) != 1 or is_bulk(records[0].recipe) or is_damaged(records[0]):
         return RecordedSteps()
     [record] = records
     resting = record.state == State.CLAIMED
     try:
-        steps = unpack_steps(begun_steps(engine, record), record.generation)
+        steps = unpack_steps(read_steps(engine, record), record.generation)
     except Unpackable as error:
         return RecordedSteps(resting=resting, damage=str(error))
     return RecordedSteps(
         tuple((step.shown, state_text(step)) for step in steps),
-        tuple(step.shown for step in unfinished(steps)),
+        tuple(step.shown for step in find_unfinished(steps)),
         tuple(step.shown for step in steps if step.finished),
         resting,
     )
@@ -103,7 +103,7 @@ def recorded_of(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
 def call_names(record: Record, listed: object) -> list[str]:
     """The names of the calls that a command's steps have made, under which the other side knows it.
 
-    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
     """
     if is_bulk(record.recipe) or is_damaged(record):
         return []
@@ -159,7 +159,7 @@ def word_of(
     elif word.word == "step-succeeded":
         try:
             for record in records:
-                found_step_result(step_of(record.doubt), word.result)
+                parse_step_result(step_of(record.doubt), word.result)
         except ValueError as error:
             errors["result"] = f"The step's result {error}."
         except CommandFailed as error:
@@ -222,19 +222,19 @@ def _wrong_body(word: Word) -> str | None:
     return None
 
 
-def shown(record: Record) -> dict[str, str]:
+def form_fields(record: Record) -> dict[str, str]:
     """One record as a form has it; ``seen`` is what the operator has looked at."""
     return {
-        "seen": seen_of(record),
+        "seen": seen_stamp(record),
         "id": uuid_text(record.operation_id),
         "operation": record.operation,
         "caller": f"{record.tenant}/{record.caller}",
-        "state": shown_state(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
+        "state": state_label(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
         "doubt": record.doubt or "",
     }
 
 
-def seen_of(record: Record) -> str:
+def seen_stamp(record: Record) -> str:
     """Of a record that has gone on since, nothing is settled.
 
     What was in doubt and is CLAIMED by now has gone on: what was meant for the doubt would end the whole command.
@@ -250,7 +250,7 @@ def settle_all(
     results: list[tuple[dict[str, str], str]] = []
     for seen, record in chosen:
         result: str
-        if seen != seen_of(record):
+        if seen != seen_stamp(record):
             result = NotSettled(f"refused: the record has changed since you loaded it{_by_whom(engine, record)}")
         else:
             try:
@@ -258,11 +258,11 @@ def settle_all(
                 if write:
                     state = settle(engine, record, resolution, force=FORCE)
                 else:
-                    state = foresee(record, resolution, now, listed=begun_steps(engine, record), force=FORCE)
+                    state = foresee(record, resolution, now, listed=read_steps(engine, record), force=FORCE)
                 result = consequence(resolution, state)
             except (CommandFailed, RecordUnreadableError) as error:
                 result = NotSettled(f"{error}{_by_whom(engine, record) if write else ''}")
-        results.append(({**shown(record), "seen": seen}, result))
+        results.append(({**form_fields(record), "seen": seen}, result))
     return results
 
 
@@ -271,11 +271,11 @@ def _resolution(record: Record, word: Word, operator: str) -> Resolution:
     answer = None
     if word.word in ("succeeded", "refused") and word.status:
         headers = ((b"content-type", word.media_type.encode()),) if word.body else ()
-        answer = found_answer(int(word.status), headers, word.body.encode())
+        answer = make_answer(int(word.status), headers, word.body.encode())
     ends = tuple(word.steps.items()) if word.ends or record.state == State.CLAIMED else None
     is_of_step = ends is None and word.word in ("did-not-happen", "step-succeeded")
     step = step_of(record.doubt) if is_of_step else None
-    result = found_step_result(step, word.result) if word.word == "step-succeeded" else None
+    result = parse_step_result(step, word.result) if word.word == "step-succeeded" else None
     return Resolution(
         *(record.id, record.fence, happened, answer, operator, _reason(word), bool(word.force)),
         step=step,

@@ -182,7 +182,7 @@ def settlement(
     grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
 ) -> Settlement:
     """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
-    state, stored, doubt, cause = _written_of(outcome)
+    state, stored, doubt, cause = _settlement_fields(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
     return tuple.__new__(
         Settlement,
@@ -190,7 +190,7 @@ def settlement(
     )
 
 
-def _written_of(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
+def _settlement_fields(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
     """The state, answer, doubt and cause that an outcome is recorded with."""
     if isinstance(outcome, Succeeded):  # nearly every command ends so
         return _SUCCEEDED, outcome.answer, None, None

@@ -172,7 +172,7 @@ _ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STAT
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
-def declared(claim: Claim) -> DeclaredTerms:
+def declared_terms(claim: Claim) -> DeclaredTerms:
     """What the operation of this attempt declares."""
     return DeclaredTerms.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
 
@@ -194,7 +194,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
         return Situation.OTHER_REQUEST
     match row.state:
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
-            return _answered(row, claim, now)
+            return _answer_situation(row, claim, now)
         case State.PROCESSING | State.CLAIMED:
             # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
             return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
@@ -207,7 +207,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
             return Situation.CORRUPT
 
 
-def _answered(row: Record, claim: Claim, now: int) -> Situation:
+def _answer_situation(row: Record, claim: Claim, now: int) -> Situation:
     if row.answer_until is not None and now >= row.answer_until:
         return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
     succeeded = row.state == State.SUCCEEDED
@@ -227,19 +227,19 @@ def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
     if live:
         return Situation.CLAIMED_LIVE if row.state == State.CLAIMED else Situation.PROCESSING_LIVE
     if row.state == State.CLAIMED:
-        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared(claim)]
-    found = lapsed_situation(row, now)
+        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared_terms(claim)]
+    found = classify_lapsed(row, now)
     was = _WAS.get(found)
-    return found if was is None else LAPSED[was][declared(claim)]
+    return found if was is None else LAPSED[was][declared_terms(claim)]
 
 
-def lapsed_situation(row: Record, now: int) -> Situation:
+def classify_lapsed(row: Record, now: int) -> Situation:
     """What a lapsed PROCESSING record is, by its own stored effects; the reaper asks the same question."""
     match row.effects:
         case Effects.IDEMPOTENT:
             if now >= row.dedup_until:
                 return Situation.IDEMPOTENT_DEDUP_OVER
-            if row.lapses + crashed(row) >= row.attempts_max:
+            if row.lapses + count_crash(row) >= row.attempts_max:
                 return Situation.IDEMPOTENT_ATTEMPTS_OVER
             return Situation.IDEMPOTENT_LAPSED
         case Effects.ATOMIC:
@@ -248,7 +248,7 @@ def lapsed_situation(row: Record, now: int) -> Situation:
             return Situation.EXTERNAL_LAPSED
 
 
-def crashed(row: Record) -> int:
+def count_crash(row: Record) -> int:
     """1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
     return 1 if row.lease_until > 0 else 0
 
@@ -318,7 +318,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     return Unreadable(uuid_of(row), "corrupt")
 
 
-def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
 
     What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
@@ -342,7 +342,7 @@ def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
 def _standing(row: Record, now: int) -> State | None:
     """The state of a record, as an attempt that wants something else may be told of it."""
     state = state_of(row)
-    if state is State.PROCESSING and now >= row.lease_until and lapsed_situation(row, now) in DOUBTS:
+    if state is State.PROCESSING and now >= row.lease_until and classify_lapsed(row, now) in DOUBTS:
         return State.UNKNOWN
     return state
 
@@ -404,7 +404,7 @@ def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
         state=terms.starts,
         generation=row.generation + (1 if fresh else 0),
         attempt=1 if fresh else row.attempt + 1,
-        lapses=0 if restarted else row.lapses + (crashed(row) if row.state == State.PROCESSING else 0),
+        lapses=0 if restarted else row.lapses + (count_crash(row) if row.state == State.PROCESSING else 0),
         operation_id=claim.operation_id if fresh else row.operation_id,
         created_at=now if fresh else row.created_at,
         first_started_at=first_started_at,
@@ -429,15 +429,15 @@ __all__ = [
     "Rule",
     "Situation",
     "Was",
-    "crashed",
+    "classify_lapsed",
+    "count_crash",
     "decide",
-    "declared",
+    "declared_terms",
     "doubt_of",
+    "find_replay",
     "first_grant",
     "grant_again",
     "is_grant_new",
-    "kept_answer",
-    "lapsed_situation",
     "needs_steps",
     "situation",
 ]

@@ -90,14 +90,14 @@ def secret_check(secret: bytes | None) -> bytes:
     return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]
 
 
-def derived_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
+def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
     """A key for a downstream call: stable over retries, takeovers and a lost claim.
 
     It depends on the record's id and generation alone, never on a random operation id.
 
-    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 0, "charge")
+    >>> derive_key(bytes(16), 0, "charge") == derive_key(bytes(16), 0, "charge")
     True
-    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 1, "charge")
+    >>> derive_key(bytes(16), 0, "charge") == derive_key(bytes(16), 1, "charge")
     False
     """
     framed = frame(b"semel.derived.1", record, str(generation), name, str(ordinal))

@@ -37,7 +37,7 @@ class PurgedAll(NamedTuple):
     events: int
 
 
-def _unobserved(so_far: Purged) -> None:
+def _ignore(so_far: Purged) -> None:
     return None
 
 
@@ -71,7 +71,7 @@ def purge_all(
     store: Store,
     chunk: int = PURGE_CHUNK,
     keep_events_us: int | None = int(KEEP_EVENTS_SECONDS * 1_000_000),
-    progress: Callable[[Purged], None] = _unobserved,
+    progress: Callable[[Purged], None] = _ignore,
     tell: Callable[[str, int], None] = _untold,
     bulks: Collection[bytes] | None = None,
 ) -> Flow[PurgedAll]:

@@ -42,13 +42,11 @@ def rest_seconds(done: Walked, took: float) -> float:
     return min(took, REST_SECONDS_MAX) if done.answers_dropped or done.forgotten else 0.0
 
 
-def _unobserved(so_far: Purged) -> None:
+def _ignore(so_far: Purged) -> None:
     return None
 
 
-def purge_walk(
-    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
-) -> Flow[Purged]:
+def purge_walk(store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore) -> Flow[Purged]:
     """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
 
     Parameters: ``chunk`` how many records one store call looks at; ``progress`` is told the sums after each.

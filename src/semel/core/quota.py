@@ -125,7 +125,7 @@ def take(
 
     Parameters: ``states`` of what :func:`must_look` names; ``now`` store time in microseconds.
     """
-    moved = _moved(usage, allowance, now)
+    moved = _advance(usage, allowance, now)
     opens = unknowns = 0
     listed: tuple[tuple[bytes, int], ...] = ()
     if allowance.open_max is not None or allowance.unknown_max is not None:
@@ -148,7 +148,7 @@ def _is_open(each: tuple[bytes, int], states: States, now: int) -> bool:
     return state not in OVER_STATES
 
 
-def _moved(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
+def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
     """The usage at this time: slices that are over have left.
 
     A clock that goes back frees nothing. By more than a window, the slices go back with it, so that nobody is refused

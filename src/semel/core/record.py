@@ -37,15 +37,15 @@ def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     try:
         return _packed_before(headers)
     except TypeError:  # a value in another form of bytes, which cannot be looked up
-        return _packed(headers)
+        return _pack_headers(headers)
 
 
-def _packed(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+def _pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     pack = _PAIR.pack
     return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
 
 
-_packed_before = lru_cache(maxsize=256)(_packed)  # most answers have the same few headers, and never a credential
+_packed_before = lru_cache(maxsize=256)(_pack_headers)  # most answers have the same few headers, and never a credential
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:

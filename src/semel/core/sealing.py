@@ -11,7 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 from semel.core.model import Answer, AnswerKind, Replay, Resolution, Settlement, State, Unreadable, Unseal
-from semel.core.redaction import redacted
+from semel.core.redaction import redact
 from semel.errors import ConfigurationError, PolicyError, SemelError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Seals(Protocol):
     def open(self, kept: bytes, about: bytes) -> bytes: ...
 
 
-def checked(sealer: Seals | None) -> Seals | None:
+def validate_sealer(sealer: Seals | None) -> Seals | None:
     """An engine's sealer. Raises ConfigurationError where it is none, before it would meet the first request."""
     if sealer is None or all(callable(getattr(sealer, name, None)) for name in ("seal", "open")):
         return sealer
@@ -48,7 +48,7 @@ def checked(sealer: Seals | None) -> Seals | None:
     )
 
 
-def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
+def seal_request(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
     """A request as it is kept. Raises PolicyError for one that would be taken for a sealed one."""
     if sealer is not None:
         return sealer.seal(request, about)
@@ -57,7 +57,7 @@ def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
     return request
 
 
-def opened(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
+def open_request(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
     """The request that was kept.
 
     Raises ConfigurationError where it was sealed and there is no sealer, and what the sealer raises.
@@ -167,7 +167,7 @@ def cover_answer(
         if sealer is None:  # a refusal has made nothing that it could be rebuilt of
             return bare, AnswerKind.NOT_KEPT
     if policy.redact and answer.body:
-        body = redacted(answer.body, policy.redact_paths)
+        body = redact(answer.body, policy.redact_paths)
         if body is None:  # whatever it is, the secret may be in it
             return bare, AnswerKind.NOT_KEPT
         if body != answer.body:

@@ -53,7 +53,7 @@ class Backend:
         """Let an error that says to migrate say which store, too; drivers do not know their URL."""
         text = str(error)
         if self.url and text.endswith(MIGRATE):
-            error.args = (f"{text} --url {pasted_url(self.url)}",)
+            error.args = (f"{text} --url {quote_url(self.url)}",)
 
     def begin(self) -> OwnUnit:
         """Open an ATOMIC unit."""
@@ -91,19 +91,19 @@ class UnitRuns:
         return unit is not None and self._runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
 
 
-def shown_url(url: str) -> str:
+def hide_password(url: str) -> str:
     """A store's URL as it may be printed: a password is not shown.
 
-    >>> shown_url("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
+    >>> hide_password("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
     'postgresql://semel:***@db/shop?sslmode=require&password=***'
     """
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
-def pasted_url(url: str) -> str:
+def quote_url(url: str) -> str:
     """The same as an argument of a shell: an & in it would end the command, and lose the options behind it.
 
-    >>> pasted_url("postgresql://db/shop?sslmode=require&schema=shop"), pasted_url("sqlite:///semel.db")
+    >>> quote_url("postgresql://db/shop?sslmode=require&schema=shop"), quote_url("sqlite:///semel.db")
     ("'postgresql://db/shop?sslmode=require&schema=shop'", 'sqlite:///semel.db')
     """
-    return shlex.quote(shown_url(url))
+    return shlex.quote(hide_password(url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Claim, Grant
 from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
@@ -75,7 +75,7 @@ class Permit:
         """
         if not name:
             raise PolicyError("key_for needs a name, such as permit.key_for('charge')")
-        return derived_key(self.grant.id, self.grant.generation, name, ordinal)
+        return derive_key(self.grant.id, self.grant.generation, name, ordinal)
 
     def effect(self) -> _Effect:
         """The point of no return: ``with permit.effect(): provider.charge(...)``.

@@ -67,7 +67,7 @@ def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotRepla
     """Make an answer again, in a thread of its own: what it does after its time limit changes nothing."""
     build = command.policy.rebuild
     if build is None:
-        return _failed(core, command, verdict, "NoBuilder")
+        return _report_failure(core, command, verdict, "NoBuilder")
     ended: list[Any] = []
     failed: list[str] = []
 
@@ -87,20 +87,20 @@ def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotRepla
     thread.join(command.policy.rebuild_seconds)
     if ended:
         return _replay(core, command, verdict, ended[0])
-    return _failed(core, command, verdict, failed[0] if failed else "TimeoutError")
+    return _report_failure(core, command, verdict, failed[0] if failed else "TimeoutError")
 
 
 async def rebuild_async(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
     """As :func:`rebuild`, on an event loop: a coroutine function there, any other in a thread."""
     build = command.policy.rebuild
     if build is None:
-        return _failed(core, command, verdict, "NoBuilder")
+        return _report_failure(core, command, verdict, "NoBuilder")
     try:
         async with asyncio.timeout(command.policy.rebuild_seconds):
             value = await _call(build, _request(command, verdict))
         answer = _answer(value, verdict)
     except Exception as error:  # noqa: BLE001 - whatever it is, the command was done
-        return _failed(core, command, verdict, type(error).__name__)
+        return _report_failure(core, command, verdict, type(error).__name__)
     return _replay(core, command, verdict, answer)
 
 
@@ -141,7 +141,7 @@ def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> R
     return Replay(answer, verdict.operation_id, verdict.state)
 
 
-def _failed(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
+def _report_failure(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
     """Tells the type of what went wrong, never its text, which may hold what the answer was to keep."""
     core.tell("rebuilds", command.scope.operation, outcome=why)
     core.note_rebuild_failed(command.scope.operation, why)

@@ -18,7 +18,7 @@ from semel.core.contract import Store
 from semel.core.model import Claim, Settlement, Settling
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
-from semel.engine.shield import begin_own_thread, serve_lost, shielded
+from semel.engine.shield import begin_own_thread, run_shielded, serve_lost
 from semel.engine.state import Core
 from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
@@ -236,7 +236,7 @@ class SyncUpkeep:
         """
         while any(self._is_awaited(permit) for permit in list(self._core.live.values())):
             threading.Event().wait(CLOSE_LOOK_SECONDS)
-        shielded(self._end)
+        run_shielded(self._end)
 
     def _is_awaited(self, permit: Permit) -> bool:
         ours = permit.handler_thread not in (None, threading.get_ident())

@@ -53,8 +53,8 @@ def settle_reported(
 
     Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
-    id = _checked(operation_id, outcome, proof, actor)
-    ends = _checked_steps(outcome, steps)
+    id = _check_report(operation_id, outcome, proof, actor)
+    ends = _check_steps(outcome, steps)
     record, _ = yield from ask(Perform("resolve", lambda: find_operation(store, operation_id=id)))
     if record is None:
         raise ResolveRefused(f"no record of operation {operation_id}: it never ran here, or its key has been purged")
@@ -62,7 +62,7 @@ def settle_reported(
     if state is None:
         raise RecordUnreadableError("the record is damaged; restore it from a backup", operation_id=operation_id)
     if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
-        return _known(state, outcome, operation_id)
+        return _check_settled(state, outcome, operation_id)
     now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
     return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover, ends))
 
@@ -89,9 +89,9 @@ def _settle(
         step = step_of(record.doubt)
         if step is None:
             raise ResolveRefused(f"no step of operation {operation_id} is in doubt: {record.doubt or 'it runs'}")
-        from semel.steps.run import found_result  # with the forms of results, which nobody else needs here
+        from semel.steps.run import encode_found  # with the forms of results, which nobody else needs here
 
-        result = found_result(step, outcome.result)
+        result = encode_found(step, outcome.result)
     word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)
     if isinstance(word, Again):
         until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
@@ -115,10 +115,10 @@ def _settle(
             )
         case MovedOn(moved):
             assert moved is not None
-            return _known(moved, outcome, operation_id)
+            return _check_settled(moved, outcome, operation_id)
 
 
-def _known(state: State, outcome: Reported, operation_id: str) -> State:
+def _check_settled(state: State, outcome: Reported, operation_id: str) -> State:
     """A report may come twice, and behind the handler's own answer: then it must agree with what is settled."""
     if state in _AGREES.get(type(outcome), ()):
         return state
@@ -136,7 +136,7 @@ def _early(operation_id: str, wait_us: int) -> ResolveRefused:
     )
 
 
-def _checked_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], ...] | None:
+def _check_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], ...] | None:
     if steps is None:
         return None
     if isinstance(outcome, StepSucceeded):
@@ -150,7 +150,7 @@ def _checked_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], 
     return tuple(steps.items())
 
 
-def _checked(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
+def _check_report(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
     id = uuid_bytes(operation_id) if isinstance(operation_id, str) else None
     if id is None:
         raise PolicyError(f"operation_id is a UUID's text, such as permit.operation_id; it is {operation_id!r}")

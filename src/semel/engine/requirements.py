@@ -38,7 +38,7 @@ _OWN_MEMORY: Final = (
 _LOG: Final = logging.getLogger("semel")
 
 
-def introduced(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
+def introduce(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
     """Who a store is, and what its server says of itself."""
     identity = yield from store.identity()
     return identity, (yield from store.observe()) if isinstance(store, Observable) else []

@@ -73,26 +73,26 @@ class Result:
     operation_id: str
 
 
-def begun_result(verdict: Refusal) -> Result:
+def stored_result(verdict: Refusal) -> Result:
     """The result of a command that another attempt ran: the replay, or the error its verdict is raised as."""
     if isinstance(verdict, Replay):
         return Result(verdict.answer, True, uuid_text(verdict.operation_id))
     raise command_error(verdict)
 
 
-def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
+def own_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
     """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
-    return Result(answer, False, permit.operation_id) if instead is None else lost_result(instead)
+    return Result(answer, False, permit.operation_id) if instead is None else superseded_result(instead)
 
 
-def lost_result(instead: Verdict) -> Result:
+def superseded_result(instead: Verdict) -> Result:
     """The result of a handler whose outcome was refused: what the record says now."""
     if isinstance(instead, Proceed):
         raise SupersededError(
             "this handler's outcome was refused: another attempt holds the record; retry with the same key"
         )
     assert not isinstance(instead, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
-    return begun_result(instead)
+    return stored_result(instead)
 
 
 def answer_from(returned: object) -> Answer:

@@ -73,7 +73,7 @@ class Hold(Generic[T]):
         held = self._held
         held.is_left = True
         if held.value is not None and not held.is_over:
-            shielded(lambda: held.undo(error))  # the hold must not know the error, whose frames know the hold
+            run_shielded(lambda: held.undo(error))  # the hold must not know the error, whose frames know the hold
         _open.pop(self._number, None)
 
 
@@ -228,7 +228,7 @@ def begin_own_thread() -> None:
     _here.is_own = True
 
 
-def shielded(work: Callable[[], T]) -> T:
+def run_shielded(work: Callable[[], T]) -> T:
     """Do the work in a thread of Semel's own, and wait for it; in this one where it is Semel's own already.
 
     Raises what the work raises; an exception from outside once the work has ended. Whether the work had begun is not

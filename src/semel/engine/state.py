@@ -50,16 +50,16 @@ from semel.core.sealing import (
     SEALING_KEY,
     UNSEALED,
     check_sealer,
-    checked,
     cover,
     cover_resolution,
     reveal,
-    sealed,
+    seal_request,
+    validate_sealer,
 )
 from semel.core.sealing import Seals as Seals
 from semel.core.spans import check_seconds
 from semel.core.timing import RENEWALS_PER_LEASE
-from semel.engine.backend import Backend, pasted_url
+from semel.engine.backend import Backend, quote_url
 from semel.engine.permit import Permit
 from semel.engine.requirements import NO_STEPS, Needs
 from semel.engine.result import Refusal
@@ -132,7 +132,7 @@ class Core:
         self.observing = not isinstance(self.observer, Silence)
         self._unknowns = UnknownOutcomes() if observer is None else None  # logged where nobody observes
         self.id_secret = id_secret
-        self.sealer = checked(sealer)
+        self.sealer = validate_sealer(sealer)
         self.draining = False
         self.needs = Needs(self.sealer)
         self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
@@ -204,7 +204,7 @@ class Core:
                 self.holder,
                 policy.terms,
                 None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
-                None if command.request is None else sealed(command.request, id, self.sealer),
+                None if command.request is None else seal_request(command.request, id, self.sealer),
                 None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
             ),
         )
@@ -309,7 +309,11 @@ class Core:
         if other is not claim:
             granted = other.nonce in self.units or other.nonce in self.live
             yield (
-                (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)),
+                (
+                    _await_verdict(other, claim, under)
+                    if granted
+                    else InProgress(other.operation_id, other.terms.lease_us)
+                ),
                 granted,
             )
             return
@@ -556,7 +560,7 @@ class Core:
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
         """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
         identity, observed = said
-        self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
+        self.check_identity(identity, quote_url(backend.url) if backend.url else "")
         self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
         self.checked = True
@@ -600,7 +604,7 @@ def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
     return detail
 
 
-def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
+def _await_verdict(other: Claim, claim: Claim, under: Under | None) -> Verdict:
     met: Verdict
     if other.recipe != claim.recipe:
         met = Unreadable(other.operation_id, "recipe", other.recipe)
@@ -609,4 +613,4 @@ def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
     else:
         return InProgress(other.operation_id, other.terms.lease_us)
     again = recast(claim, met, under)
-    return met if again is None else _met(other, again, under)
+    return met if again is None else _await_verdict(other, again, under)

@@ -111,10 +111,10 @@ def _of_a_package(scheme: str, url: str) -> Backend:
                 "its entry point must be a function of the URL that returns a semel.engine.backend.Backend"
             )
         return replace(backend, url=url)
-    raise UrlError(f"unknown store {scheme!r}{_meant_store(scheme)}")
+    raise UrlError(f"unknown store {scheme!r}{_suggest_store(scheme)}")
 
 
-def _meant_store(scheme: str) -> str:
+def _suggest_store(scheme: str) -> str:
     """What an unknown scheme was probably meant to be; all that is known where nothing is near."""
     if scheme in _MEANT:
         return f": {_MEANT[scheme]}"

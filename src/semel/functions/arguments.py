@@ -206,11 +206,11 @@ def _caller_of(caller: Callable[..., object], args: tuple[Any, ...], kwargs: Map
 
 def _caller(path: Path, arguments: Mapping[str, Any]) -> Caller:
     found = _look(path, arguments)
-    return found if isinstance(found, Caller) else Caller("single", _named(path, found))
+    return found if isinstance(found, Caller) else Caller("single", _caller_name(path, found))
 
 
 def _name(path: Path, arguments: Mapping[str, Any]) -> str:
-    return _named(path, _look(path, arguments))
+    return _caller_name(path, _look(path, arguments))
 
 
 def _look(path: Path, arguments: Mapping[str, Any]) -> Any:
@@ -220,7 +220,7 @@ def _look(path: Path, arguments: Mapping[str, Any]) -> Any:
         raise RequestError(f"caller={path.text!r} is not there ({error}); {_NO_CALLER}") from None
 
 
-def _named(path: Path, value: object) -> str:
+def _caller_name(path: Path, value: object) -> str:
     if value is None or value == "":
         raise RequestError(f"caller={path.text!r} is {value!r}; {_NO_CALLER}")
     text = text_of(value)

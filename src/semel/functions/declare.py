@@ -23,7 +23,7 @@ from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
 from semel.integrations.endpoint import PermitHere, annotations_of
 from semel.policy import CommandOptions, Policy
-from semel.resuming.functions import KeptArguments, kept_names
+from semel.resuming.functions import KeptArguments, find_kept
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,8 +83,8 @@ class _Settings:
         counted = tuple(name for name in names if name != receiver)
         kept: KeptArguments | None = None
         if given["policy"].resumable:
-            left_in = counted_names(given["exclude"], counted)
-            kept = KeptArguments(function, kept_names(function, counted, left_in), receiver, shapes)
+            left_in = check_exclude(given["exclude"], counted)
+            kept = KeptArguments(function, find_kept(function, counted, left_in), receiver, shapes)
         return DeclaredCommand(
             function,
             self.name,
@@ -95,8 +95,8 @@ class _Settings:
             key_said=f"key={given['key']!r}",
             make_caller=caller_maker(given["caller"], names),
             fingerprints=Fingerprints(
-                counted_names(given["exclude"], counted),
-                included_paths(given["include"], given["exclude"], names),
+                check_exclude(given["exclude"], counted),
+                check_include(given["include"], given["exclude"], names),
                 {name: own[name].default for name in names if own[name].default is not inspect.Parameter.empty},
                 shapes.codecs,
                 given["policy"].body_bytes_max,
@@ -281,7 +281,7 @@ def check_codecs(codecs: object) -> tuple[Codec, ...]:
     return tuple(codecs)
 
 
-def counted_names(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
+def check_exclude(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
     """The parameters that tell commands apart. Raises ConfigurationError."""
     if isinstance(exclude, str) or not isinstance(exclude, tuple | list):
         raise ConfigurationError(f"exclude= takes a tuple of parameters, such as ('note',); it is {exclude!r}")
@@ -293,7 +293,7 @@ def counted_names(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in exclude)
 
 
-def included_paths(include: object, exclude: object, names: tuple[str, ...]) -> tuple[Path, ...]:
+def check_include(include: object, exclude: object, names: tuple[str, ...]) -> tuple[Path, ...]:
     """The parts of the arguments that tell commands apart instead of all. Raises ConfigurationError."""
     if isinstance(include, str) or not isinstance(include, tuple | list):
         raise ConfigurationError(f"include= takes a tuple of paths, such as ('order.id',); it is {include!r}")

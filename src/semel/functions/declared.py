@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from semel.codec.annotations import Shapes
-from semel.codec.results import KeptResult, given, keep_error, keep_result
+from semel.codec.results import KeptResult, keep_error, keep_result, restore_result
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
 from semel.core.identity import record_id
@@ -375,7 +375,7 @@ class CommandCall:
 
     def _replay(self, result: Result) -> Any:
         try:
-            return given(result.answer, self._shape, self._declared.replays)
+            return restore_result(result.answer, self._shape, self._declared.replays)
         except Mismatch as error:
             raise RecordUnreadableError(
                 f"the stored end of {self._declared.name!r} does not fit what {self._declared.called} declares now "

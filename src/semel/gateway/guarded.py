@@ -113,12 +113,12 @@ def longest(operations: Iterable[Guarded]) -> int:
     return int(max((each.seconds for each in operations), default=0.0)) + MARGIN_SECONDS
 
 
-def ordered(operations: Iterable[Guarded]) -> list[Guarded]:
+def sort_by_precision(operations: Iterable[Guarded]) -> list[Guarded]:
     """Exact paths before templates, templates before everything: the first that matches counts."""
     return sorted(operations, key=lambda each: (each.path.endswith("*"), len(_HOLE.findall(each.path)), each.path))
 
 
-def guarded_of(app: Any) -> list[Guarded]:
+def find_guarded(app: Any) -> list[Guarded]:
     """The operations of an ASGI or WSGI application, as a gateway has to know them."""
     found = []
     for each in discover(app).operations:
@@ -140,7 +140,7 @@ def guarded_of(app: Any) -> list[Guarded]:
     return found
 
 
-def guarded_in(configuration: Proxied) -> list[Guarded]:
+def read_guarded(configuration: Proxied) -> list[Guarded]:
     """The operations that ``operations.toml`` declares, as a gateway has to know them."""
     return [
         Guarded(

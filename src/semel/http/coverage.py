@@ -109,13 +109,13 @@ class Coverage:
             for template in operation.templates:
                 for method in operation.methods:
                     for sample in _SAMPLES:
-                        view = self._view(method, _filled(template, sample))
+                        view = self._view(method, _fill(template, sample))
                         if view is not None and view is not _REDIRECT:
                             yield (method, view), template
                             break
 
 
-def _filled(template: str, sample: str) -> str:
+def _fill(template: str, sample: str) -> str:
     return "/".join(sample if part.startswith("{") else part for part in template.split("/"))
 
 

@@ -222,7 +222,7 @@ def problem_page() -> Answer:
     parts = [_HEAD]
     for entry in ENTRIES:
         parts.append(f'<h2 id="{anchor_of(entry.code)}">{entry.code} ({entry.status})</h2>\n')
-        parts += [f"<p>{_marked_up(text)}</p>\n" for text in (entry.happened, entry.remedy)]
+        parts += [f"<p>{_mark_up(text)}</p>\n" for text in (entry.happened, entry.remedy)]
     body = "".join([*parts, "</body></html>\n"]).encode()
     headers = (
         (b"content-type", b"text/html; charset=utf-8"),
@@ -233,7 +233,7 @@ def problem_page() -> Answer:
     return Answer(200, headers, body)
 
 
-def _marked_up(text: str) -> str:
+def _mark_up(text: str) -> str:
     """Backquotes as code."""
     pieces = html.escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

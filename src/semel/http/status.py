@@ -59,7 +59,7 @@ class _Place:
         rest = found[0][len(root) :].strip("/")
         reads = method in ("GET", "HEAD")
         if reads and rest == PAGE_NAME:
-            return _sized(problem_page(), method)
+            return _with_length(problem_page(), method)
         if not self._insists:
             named = parse_qs(query.decode("latin-1"), keep_blank_values=True)
             names_one = uuid_bytes(rest) is not None if rest else "key" in named or "reference" in named
@@ -91,7 +91,7 @@ class StatusResource(_Place):
         if not isinstance(asked, str):
             return asked
         operations = self._operations
-        return _sized(operations.by_id(asked, environ) if asked else operations.by_key(query, environ), method)
+        return _with_length(operations.by_id(asked, environ) if asked else operations.by_key(query, environ), method)
 
 
 class AsyncStatusResource(_Place):
@@ -109,10 +109,10 @@ class AsyncStatusResource(_Place):
             return asked
         operations = self._operations
         found = await (operations.by_id(asked, scope) if asked else operations.by_key(query, scope))
-        return _sized(found, scope["method"])
+        return _with_length(found, scope["method"])
 
 
-def _sized(found: Answer, method: str) -> Answer:
+def _with_length(found: Answer, method: str) -> Answer:
     headers = found.headers
     if all(name != b"content-length" for name, _ in headers):
         headers = (*headers, (b"content-length", b"%d" % len(found.body)))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
-from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failed_inside, succeeded
+from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failure_inside, success_outcome
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.blame import is_wrong_for_all
 from semel.core.model import Scope
@@ -143,26 +143,26 @@ class Booking:
         """Book the row of an item. Raises ItemFailed, with the line, the column and the reason."""
         found = item.value
         if len(found) == 2:
-            raise _failed(BadRow(*found[1]), written=False)
+            raise _item_failed(BadRow(*found[1]), written=False)
         line = self.lines.line_of(item.place)
         try:
             value = self.checks(found[0])
         except Exception as error:  # of pydantic, of a function, or of a row that is not what a function expects
             if is_wrong_for_all(error):
                 raise
-            raise _failed(invalid_of(error, line), written=False) from None
+            raise _item_failed(invalid_of(error, line), written=False) from None
         if self.refuses:
             reason = "another row of the file is wrong, and all of them are booked or none"
-            raise _failed(BadRow(line, None, NOT_BOOKED, reason), written=False)
+            raise _item_failed(BadRow(line, None, NOT_BOOKED, reason), written=False)
         if self.handler is None:
             return None
         scope = self.scope
         row = Row(item.place + 1, line, value, item.connection, item.id, scope.caller, scope.tenant, self.preview, item)
         try:
             returned = await self.handler(row)
-            return _hidden(returned) if self.hides else returned
+            return _move_ids_to_detail(returned) if self.hides else returned
         except RowInvalid as error:
-            raise _failed(invalid_of(error, line), written=True) from None
+            raise _item_failed(invalid_of(error, line), written=True) from None
         except ItemFailed as error:
             if error.detail is None:
                 error.detail = packed_detail(BadRow(line, None, error.code, ""))
@@ -187,11 +187,11 @@ class Booking:
         return False
 
 
-def _failed(bad: BadRow, *, written: bool) -> ItemFailed:
+def _item_failed(bad: BadRow, *, written: bool) -> ItemFailed:
     return ItemFailed(bad.code, written=written, detail=packed_detail(bad))
 
 
-def _hidden(returned: object) -> object:
+def _move_ids_to_detail(returned: object) -> object:
     """What a handler returned, with the ids in the detail. What is nothing that a handler returns stays as it is."""
     done = Done(returned) if isinstance(returned, str) else returned
     if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
@@ -218,7 +218,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
         if connection is not None:
             await _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
         try:
-            outcome = succeeded(listed, await booking(item))
+            outcome = success_outcome(listed, await booking(item))
         except Exception as error:
             if is_wrong_for_all(error):
                 raise
@@ -226,7 +226,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
                 raise StoreUnavailable("another transaction was first; ask for the preview again") from error
             if connection is not None:
                 await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
-            outcome, sure, _ = failed_inside(listed, error)
+            outcome, sure, _ = failure_inside(listed, error)
             if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
                 return outcome
         else:

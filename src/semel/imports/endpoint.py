@@ -17,15 +17,15 @@ from semel.imports.booking import Verdict
 from semel.imports.http import (
     FORM_BYTES,
     FileHead,
+    answer_job,
+    answer_jobs,
+    answer_preview,
+    answer_rows,
+    answer_submission,
     check_length,
     describe_upload,
     problem_of,
     read_head,
-    shown_job,
-    shown_jobs,
-    shown_preview,
-    shown_rows,
-    submitted,
 )
 from semel.imports.parts import FileParts
 from semel.imports.rules import checked_supplier, supplier_of_key
@@ -106,10 +106,10 @@ class ImportEndpoint:
                 "client_key": head.client_key,
             }
             if query.get("preview", "") in ("1", "true"):
-                return shown_preview(await self.imports.preview_upload(upload, **named))
+                return answer_preview(await self.imports.preview_upload(upload, **named))
             filename = query.get("filename") if form is None else form.filename
             job = await self.imports.submit_upload(upload, filename=filename, **named)
-            return submitted(job, self._jobs_path)
+            return answer_submission(job, self._jobs_path)
 
     async def _read(self, request: AsgiRequest, head: FileHead, form: FileParts | None, upload: Upload) -> None:
         size = 0
@@ -171,7 +171,7 @@ class Jobs:
             job = await endpoint.imports.job(id)
             if job is None:
                 raise ImportRefused("there is no such import", "NOT_FOUND")
-            return shown_job(job)
+            return answer_job(job)
 
         return await self._of_job(request, answer)
 
@@ -185,7 +185,7 @@ class Jobs:
             if state is not None and state.upper() not in get_args(Verdict):
                 raise ImportRefused(f"state must be one of {', '.join(get_args(Verdict))}", "INVALID_QUERY")
             wanted = None if state is None else cast(Verdict, state.upper())
-            return shown_rows(*await endpoint.imports.outcomes(id, after=after, limit=limit, state=wanted))
+            return answer_rows(*await endpoint.imports.outcomes(id, after=after, limit=limit, state=wanted))
 
         return await self._of_job(request, answer)
 
@@ -203,7 +203,7 @@ class Jobs:
             for endpoint in self.endpoints.values():
                 if await endpoint.allows(request, supplier):
                     found += await endpoint.imports.find(key, tenant=caller.tenant)
-            return shown_jobs(found)
+            return answer_jobs(found)
         except SemelError as error:
             return self._problem(error)
 

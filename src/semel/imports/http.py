@@ -94,12 +94,12 @@ def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileH
         boundary,
         length,
         BodyCheck(None if digest is None else digest.decode("latin-1")),
-        None if key is None else _unquoted(key.decode("latin-1")),
+        None if key is None else _unquote(key.decode("latin-1")),
         b"1" in read.get(b"early-data", b""),
     )
 
 
-def _unquoted(key: str) -> str:
+def _unquote(key: str) -> str:
     stripped = key.strip()
     return stripped[1:-1] if len(stripped) > 2 and stripped[0] == stripped[-1] == '"' else stripped
 
@@ -110,7 +110,7 @@ def check_length(size: int, head: FileHead) -> None:
         raise InvalidBody("The body is cut short; send it again.")
 
 
-def submitted(job: ImportJob, jobs_path: str) -> Answer:
+def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
     """202 for a job that was just made, 200 for one that was there: as it stands now."""
     location = f"{jobs_path}/{job.id}".encode()
     headers = [*_HEADERS, (MARK, b"created" if job.is_new else b"existing"), (b"location", location)]
@@ -119,22 +119,22 @@ def submitted(job: ImportJob, jobs_path: str) -> Answer:
     return _answer(202 if job.is_new else 200, job.document(), headers)
 
 
-def shown_job(job: ImportJob) -> Answer:
+def answer_job(job: ImportJob) -> Answer:
     """A job as it stands now."""
     return _answer(200, job.document(), [*_HEADERS, *([] if job.is_over else [(b"retry-after", b"1")])])
 
 
-def shown_jobs(jobs: list[ImportJob]) -> Answer:
+def answer_jobs(jobs: list[ImportJob]) -> Answer:
     """Jobs that were found by their key."""
     return _answer(200, {"imports": [job.document() for job in jobs]}, [*_HEADERS])
 
 
-def shown_rows(rows: list[RowOutcome], after: int | None) -> Answer:
+def answer_rows(rows: list[RowOutcome], after: int | None) -> Answer:
     """A page of what became of rows."""
     return _answer(200, {"rows": [row.document() for row in rows], "after": after}, [*_HEADERS])
 
 
-def shown_preview(preview: Preview) -> Answer:
+def answer_preview(preview: Preview) -> Answer:
     """What a run would do."""
     return _answer(200, preview.document(), [*_HEADERS])
 

@@ -86,13 +86,13 @@ class Csv:
                 return
             except (csv.Error, _TooLong) as error:
                 source.leave()
-                yield _noted(lines, BadRow(source.first, None, "ROW_MALFORMED", _csv_reason(error)), source.first)
+                yield _note_line(lines, BadRow(source.first, None, "ROW_MALFORMED", _csv_reason(error)), source.first)
                 continue
             if not cells:
                 continue
             bad = _bad_cells(cells, header, width, source.first)
             if bad is not None:
-                yield _noted(lines, bad, source.first)
+                yield _note_line(lines, bad, source.first)
                 continue
             if lines is not None:
                 lines.add(source.first)
@@ -124,11 +124,11 @@ class JsonLines:
             number += 1
             if len(raw) > self.row_bytes_max and not raw.endswith(b"\n"):
                 _skip_line(file)
-                yield _noted(lines, BadRow(number, None, "ROW_TOO_LONG", _too_long(self.row_bytes_max)), number)
+                yield _note_line(lines, BadRow(number, None, "ROW_TOO_LONG", _too_long(self.row_bytes_max)), number)
                 continue
             raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if stripped := raw.strip(b" \t\r\n"):
-                yield _noted(lines, _json_row(stripped, number), number)
+                yield _note_line(lines, _json_row(stripped, number), number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +155,10 @@ class JsonArray:
             while piece := file.read(PIECE_BYTES):
                 for raw in reader.feed(piece):
                     number += 1
-                    yield _noted(lines, _json_row(raw, number), number)
+                    yield _note_line(lines, _json_row(raw, number), number)
             for raw in reader.end():
                 number += 1
-                yield _noted(lines, _json_row(raw, number), number)
+                yield _note_line(lines, _json_row(raw, number), number)
         except BulkRefused as error:
             raise UnreadableFile("FILE_MALFORMED", f"the file is not one JSON array: {error}") from None
 
@@ -238,7 +238,7 @@ class Lines:
         return place + self._gaps[bisect_right(self._places, place) - 1] if self._gaps else place + 1
 
 
-def _noted(lines: Lines | None, row: Read, line: int) -> Read:
+def _note_line(lines: Lines | None, row: Read, line: int) -> Read:
     if lines is not None:
         lines.add(line)
     return row

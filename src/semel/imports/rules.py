@@ -231,10 +231,10 @@ DETAIL_TEXT_MAX: Final = 300
 def packed_detail(bad: BadRow) -> bytes:
     """Why a row failed, as it is kept beside its outcome."""
     column = None if bad.column is None else bad.column[:DETAIL_TEXT_MAX]
-    return _packed({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
+    return _pack_json({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
 
 
-def _packed(document: dict[str, Any]) -> bytes:
+def _pack_json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -264,9 +264,9 @@ def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None)
     except (TypeError, ValueError) as error:
         raise PolicyError(f"the handler's result for a row cannot be stored: {error}") from None
     told = {**read_detail(detail)}
-    if detail is not None and detail != _packed(told):  # the application's own, or more than Semel's
+    if detail is not None and detail != _pack_json(told):  # the application's own, or more than Semel's
         told["detail"] = base64.b64encode(detail).decode()
-    return _packed({"semelIds": ids, **told})
+    return _pack_json({"semelIds": ids, **told})
 
 
 def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:

@@ -215,7 +215,7 @@ class Imports:
         self.rows_kept = ImportRows(engine.store)
         self.key: Keying = ContentKey() if key is None else key
         self.content: Content = DatabaseContent(engine) if content is None else content
-        self.formats: tuple[Format, ...] = _checked_formats(formats)
+        self.formats: tuple[Format, ...] = _check_formats(formats)
         self.checks = checks_of(validate)
         self.skips_known = rows == "skip-known"
         self.all_or_nothing = bool(all_or_nothing)
@@ -553,7 +553,7 @@ class Imports:
             booking = Booking(self.checks, None, lines, scope, refuses=True)
         noting: list[asyncio.Task[int]] = []
 
-        def begun(operation_id: str) -> None:
+        def record_begin(operation_id: str) -> None:
             bulk_id = operation_bytes(operation_id)
             flow = self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
             noting.append(asyncio.ensure_future(flow))
@@ -566,7 +566,7 @@ class Imports:
                 caller=job.supplier,
                 tenant=job.tenant,
                 wait_seconds=0,
-                begun=begun,
+                begun=record_begin,
                 known=KnownRows(self.engine.store, job, self.keep_us) if self.skips_known and not refuses else None,
             )
         finally:
@@ -701,7 +701,7 @@ class Imports:
         refuses = self.all_or_nothing and await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
         if refuses:
             booking = Booking(self.checks, None, lines, scope, refuses=True, preview=True)
-        known = _known_rows(self, scope) if self.skips_known and not refuses else None
+        known = _make_known_rows(self, scope) if self.skips_known and not refuses else None
         trial = _Trial(rows_max)
         with closing(ItemSpool(self.bulk.policy.list_terms)) as spool:
             await fill_async(spool, items_of(form, file, lines))
@@ -798,7 +798,7 @@ class _Trial:
         return Counts(total, total, seen.get("BOOKED", 0), seen.get("SKIPPED", 0), seen.get("FAILED", 0), 0)
 
 
-def _known_rows(imports: Imports, scope: Scope) -> KnownRows:
+def _make_known_rows(imports: Imports, scope: Scope) -> KnownRows:
     none = Job._make([b"", scope.tenant, scope.operation, scope.caller, *[None] * (len(Job._fields) - 4)])
     return KnownRows(imports.engine.store, none, imports.keep_us)
 
@@ -813,7 +813,7 @@ def _hash_file(file: IO[bytes], hashing: Any) -> None:
         hashing.update(block)
 
 
-def _checked_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
+def _check_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
     chosen: tuple[Format, ...] = (Csv(), JsonLines(), JsonArray()) if formats is None else tuple(formats)
     known: set[str] = set()
     for form in chosen:

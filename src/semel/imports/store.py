@@ -145,7 +145,7 @@ class ImportRows:
         tally = None
         if job.row_count is None and job.bulk_id is not None:
             tally = yield from self._items.tally(job.bulk_id)
-        return shown(job, names, tally, is_new=is_new)
+        return make_import_job(job, names, tally, is_new=is_new)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ def _places(form: int) -> dict[str, int]:
     return {"first": _PAST[form] - FORM_PLACES, "past": _PAST[form]}
 
 
-def shown(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
+def make_import_job(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
     """A job as clients and operators see it."""
     if job.row_count is not None:
         ended = (job.booked or 0, job.skipped, job.failed or 0, job.unknown or 0)

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from semel.core.blame import is_wrong_for_all
 from semel.core.flow import Flow, ask
-from semel.core.identity import derived_key, frame
+from semel.core.identity import derive_key, frame
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
@@ -55,7 +55,7 @@ class Message:
         """A key for one downstream call, the same for each delivery. Raises PolicyError where the call has no name."""
         if not name:
             raise PolicyError("key_for needs a name, such as message.key_for('charge')")
-        return derived_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
+        return derive_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
 
 
 class _Inbox:
@@ -164,7 +164,7 @@ class Inbox(_Inbox):
         """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
         met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
         if unit is None:
-            return _known(met)
+            return _require_receipt(met)
         try:
             handler(Message(self.consumer, message_id, unit.connection))
         except Exception as error:
@@ -182,7 +182,7 @@ class Inbox(_Inbox):
         """
         joined = Begin(lambda: self._backend.join(connection))
         met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
-        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
     def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
         """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
@@ -240,7 +240,7 @@ class AsyncInbox(_Inbox):
             run += 1
             met, unit = await self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
             if unit is None:
-                return _known(met)
+                return _require_receipt(met)
             try:
                 await handler(Message(self.consumer, message_id, unit.connection))
             except Exception as error:
@@ -260,7 +260,7 @@ class AsyncInbox(_Inbox):
         """As :meth:`Inbox.within`, for AsyncSession, psycopg's AsyncConnection and asyncpg's connections."""
         joined = Begin(lambda: self._backend.join_async(connection))
         met, unit = await self._drive(self._enter(message_id, 1, joined))
-        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
     async def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
         """As :meth:`Inbox.failed`."""
@@ -315,7 +315,7 @@ def _into(
     return met, unit
 
 
-def _known(met: Receipt | None) -> Receipt:
+def _require_receipt(met: Receipt | None) -> Receipt:
     assert met is not None
     return met
 

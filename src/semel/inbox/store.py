@@ -10,7 +10,7 @@ import hashlib
 from enum import Enum
 from typing import Any, Final, NamedTuple, cast
 
-from semel.core.damage import damage_of, mended
+from semel.core.damage import damage_of, repair
 from semel.core.flow import Ask, Flow
 from semel.core.identity import frame
 from semel.core.model import Purged
@@ -74,7 +74,7 @@ class Parked(NamedTuple):
     reason: str
 
 
-def _parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
+def _make_parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
     values = {"message_id": message_id, "tries": tries, "parked_at": parked_at, "reason": reason}
     damage = damage_of("messages", values)
     if damage is None:
@@ -84,10 +84,10 @@ def _parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
     )
 
 
-def _tried(row: Row) -> Tried:
+def _make_tried(row: Row) -> Tried:
     values = dict(zip(Tried._fields, row, strict=False))
     damage = damage_of("messages", values)
-    return Tried(**(values if damage is None else mended("messages", values)), damage=damage)
+    return Tried(**(values if damage is None else repair("messages", values)), damage=damage)
 
 
 class InboxRows:
@@ -163,7 +163,7 @@ class InboxRows:
         """A page of what waits for an operator, by name."""
         params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["parked"], params)
-        return [_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
+        return [_make_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
 
     def open(self, after: tuple[str, str], limit: int, *, parked: bool) -> Flow[list[Tried]]:
         """A page of what was tried and not handled, of every consumer where this one's name is empty.
@@ -178,7 +178,7 @@ class InboxRows:
             "limit": limit,
         }
         rows = yield from self._dialect.rows(self._sql["open"], params)
-        return [_tried(row) for row in rows]
+        return [_make_tried(row) for row in rows]
 
     def backlog(self) -> Flow[Backlog]:
         """How many of every consumer's messages were tried and not handled. Looks at those alone."""

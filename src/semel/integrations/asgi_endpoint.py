@@ -34,7 +34,7 @@ from semel.integrations.endpoint import (
     check_endpoint,
     check_sessions,
     declare_endpoint,
-    filled_parameters,
+    find_filled,
     plain_function,
     without_slashes,
 )
@@ -206,7 +206,7 @@ class EndpointCommands(Generic[R]):
 
     def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
-        filled = filled_parameters(endpoint)
+        filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
         if inspect.iscoroutinefunction(plain_function(endpoint)):
@@ -302,7 +302,7 @@ class EndpointCommands(Generic[R]):
     async def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(endpoint) in self._on_loop:
             return await endpoint(*args, **kwargs)
-        return await called(endpoint, args, kwargs, self._in_thread)
+        return await call_endpoint(endpoint, args, kwargs, self._in_thread)
 
     async def _call_with_session(
         self,
@@ -348,7 +348,7 @@ def may_claim(endpoint: object) -> bool:
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
-async def called(
+async def call_endpoint(
     endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_thread: InThread
 ) -> Any:
     """What an endpoint returns: a coroutine function on the loop, any other in a thread."""

@@ -154,7 +154,7 @@ def check_endpoint(endpoint: Any) -> None:
         )
 
 
-def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
+def find_filled(endpoint: Callable[..., Any]) -> Filled:
     """The parameters that Semel fills: by their default ``semel.permit`` or ``semel.atomic_session``, or annotated so.
 
     Raises ConfigurationError for a permit that nothing would fill.
@@ -168,10 +168,10 @@ def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
                 f"Permit without a default, so that it gets no value; write {parameter.name}: Permit = semel.permit, "
                 "where semel is your Semel object"
             )
-    return Filled(_marked(endpoint, hints, PermitHere), _marked(endpoint, hints, SessionHere))
+    return Filled(_find_marked(endpoint, hints, PermitHere), _find_marked(endpoint, hints, SessionHere))
 
 
-def _marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: type) -> tuple[str, ...]:
+def _find_marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: type) -> tuple[str, ...]:
     return tuple(
         parameter.name
         for parameter in inspect.signature(endpoint).parameters.values()
@@ -214,10 +214,10 @@ def annotations_of(endpoint: Callable[..., Any]) -> dict[str, Any]:
     signature = inspect.signature(endpoint)
     found = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     names = getattr(inspect.unwrap(plain_function(endpoint)), "__globals__", {})
-    return {name: _resolved(each, names) for name, each in (*found.items(), ("return", signature.return_annotation))}
+    return {name: _resolve(each, names) for name, each in (*found.items(), ("return", signature.return_annotation))}
 
 
-def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     if annotation is inspect.Parameter.empty:
         return annotation
     try:

@@ -52,14 +52,14 @@ class Semel(StarletteSemel):
         own = next((name for name, hint in hints.items() if _is_request(hint)), None)
 
         @functools.wraps(endpoint)
-        async def claimed(**kwargs: Any) -> Any:
+        async def serve_claimed(**kwargs: Any) -> Any:
             request = kwargs.pop(_REQUEST) if own is None else kwargs[own]
             return await self.serve(endpoint, declared, request, (), kwargs, filled)
 
-        claimed.__signature__ = _signature(endpoint, filled, hints, own)  # type: ignore[attr-defined]
-        claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        serve_claimed.__signature__ = _signature(endpoint, filled, hints, own)  # type: ignore[attr-defined]
+        serve_claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     def install(
         self,

@@ -183,14 +183,14 @@ class Semel:
             is_coroutine = inspect.iscoroutinefunction(view)
 
             @functools.wraps(view)
-            def claimed(*args: Any, **kwargs: Any) -> Any:
+            def serve_claimed(*args: Any, **kwargs: Any) -> Any:
                 run = (
                     current_app.ensure_sync(view) if is_coroutine else view
                 )  # before the claim: it may not be possible
                 return self._serve(run, declared, args, kwargs)
 
-            setattr(claimed, DECLARED, declared)
-            return cast(F, claimed)
+            setattr(serve_claimed, DECLARED, declared)
+            return cast(F, serve_claimed)
 
         return declare
 
@@ -234,7 +234,7 @@ class Semel:
 
         def answer(**_: Any) -> Response:
             params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
-            return _told_of(made.respond(request.environ, request.environ, params))
+            return _to_response(made.respond(request.environ, request.environ, params))
 
         answer.__name__ = operation.replace(".", "_")  # Flask's name for it
         made.answer = answer
@@ -523,7 +523,7 @@ def _response_of(answer: Answer) -> Response:
     return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer.headers))
 
 
-def _told_of(told: Answer | Told) -> Response:
+def _to_response(told: Answer | Told) -> Response:
     """A bulk's answer as a response, whose items are read while it is sent."""
     if isinstance(told, Answer):
         return _response_of(told)

@@ -234,15 +234,15 @@ class Semel(EndpointCommands[Response]):
         filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
-        async def claimed(*args: Any, **kwargs: Any) -> Any:
+        async def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             if not has_request_context():
                 raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
             here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
             await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
             return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return await run_sync(endpoint)(*args, **kwargs)

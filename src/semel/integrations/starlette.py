@@ -36,7 +36,7 @@ from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
-from semel.integrations.asgi_endpoint import EndpointCommands, Served, called, may_claim
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, call_endpoint, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
@@ -161,12 +161,12 @@ class Semel(EndpointCommands[Response]):
         filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
-        async def claimed(*args: Any) -> Any:
+        async def serve_claimed(*args: Any) -> Any:
             # The request comes last: of a method, such as HTTPEndpoint.post, the instance comes first.
             return await self.serve(endpoint, declared, args[-1], args, {}, filled)
 
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     # --- installing -----------------------------------------------------------------------------
 
@@ -340,9 +340,9 @@ def _link_errors(app: Starlette, semel: Semel) -> None:
         outermost = build()
         if isinstance(outermost, ServerErrorMiddleware):
             if outermost.handler is not None:
-                outermost.handler = _linked_handler(outermost.handler)
-            outermost.error_response = _linked(outermost.error_response)  # type: ignore[method-assign,assignment]
-            outermost.debug_response = _linked(outermost.debug_response)  # type: ignore[method-assign,assignment]
+                outermost.handler = _link_async(outermost.handler)
+            outermost.error_response = _link_sync(outermost.error_response)  # type: ignore[method-assign,assignment]
+            outermost.debug_response = _link_sync(outermost.debug_response)  # type: ignore[method-assign,assignment]
         try:
             semel.check_routes(app)
         except ConfigurationError as error:
@@ -365,16 +365,16 @@ class _Refusing:
         await self.app(scope, receive, send)
 
 
-def _linked(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
+def _link_sync(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
     def respond_linked(request: Request, error: Exception) -> Response:
         return _with_link(request, respond(request, error))
 
     return respond_linked
 
 
-def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
+def _link_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     async def handle_linked(request: Request, error: Exception) -> Response:
-        return _with_link(request, await called(handler, (request, error), {}, in_threadpool))
+        return _with_link(request, await call_endpoint(handler, (request, error), {}, in_threadpool))
 
     return handle_linked
 

@@ -286,7 +286,7 @@ class Idempotent(FieldExtension):
     def _digested(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments as they count: a file, wherever it stands among them, is its bytes."""
         own = {each.kind for each in self._codecs}
-        named = {name: _digested(arguments[name], own) for name in self._arguments if name in arguments}
+        named = {name: _digest_value(arguments[name], own) for name in self._arguments if name in arguments}
         return {**arguments, **named}
 
     def counted(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -344,14 +344,14 @@ def _has_file(value: Any) -> bool:
     return _stream_of(value) is not None or any(map(_has_file, _inner(value).values()))
 
 
-def _digested(value: Any, own: Collection[type]) -> Any:
+def _digest_value(value: Any, own: Collection[type]) -> Any:
     """An argument whose files are their bytes, less what the application has a codec for."""
     if not _has_file(value) or (type(value) in own and not isinstance(value, Some)):
         return value
     stream = _stream_of(value)
     if stream is not None:
         return _digest(stream)
-    made = {place: _digested(each, own) for place, each in _inner(value).items()}
+    made = {place: _digest_value(each, own) for place, each in _inner(value).items()}
     if isinstance(value, Some):
         return Some(made["value"])
     if isinstance(value, (list, tuple)):

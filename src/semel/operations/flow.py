@@ -134,12 +134,12 @@ def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
     return reply
 
 
-def _unobserved(so_far: Purged) -> None:
+def _ignore(so_far: Purged) -> None:
     return None
 
 
 def purge_operations(
-    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore
 ) -> Flow[Purged]:
     """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
     seen = forgotten = 0

@@ -158,7 +158,7 @@ class _Queries:
             return self._surface.problems.of_verdict(Unreadable(id if isinstance(id, bytes) else bytes(16), "corrupt"))
         now = self._core.store_time()
         headers = [_JSON, _NO_STORE]
-        document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
+        document = _operation_document(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:
             document["businessReference"] = kept.business_ref
         if progress is not None:
@@ -203,7 +203,9 @@ class Operations(_Queries):
             found = await self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
             return self._failed(error)
-        allowed = [each for each in found if await self._surface.allows_async(request, _wanted(each, asked.caller))]
+        allowed = [
+            each for each in found if await self._surface.allows_async(request, _make_wanted(each, asked.caller))
+        ]
         return self._told(asked, allowed)
 
 
@@ -229,11 +231,11 @@ class SyncOperations(_Queries):
             found = self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
             return self._failed(error)
-        allowed = [each for each in found if self._surface.allows(request, _wanted(each, asked.caller))]
+        allowed = [each for each in found if self._surface.allows(request, _make_wanted(each, asked.caller))]
         return self._told(asked, allowed)
 
 
-def _wanted(found: FoundOperation, caller: Caller) -> Wanted:
+def _make_wanted(found: FoundOperation, caller: Caller) -> Wanted:
     told = found.row or found.kept
     assert told is not None
     return Wanted(told.operation, caller)
@@ -243,7 +245,7 @@ def _is_of(told: Record | Operation, caller: Caller) -> bool:
     return (told.tenant, told.caller) == (caller.tenant, caller.id)
 
 
-def _remembered(kept: Operation) -> dict[str, Any]:
+def _operation_document(kept: Operation) -> dict[str, Any]:
     """An operation whose key is forgotten, as its own caller may see it."""
     document: dict[str, Any] = {
         "operationId": uuid_text(kept.operation_id),

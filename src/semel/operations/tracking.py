@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from semel.core.contract import Store
-from semel.core.decide import DOUBTS, Situation, lapsed_situation
+from semel.core.decide import DOUBTS, Situation, classify_lapsed
 from semel.core.flow import Ask, Flow
 from semel.core.model import (
     Claim,
@@ -137,7 +137,7 @@ def _open(record: Record, id: bytes, now: int) -> Verdict:
     left = record.lease_until - now
     if left > 0 or record.state == State.CLAIMED:
         return InProgress(id, max(0, left), own=False)
-    lapsed = lapsed_situation(record, now)
+    lapsed = classify_lapsed(record, now)
     if lapsed is Situation.IDEMPOTENT_LAPSED:
         return InProgress(id, 0, own=False)
     return OutcomeUnknown(id, DOUBTS.get(lapsed, "lapsed"))

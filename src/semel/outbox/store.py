@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from semel.core.damage import damage_of, mended
+from semel.core.damage import damage_of, repair
 from semel.core.flow import Ask, Flow
 from semel.core.identity import uuid_bytes
 from semel.core.model import Settled, Settlement, Settling
@@ -17,7 +17,7 @@ from semel.outbox.event import Event, Waiting
 from semel.outbox.rules import GONE, lane_of, pack_headers, unpack_headers
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
-from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, composed
+from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, compose
 
 NOUN: Final = "events"
 REASON_LETTERS_MAX: Final = 500
@@ -75,7 +75,7 @@ class Events:
 
     def postpone(self, seq: int, wait_us: int, reason: str) -> Flow[int]:
         """The broker refused it: to be tried again in so many microseconds."""
-        params: Values = {"seq": seq, "wait": wait_us, "reason": shortened(reason)}
+        params: Values = {"seq": seq, "wait": wait_us, "reason": shorten(reason)}
         return (yield from self.dialect.write(self._sql["postpone"], params))
 
     def park(self, event: str | int, reason: str) -> Flow[bool]:
@@ -83,7 +83,7 @@ class Events:
 
         Parameters: ``event`` its id, or its place (``Waiting.seq``): the id of a damaged one may be damaged, too.
         """
-        return (yield from self._change("park", event, {"reason": shortened(reason)}))
+        return (yield from self._change("park", event, {"reason": shorten(reason)}))
 
     def retry(self, event: str | int) -> Flow[bool]:
         """Try a parked event again; False where it is not parked. ``event`` as of :meth:`park`."""
@@ -146,7 +146,7 @@ def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
     return (yield from Events(dialect).write(events)) if events else 0
 
 
-def settled_with_events(
+def settle_with_events(
     dialect: Dialect,
     settle: Callable[[Sequence[Settlement]], Flow[list[Settling]]],
     settlements: Sequence[Settlement],
@@ -196,7 +196,7 @@ def _settling_and_writing(settle: Statement) -> Statement:
             "SELECT 1 / (SELECT count(*) FROM settled), (SELECT bool_and(outermost) FROM settled), "
             "(SELECT count(*) FROM rung)"
         )
-        statement = _COMPOSED[settle.text] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
+        statement = _COMPOSED[settle.text] = compose(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
     return statement
 
 
@@ -239,7 +239,7 @@ def _waiting(row: Row) -> Waiting:
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
     damage = damage_of(NOUN, values)
     if damage is not None:
-        values = mended(NOUN, values)
+        values = repair(NOUN, values)
     event = Event(
         values["id"],
         values["topic"],
@@ -263,7 +263,7 @@ def _waiting(row: Row) -> Waiting:
     )
 
 
-def shortened(reason: str) -> str:
+def shorten(reason: str) -> str:
     """A reason that fits into a line, without what no store can keep."""
     text = " ".join(reason.encode("utf-8", "replace").decode().replace("\x00", "").split())
     return text if len(text) <= REASON_LETTERS_MAX else f"{text[: REASON_LETTERS_MAX - 1]}…"

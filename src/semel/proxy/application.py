@@ -18,7 +18,7 @@ from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.spelling import normal_segments
 from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
-from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, nominated
+from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, connection_headers
 from semel.workers.health import READY, Check, HealthServer
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -89,7 +89,7 @@ class Front:
             return self._problems.answer(NOT_PASSED, "This proxy makes no tunnels.")
         if not path.startswith(b"/"):
             return self._problems.answer(MISSPELLED, "The path must start with a slash.")
-        if b"connection" in names and (nominated(headers) - _NOMINATED) & set(names):
+        if b"connection" in names and (connection_headers(headers) - _NOMINATED) & set(names):
             return self._invalid("Connection names a header that the service needs. Leave it out of Connection.")
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
             return self._problems.answer(NOT_PASSED, "This proxy does not pass on WebSockets.")

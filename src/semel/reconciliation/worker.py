@@ -25,7 +25,7 @@ from semel.reconciliation.case import Case
 from semel.reconciliation.flow import settle_found
 from semel.reconciliation.rules import Again, DidNotHappen, Finding, StepSucceeded, StillUnknown, SucceededWith, judge
 from semel.reconciliation.store import Reconciliations
-from semel.steps.run import found_result
+from semel.steps.run import encode_found
 from semel.workers.loop import Loop
 from semel.workers.turns import Turns, kind_of, seconds_to_turn
 
@@ -194,7 +194,7 @@ class Reconciling(Loop):
             return
         case = Case(record, operation, taken.asked)
         done.asked += 1
-        found, result = recorded(await _asked(each, case), case)
+        found, result = to_recorded(await _ask(each, case), case)
         judged = partial(
             judge,
             record=record,
@@ -254,7 +254,7 @@ class Reconciling(Loop):
         return super()._next_rest() if self._rest is None else self._rest
 
 
-async def _asked(each: Reconciler, case: Case) -> Finding:
+async def _ask(each: Reconciler, case: Case) -> Finding:
     """What the reconciler says; whatever it raises is no finding: still unknown, and why."""
     try:
         async with asyncio.timeout(each.timeout_seconds):
@@ -275,14 +275,14 @@ async def _asked(each: Reconciler, case: Case) -> Finding:
     )
 
 
-def recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
+def to_recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
     """A finding, and the result of a step as it is recorded; still unknown where there is no such step or form."""
     if not isinstance(found, StepSucceeded):
         return found, None
     if case.step is None:
         return StillUnknown(f"the reconciler answered StepSucceeded, and the doubt names no step: {case.doubt}"), None
     try:
-        return found, found_result(case.step, found.result)
+        return found, encode_found(case.step, found.result)
     except StepError as error:
         return StillUnknown(str(error)), None
 

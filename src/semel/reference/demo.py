@@ -11,7 +11,7 @@ from pathlib import Path
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
 from semel.cli.terminal import Output
-from semel.reference.demo_stage import staged
+from semel.reference.demo_stage import open_stage
 from semel.reference.demo_story import Teller, tell
 from semel.reference.serving import check_installed
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     started = time.monotonic()
     teller = Teller(out)
-    with tempfile.TemporaryDirectory(prefix="semel-demo-") as folder, staged(Path(folder)) as stage:
+    with tempfile.TemporaryDirectory(prefix="semel-demo-") as folder, open_stage(Path(folder)) as stage:
         out.say(f"The reference service runs on {stage.url}: real processes, a real SQLite file, real HTTP.")
         tell(stage, teller)
         demo_effects.tell(stage, teller)

@@ -37,12 +37,12 @@ EVENTS: Final = 3
 
 def tell(stage: Stage, teller: Teller) -> None:
     """Its scenes."""
-    _reconciled(stage, teller)
+    _show_reconciling(stage, teller)
     _bulk(stage, teller)
     _events(stage, teller)
 
 
-def _reconciled(stage: Stage, teller: Teller) -> None:
+def _show_reconciling(stage: Stage, teller: Teller) -> None:
     teller.scene("The provider charges, and its answer is lost; this time code asks it, not an operator")
     key = str(uuid4())
     body: dict[str, Json] = {
@@ -83,16 +83,16 @@ def _bulk(stage: Stage, teller: Teller) -> None:
     with Engine.connect(stage.store) as engine:
         _write(engine, "demo.table", lambda permit: permit.connection.execute(TABLE))
     teller.saw(f"the first run ended with {_run(stage, 'bulk', DIE_AT_ITEM)}")
-    approved = _approved(stage)
+    approved = _approve(stage)
     teller.saw(f"approved: {len(approved)}")
     teller.expect("whole transactions of ten are there, or nothing of them", len(approved) == 30)
     teller.saw(f"the same command again ended with {_run(stage, 'bulk', 0)}")
-    approved = _approved(stage)
+    approved = _approve(stage)
     teller.saw(f"approved: {len(approved)}")
     teller.expect("it went on where it had stopped: each is approved once", sorted(approved) == list(range(ITEMS)))
 
 
-def _approved(stage: Stage) -> list[int]:
+def _approve(stage: Stage) -> list[int]:
     found: list[int] = []
     with Engine.connect(stage.store) as engine:
         _write(

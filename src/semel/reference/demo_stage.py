@@ -119,7 +119,7 @@ class Stage:
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def open_stage(folder: Path) -> Iterator[Stage]:
     """The service on a free loopback port with its files in a folder; ended by its own process id."""
     store = f"sqlite:///{quote(str(folder / 'demo.db'))}"
     log = (folder / "service.log").open("wb")

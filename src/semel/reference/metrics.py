@@ -31,7 +31,7 @@ class MetricsPlace:
 
 
 @contextmanager
-def measured(settings: Settings) -> Iterator[MetricsPlace | None]:
+def serve_metrics(settings: Settings) -> Iterator[MetricsPlace | None]:
     """What ``SEMEL_METRICS`` asks for. Raises ConfigurationError, naming it, where it cannot be had."""
     if settings.metrics is None:
         yield None

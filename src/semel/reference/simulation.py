@@ -49,7 +49,7 @@ class Simulation(BaseModel):
     crash: Literal["before", "after"] | None = None
 
 
-def allowed(value: Any) -> Any:
+def check_allowed(value: Any) -> Any:
     """Refuses to simulate anything outside a demonstration."""
     if value is not None and not DEMO.get():
         raise ValueError("is for demonstrations only: start the service with SEMEL_DEMO=1")

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.reference.greeting import greeting
-from semel.reference.metrics import MetricsPlace, measured
+from semel.reference.metrics import MetricsPlace, serve_metrics
 from semel.reference.orders import create_table
 from semel.reference.settings import Settings
 from semel.reference.worker_process import WorkerProcess
@@ -50,7 +50,7 @@ def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
     Raises ConfigurationError where the port or the store cannot be used as configured, StoreError where it fails.
     """
     _prepare(settings)
-    with bound(settings) as listening, measured(settings) as page:
+    with bound(settings) as listening, serve_metrics(settings) as page:
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         measures = {} if page is None else {"metrics": page.url}

@@ -133,7 +133,7 @@ class KeptArguments:
         return self._shapes.of(hint, f"the parameter {name!r} of {self._called}, which is kept (resumable=True)")
 
 
-def kept_names(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
+def find_kept(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
     """The parameters that are kept: all that count, and what was left out but has no default."""
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters

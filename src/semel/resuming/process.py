@@ -190,7 +190,7 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
     told.put_nowait({"type": "lifespan.startup"})
     first = await _next(task, said)
     if first is None or first["type"] == "lifespan.startup.failed":
-        error = await _ended(task)
+        error = await _await_end(task)
         if isinstance(error, SemelError):
             raise error
         if first is not None:
@@ -201,7 +201,7 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
     finally:
         if not task.done():
             told.put_nowait({"type": "lifespan.shutdown"})
-            await _ended(task)
+            await _await_end(task)
 
 
 async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]]) -> dict[str, Any] | None:
@@ -215,7 +215,7 @@ async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]])
     return None
 
 
-async def _ended(task: asyncio.Future[None]) -> BaseException | None:
+async def _await_end(task: asyncio.Future[None]) -> BaseException | None:
     """Wait for the application's lifespan; what it raised."""
     [raised] = await asyncio.gather(task, return_exceptions=True)
     return raised if isinstance(raised, BaseException) else None

@@ -19,7 +19,7 @@ from typing import Any, Final, TypedDict
 
 from semel.core.model import Operation, Record, Scope
 from semel.core.outcomes import Unprovable
-from semel.core.sealing import opened
+from semel.core.sealing import open_request
 from semel.core.spans import check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
@@ -199,7 +199,7 @@ class Completer(Loop):
             )
             if row is None or row.attempt != found.attempt or row.request is None:
                 return self._left_to_others(found)
-            request = opened(row.request, row.id, self.engine.core.sealer)
+            request = open_request(row.request, row.id, self.engine.core.sealer)
             command = _command(row, kept, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
@@ -243,7 +243,7 @@ class Completer(Loop):
         try:
             if isinstance(self.engine, AsyncEngine):
 
-                async def handled(permit: Permit) -> Any:
+                async def run_handler(permit: Permit) -> Any:
                     _check_next(permit, found)
                     try:
                         return await handler(permit, request)
@@ -251,7 +251,7 @@ class Completer(Loop):
                         raised.append(error)
                         raise
 
-                return await self.engine.run(command, handled, wait_seconds=0)
+                return await self.engine.run(command, run_handler, wait_seconds=0)
 
             def in_thread(permit: Permit) -> Any:
                 _check_next(permit, found)

@@ -102,12 +102,12 @@ def unpack_steps(stored: object, generation: int) -> Steps:
         form, written, count = _HEAD.unpack_from(packed)
         if form != _FORMAT:
             raise Unpackable(f"the list of steps is of format {form}, which this Semel does not know")
-        return _unpacked(packed, count) if written == generation else ()
+        return _unpack(packed, count) if written == generation else ()
     except (error, UnicodeDecodeError):
         raise Unpackable("the list of steps is damaged") from None
 
 
-def _unpacked(packed: bytes, count: int) -> Steps:
+def _unpack(packed: bytes, count: int) -> Steps:
     steps, at = [], _HEAD.size
     for _ in range(count):
         name_bytes, ordinal, started_at, flags, result_bytes = _STEP.unpack_from(packed, at)

@@ -84,7 +84,7 @@ class StepBook:
     def keep(self, step: Step, value: Any, shape: Shape) -> Any:
         """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
         try:
-            body, again = written(step.shown, value, shape)
+            body, again = encode_result(step.shown, value, shape)
         except StepError:
             self.ledger.fail(step, nothing_happened=False)
             raise
@@ -156,7 +156,7 @@ class SyncSteps(StepBook):
                     met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
                     return self.recorded(want, met, shape)
-                body, value = written(name, call(met[1].connection), shape)
+                body, value = encode_result(name, call(met[1].connection), shape)
                 body = self.stored(want, body)
                 with self._writing:
                     drive(ledger.commit(met, body))
@@ -240,7 +240,7 @@ class AsyncSteps(StepBook):
                     value = await value
             finally:
                 self._inside.reset(inside)
-            body, value = written(name, value, shape)
+            body, value = encode_result(name, value, shape)
             body = self.stored(want, body)
             async with self._writing:
                 _, cancelled = await self._whole(ledger.commit(met, body))
@@ -289,10 +289,10 @@ def shape_of(name: str, call: object, returns: Any) -> Shape:
         )
     if not callable(call):
         raise StepError(f"step {name!r} needs a function to call; it is a {type(call).__name__}")
-    return _SHAPES.of(_returned(call) if returns is None else returns, f"the result of step {name!r}")
+    return _SHAPES.of(_return_annotation(call) if returns is None else returns, f"the result of step {name!r}")
 
 
-def _returned(call: Any) -> Any:
+def _return_annotation(call: Any) -> Any:
     while isinstance(call, functools.partial):
         call = call.func
     try:
@@ -304,7 +304,7 @@ def _returned(call: Any) -> Any:
     return annotation
 
 
-def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
+def encode_result(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
     """A result as it is recorded, and as every later run gets it. Raises StepError."""
     try:
         kept = keep_result(value, shape)
@@ -313,6 +313,6 @@ def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
     return kept.answer.body, kept.value
 
 
-def found_result(name: str, value: Any) -> bytes:
+def encode_found(name: str, value: Any) -> bytes:
     """The result of a step that was settled from outside, as it is recorded. Raises StepError."""
-    return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]
+    return encode_result(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]

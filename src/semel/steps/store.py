@@ -51,13 +51,13 @@ class StepRows:
 
     def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
         """Replace the list, with the state and the doubt that it leaves; False for a superseded holder."""
-        return (yield from self._dialect.write(self._sql["write_steps"], _written(holder, steps, standing))) == 1
+        return (yield from self._dialect.write(self._sql["write_steps"], _write_params(holder, steps, standing))) == 1
 
     def write_within(
         self, holder: Renewal, steps: bytes, standing: tuple[State, str | None], transaction: str | None
     ) -> Ask[Any]:
         """The same as the last ask of a unit, which commits with it; whoever may not write lets nobody commit."""
-        params = {**_written(holder, steps, standing), "transaction": transaction}
+        params = {**_write_params(holder, steps, standing), "transaction": transaction}
         if self._dialect.name == "postgres":
             return Query(self._sql["write_steps_within"], params)
         return Execute(self._sql["write_steps"], params)
@@ -99,13 +99,13 @@ def decide_with_steps(
 # --- with a settlement by an operator or a reconciler, in its transaction --------------------
 
 
-def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
+def read_stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
     """A record's list as it is stored; nobody else writes it until this transaction ends (SQLite's has its lock)."""
     rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps"], {"id": id})
     return rows[0][0] if rows else None
 
 
-def listed_steps(store: Any, id: bytes) -> Flow[Value]:
+def read_listed_steps(store: Any, id: bytes) -> Flow[Value]:
     """A record's list as it is stored, for an operator to look at; None where the store keeps no steps."""
     dialect: Dialect | None = getattr(store, "dialect", None)
     if dialect is None:
@@ -122,6 +122,6 @@ def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow
     yield from dialect.write(dialect.statements(NOUN)["rewrite_steps"], params)
 
 
-def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
+def _write_params(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
     state, doubt = standing
     return {**holder._asdict(), "steps": steps, "state": int(state), "doubt": doubt}

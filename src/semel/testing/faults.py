@@ -300,17 +300,17 @@ def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: floa
     driver = FaultyDriver(inner, faults)
     units: list[_FaultyUnit] = []
 
-    def kept(unit: Any) -> _FaultyUnit:
+    def keep_unit(unit: Any) -> _FaultyUnit:
         units.append(_FaultyUnit(unit, driver))
         return units[-1]
 
     async def begin_async() -> Any:
         assert real.unit_async is not None
-        return kept(await driver._alive_async(real.unit_async()))
+        return keep_unit(await driver._alive_async(real.unit_async()))
 
     def begin() -> Any:
         assert real.unit is not None
-        return kept(driver._alive(real.unit))
+        return keep_unit(driver._alive(real.unit))
 
     return FaultyBackend(replace(real, driver=driver, unit=begin, unit_async=begin_async), faults, units)
 

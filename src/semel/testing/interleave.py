@@ -94,7 +94,7 @@ class SqliteWorld:
         self._fine = fine
         self.store: Store = SqliteStore()
         self.clock = clock or SettableClock()
-        self._connection = _IDLE.pop() if _IDLE else _connected()
+        self._connection = _IDLE.pop() if _IDLE else _connect()
         _empty(self._connection)
         self._answer: Answer = answering(self._connection, self.clock)
 
@@ -128,7 +128,7 @@ class SqliteWorld:
 _IDLE: Final[list[sqlite3.Connection]] = []
 
 
-def _connected() -> sqlite3.Connection:
+def _connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     perform(SqliteStore().migrate("interleave", b"none"), answering(connection, SettableClock()))
     atexit.register(connection.close)
@@ -149,7 +149,7 @@ def _empty(connection: sqlite3.Connection) -> None:
 def _emptying() -> list[tuple[str, list[Any]]]:
     """The statements that bring a store back to what it was when it was new, with the rows that they insert."""
     statements: list[tuple[str, list[Any]]] = []
-    connection = _connected()
+    connection = _connect()
     for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         statements.append((f"DELETE FROM {table}", []))  # noqa: S608 - names of ours
         if rows := connection.execute(f"SELECT * FROM {table}").fetchall():  # noqa: S608

@@ -184,11 +184,11 @@ class JoinBench:
             await engine.run(self.command(), handler)
         else:
 
-            async def told() -> Answer:
+            async def run_story() -> Answer:
                 await story()
                 return answer
 
-            engine.run(self.command(), lambda permit: at_once(told()))
+            engine.run(self.command(), lambda permit: at_once(run_story()))
 
     async def leave(self, user: JoinUser) -> None:
         """Disconnect a user."""
@@ -231,7 +231,7 @@ def run(name: str, subject: JoinSubject) -> None:
     if not __debug__:
         raise RuntimeError("the suite is made of assertions: run it without -O")
 
-    async def told() -> None:
+    async def run_case() -> None:
         bench = JoinBench(subject)
         try:
             await CASES[name](bench)
@@ -239,7 +239,7 @@ def run(name: str, subject: JoinSubject) -> None:
             await bench.close()
 
     try:
-        asyncio.run(told())
+        asyncio.run(run_case())
         assert subject.is_free()
     finally:
         subject.close()

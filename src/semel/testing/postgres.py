@@ -34,7 +34,7 @@ def postgres_subject(
     """
     empty_schema(conninfo, schema)
 
-    def opened() -> Backend:
+    def open_backend() -> Backend:
         options: dict[str, Any] = {"schema": schema} if through is None else {"prepared": False}
         return postgres_backend(through or conninfo, clock=clock, asyncpg=asyncpg, **options)
 
@@ -44,4 +44,4 @@ def postgres_subject(
                 "UPDATE semel_record SET state = %s, body = %s WHERE id = %s", (row.state, row.body, row.id)
             )
 
-    return Subject(opened(), corrupt, opened)
+    return Subject(open_backend(), corrupt, open_backend)

@@ -97,11 +97,11 @@ class Writes:
 
     async def commit(self) -> None:
         """The connection's own ``commit()``."""
-        await _awaited(self.connection.commit())
+        await _await(self.connection.commit())
 
     async def rollback(self) -> None:
         """The connection's own ``rollback()``."""
-        await _awaited(self.connection.rollback())
+        await _await(self.connection.rollback())
 
     async def end_early(self, word: str) -> None:
         """End the transaction behind its unit."""
@@ -190,7 +190,7 @@ class UnitBench:
         self.subject.close()
 
 
-async def _awaited(reply: Any) -> None:
+async def _await(reply: Any) -> None:
     if inspect.isawaitable(reply):
         await reply
 

@@ -25,7 +25,7 @@ from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.commands.explain import find
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Record
@@ -90,8 +90,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed("--failed-retryable and --list FILE belong together: the content of items is not stored")
     if not is_beginning(options.key):
         key_of(options.key, "KEY")
-    with opened(options) as engine:
-        record, id, tally = _found(engine, options)
+    with open_store(options) as engine:
+        record, id, tally = _find(engine, options)
         items = Items(engine.store)
         if options.failed_retryable:
             _again(engine, items, record, id, options, out)
@@ -128,7 +128,7 @@ def _list(options: argparse.Namespace, out: Output) -> int:
     before = ANY_BULK if options.before is None else uuid_bytes(options.before)
     if before is None:
         raise UsageFailed("--before must be an operation id, as semel bulk prints it")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         bulks = newest_bulks(engine, before, options.limit)
     more = uuid_text(bulks[-1].id) if len(bulks) == options.limit else None
     out.document({"bulks": [bulk.document() for bulk in bulks], "nextBefore": more})
@@ -142,7 +142,7 @@ def _list(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
-def _found(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
+def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
     """The bulk's record (None: it is forgotten, its items not yet), operation id and tally. Raises NotFound."""
     items = Items(engine.store)
     id = uuid_bytes(options.key)
@@ -163,7 +163,7 @@ def _again(
     """Those of the same list that failed and may be tried again, a page at a time."""
     if record is None:
         raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
-    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused(engine, items, id))) as spool:
+    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused_places(engine, items, id))) as spool:
         try:
             fill(spool, Path(options.list))
             same = spool.fingerprint() == record.fingerprint
@@ -175,7 +175,7 @@ def _again(
                 "member than clientItemId names its items, give --member"
             )
         after = -1
-        while page := _failed(engine, items, id, after, retryable=True):
+        while page := _failed_items(engine, items, id, after, retryable=True):
             for outcome in page:
                 [listed] = spool.page(outcome.place, 1)
                 out.raw(listed.raw.decode() + "\n")
@@ -183,15 +183,15 @@ def _again(
     out.flush()
 
 
-def _refused(engine: Engine, items: Items, id: bytes) -> set[int]:
+def _refused_places(engine: Engine, items: Items, id: bytes) -> set[int]:
     """The places of items that the bulk's own limits refused, which nobody else knows; they failed without a name."""
     places: set[int] = set()
     after = -1
-    while page := _failed(engine, items, id, after, retryable=False):
+    while page := _failed_items(engine, items, id, after, retryable=False):
         places.update(outcome.place for outcome in page if outcome.item_id == unnamed_id(outcome.place))
         after = page[-1].place
     return places
 
 
-def _failed(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
+def _failed_items(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
     return engine.perform("bulk", lambda: items.page(id, after, PAGE, ItemState.FAILED, retryable))

@@ -14,7 +14,7 @@ from semel.admin.effective import (
 )
 from semel.cli.arguments import Commands, Parser, add_command, near, whole_number
 from semel.cli.exits import Exit, NotFound
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Json, Output, columns
 
 WALKED: int = 10_000
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.application is not None:
         operations, settings = of_application(options.application)
     else:
-        with opened(options) as engine:
+        with open_store(options) as engine:
             operations = of_records(engine, options.records)
             settings = store_settings(engine, options)
     if options.operation is not None:

@@ -10,7 +10,7 @@ import webbrowser
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
-from semel.cli.open_store import connect, shown_url, url_of
+from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.terminal import Output
 from semel.extras import install_command
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             door.console = Console(engine, door.operator, read_only=options.read_only, application=options.application)
             link = f"http://127.0.0.1:{port}/?token={door.token}"
             out.document({"event": "serving", "url": link})
-            out.say(f"the console of {shown_url(url_of(options))}: {link}", "the link works once; stop with Ctrl-C")
+            out.say(f"the console of {hide_password(url_of(options))}: {link}", "the link works once; stop with Ctrl-C")
             out.flush()
             if options.open:
                 webbrowser.open(link)

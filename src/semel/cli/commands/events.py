@@ -11,7 +11,7 @@ from typing import Any, Final
 from semel.admin.receivers import Behind, enable_endpoints, receivers_behind
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
@@ -103,8 +103,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _all_of(options, out)
     if options.action == "park" and not options.reason:
         raise UsageFailed("semel events park needs a --reason: an operator who finds it parked must know why")
-    event = _named(options.action, options.id)
-    with opened(options) as engine:
+    event = _parse_name(options.action, options.id)
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         flows: dict[str, Callable[[], Flow[bool]]] = {
             "park": lambda: events.park(event, options.reason),
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _by_topic(options: argparse.Namespace, out: Output) -> int:
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         found = engine.perform("events", lambda: events.topics(options.limit))
     out.document(
@@ -146,7 +146,7 @@ def _by_topic(options: argparse.Namespace, out: Output) -> int:
 def _all_of(options: argparse.Namespace, out: Output) -> int:
     """Retry or drop every parked event of one topic, a page at a time."""
     count, after = 0, 0
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         change = events.retry if options.action == "retry" else events.drop
         while page := engine.perform("events", partial(events.find, after, 500, parked=True, topic=options.topic)):
@@ -164,7 +164,7 @@ def _enable(options: argparse.Namespace, out: Output) -> int:
     """Send to webhook endpoints again that have answered 410 Gone."""
     if options.id is not None:
         raise UsageFailed("semel events enable takes no EVENT_ID: --topic receiver.NAME, or nothing for every endpoint")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         count = enable_endpoints(engine, options.topic)
     if not count:
         of = "" if options.topic is None else f" of the topic {options.topic!r}"
@@ -192,7 +192,7 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
     declared = {each.name: each for each in read_receivers(options.receivers, secrets=False)}
     if options.to not in declared:
         raise UsageFailed(f"{options.receivers} declares no receiver {options.to!r}; it has {', '.join(declared)}")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         found = replay_to(engine, declared[options.to], since_us=options.since or 0, late=options.late)
     oldest = None if found.oldest_us is None else datetime.fromtimestamp(found.oldest_us / 1_000_000, UTC)
     out.document(
@@ -216,7 +216,7 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
-def _named(action: str, given: str | None) -> str | int:
+def _parse_name(action: str, given: str | None) -> str | int:
     """The id or the place of the event that is meant. Raises UsageFailed."""
     raw = None if given is None else uuid_bytes(given)
     if raw is not None:
@@ -230,7 +230,7 @@ def _named(action: str, given: str | None) -> str | int:
 
 
 def _list(options: argparse.Namespace, out: Output) -> int:
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         depth = engine.perform("events", events.depth)
         page = _page(engine, events, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.describe import record_document
 from semel.admin.explain import NextAttempt, Story, tell
 from semel.admin.find import (
@@ -20,11 +20,11 @@ from semel.admin.find import (
     walk,
 )
 from semel.admin.reconciliations import standing_document, standing_lines, standing_of
-from semel.admin.settling import begun_steps
+from semel.admin.settling import read_steps
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.commands.records import AUDIT_LINES
 from semel.cli.exits import Exit, NotFound
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import add_progress
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
@@ -63,16 +63,16 @@ def add(commands: Commands[Parser]) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Find the record and tell its story."""
     _check(options.key)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         record = find(engine, options)
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
         asked = standing_of(engine, record)
-        listed = begun_steps(engine, record)
+        listed = read_steps(engine, record)
     story = tell(record, audit, now, listed)
     document = {**record_document(record, now, audit), "story": story.document()}
     out.document(document if asked is None else {**document, "reconciliation": standing_document(asked)})
-    _print(mended(record), story, out)
+    _print(repair(record), story, out)
     if asked is not None:
         _paragraph(out, "What reconcilers found", standing_lines(asked))
     return Exit.OK
@@ -131,14 +131,14 @@ def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> st
 def _print(record: Record, story: Story, out: Output) -> None:
     out.say_styled("bold", f"{record.operation}, operation {uuid_text(record.operation_id)}")
     _paragraph(out, "What happened", story.happened)
-    _paragraph(out, "The next attempt", [f"With the same request: {_said(story.same)}",
-                                         f"With another request: {_said(story.other)}"])  # fmt: skip
+    _paragraph(out, "The next attempt", [f"With the same request: {_attempt_text(story.same)}",
+                                         f"With another request: {_attempt_text(story.other)}"])  # fmt: skip
     _paragraph(out, "What you can do", story.operator)
     _paragraph(out, "How long it is kept", [story.kept])
     _paragraph(out, "What to tell the client", [story.client])
 
 
-def _said(attempt: NextAttempt) -> str:
+def _attempt_text(attempt: NextAttempt) -> str:
     answer = attempt.answer
     http = "" if answer is None else f" Over HTTP: {answer['status']} {answer['code']}."
     return f"{attempt.verdict}: {attempt.meaning}. Why: {attempt.why}.{http}"

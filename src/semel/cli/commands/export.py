@@ -17,7 +17,7 @@ from semel.admin.export_rows import KINDS, answer_document, columns, document_of
 from semel.admin.filters import add_filters, pages, query_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
@@ -77,12 +77,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.open and not options.answers:
         raise UsageFailed("--open is about the answers: give --answers too")
     if options.output is None or options.output == "-":
-        with opened(options) as engine:
+        with open_store(options) as engine:
             _export(engine, options, out, out.raw)
         out.flush()
         return Exit.OK
     # Before the store is asked: a file that is in the way would be found an hour too late.
-    with WholeFile(options.output, "--output", replace=options.force) as file, opened(options) as engine:
+    with WholeFile(options.output, "--output", replace=options.force) as file, open_store(options) as engine:
         count = _export(engine, options, out, file.write)
         file.keep()
     out.document({"exported": count, "of": options.of, "file": options.output, "format": options.format})

@@ -12,7 +12,7 @@ from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.errors import SemelError
 from semel.gateway.configurations import WRITERS, Edge
-from semel.gateway.guarded import guarded_of
+from semel.gateway.guarded import find_guarded
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         kind = type(app).__name__
         raise UsageFailed(f"APPLICATION {options.application} is of the type {kind}, no ASGI or WSGI application")
     try:
-        edge = Edge(guarded_of(app), options.upstream, options.listen, seconds=options.timeout)
+        edge = Edge(find_guarded(app), options.upstream, options.listen, seconds=options.timeout)
         text = WRITERS[options.proxy](edge)
     except SemelError as error:
         raise UsageFailed(f"APPLICATION {options.application}: {error}") from error

@@ -14,7 +14,7 @@ from semel.bulk.store import Items
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.commands.watch import rest
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.engine.sync_engine import Engine
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.state is not None and options.state not in states:
         raise UsageFailed(f"--state must be one of {', '.join(states)}; it is {options.state!r}")
     actions = {"list": _list, "show": _show, "rows": _rows, "retry": _retry, "purge": _purge, "watch": _watch}
-    with opened(options) as engine:
+    with open_store(options) as engine:
         try:
             return actions[options.action](engine, ImportRows(engine.store), options, out)
         except ImportRefused as refused:
@@ -90,7 +90,7 @@ def _list(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
         "import",
         lambda: rows.page(before, options.limit, state=state, operation=options.operation, supplier=options.supplier),
     )
-    jobs = [_shown(engine, rows, job) for job in found]
+    jobs = [_load_job(engine, rows, job) for job in found]
     more = jobs[-1].id if len(jobs) == options.limit else None
     out.document({"imports": [job.document() for job in jobs], "nextBefore": more})
     if not jobs:
@@ -110,7 +110,7 @@ def _row(job: ImportJob) -> tuple[str, ...]:
 
 
 def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    job = _shown(engine, rows, _found(engine, rows, options.job))
+    job = _load_job(engine, rows, _find_job(engine, rows, options.job))
     out.document(job.document())
     out.say(f"{job.key}: {job_line(job)}")
     out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
@@ -136,7 +136,7 @@ def job_line(job: ImportJob) -> str:
 
 
 def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     closed: list[str] = []
     page = row_page(engine, job, options.state, options.after, options.limit, closed)
     out.document({"id": uuid_text(job.id), "rows": [row.document() for row in page]})
@@ -167,7 +167,7 @@ def row_page(
     place = after - 1
     while page := engine.perform("bulk", lambda: items.page(id, place, PAGE, state, False)):  # noqa: B023 - at once
         for outcome in page:
-            row = row_outcome(_opened(engine, id, outcome, closed))
+            row = row_outcome(_open_detail(engine, id, outcome, closed))
             if wanted is None or row.state == wanted.upper():
                 found.append(row)
                 if len(found) == limit:
@@ -176,7 +176,7 @@ def row_page(
     return found
 
 
-def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
+def _open_detail(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
     """A row's outcome with its detail in clear; without it where this process cannot open it."""
     try:
         [shown] = with_details([outcome], bulk_id, engine.core.sealer)
@@ -194,10 +194,10 @@ def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[s
 def _retry(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     if not options.reason:
         raise UsageFailed("semel imports retry needs a --reason: it is written to the audit")
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     actor = options.actor or _user()
     engine.perform("import", lambda: reopen(rows, job, actor, options.reason))
-    shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+    shown = _load_job(engine, rows, _find_job(engine, rows, uuid_text(job.id)))
     out.document(shown.document())
     out.say(f"{shown.key}: {job_line(shown)}; a process of the service will run it")
     return Exit.OK
@@ -257,10 +257,10 @@ class Pace:
 def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     """A line for each look, until the job is over."""
     pace, looks = Pace(), 0
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     try:
         while True:
-            shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+            shown = _load_job(engine, rows, _find_job(engine, rows, uuid_text(job.id)))
             looks += 1
             speed = pace.look(shown.counts.done, shown.counts.rows, time.monotonic())
             out.document(shown.document())
@@ -282,7 +282,7 @@ def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
 # --- finding ------------------------------------------------------------------------------------
 
 
-def _found(engine: Engine, rows: ImportRows, name: str) -> Job:
+def _find_job(engine: Engine, rows: ImportRows, name: str) -> Job:
     """The one job of an id, a key, or what a key begins with. Raises NotFound and UsageFailed."""
     id = uuid_bytes(name)
     if id is not None:
@@ -298,5 +298,5 @@ def _found(engine: Engine, rows: ImportRows, name: str) -> Job:
     return exact[0] if exact else found[0]
 
 
-def _shown(engine: Engine, rows: ImportRows, job: Job) -> ImportJob:
+def _load_job(engine: Engine, rows: ImportRows, job: Job) -> ImportJob:
     return engine.perform("import", lambda: rows.show(job))

@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.admin.describe import time_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.inbox.store import InboxRows, Tried
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _release(options, out)
     if options.id is not None:
         raise UsageFailed("semel messages list takes no MESSAGE_ID")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         rows = InboxRows(engine.store, options.consumer or "", 1, 0)
         backlog = engine.perform("inbox", rows.backlog)
         page = engine.perform("inbox", lambda: rows.open(tuple(options.after), options.limit, parked=options.parked))
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def _release(options: argparse.Namespace, out: Output) -> int:
     if not options.id or not options.consumer:
         raise UsageFailed("semel messages release needs a MESSAGE_ID and its --consumer, as semel messages lists them")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         rows = InboxRows(engine.store, options.consumer, 1, 0)
         if not engine.perform("inbox", lambda: rows.release(options.id)):
             raise NotFound(

@@ -12,7 +12,7 @@ from semel.admin.migration_sql import migration_sql
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import connect, url_of
-from semel.cli.progress import add_progress, told
+from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _print_sql(options, out)
     engine = connect(options)
     try:
-        ran = told(
+        ran = show_elapsed(
             "migrate", _restoring(engine) if options.records_may_be_lost else engine.migrate, asked=options.progress
         )
         engine.open()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.admin.filters import pages
-from semel.admin.move import Mover, named, obstacles
-from semel.admin.move_rows import RowsMoved, check_fits, check_relays, copy_rows, holdings, told
+from semel.admin.move import Mover, describe_record, obstacles
+from semel.admin.move_rows import RowsMoved, check_fits, check_relays, copy_rows, describe_holdings, holdings
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.open_store import connect, shown_url, url_of
+from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Effects, Find
@@ -103,8 +103,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     document = {"records": survey.count, "copied": mover.copied, "alreadyThere": mover.there, "over": mover.over}
     beside = {} if held is None else {name: count for name, count in held._asdict().items() if name not in UNSAID}
     out.document({**document, "dryRun": options.dry_run, "beside": beside, "rows": rows.document()})
-    places = f"{shown_url(source_url)} to {shown_url(options.target)}"
-    also = None if held is None or held.is_empty else told(held)
+    places = f"{hide_password(source_url)} to {hide_password(options.target)}"
+    also = None if held is None or held.is_empty else describe_holdings(held)
     if options.dry_run:
         noun = "record" if survey.count == 1 else "records"
         out.say(f"{survey.count} {noun} can be moved from {places}; nothing was written")
@@ -168,7 +168,7 @@ def look(source: Engine, *, asked: bool = False) -> Survey:
             for why in obstacles(record):
                 survey.obstacle_count += 1
                 if len(survey.obstacles) < NAMED_MAX:
-                    survey.obstacles.append(f"{named(record)} {why}")
+                    survey.obstacles.append(f"{describe_record(record)} {why}")
         progress.tell(survey.count)
     progress.end()
     return survey

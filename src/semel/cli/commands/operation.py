@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from semel.admin.describe import shown_state, time_text
+from semel.admin.describe import state_label, time_text
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Json, Output
 from semel.core.identity import uuid_bytes
 from semel.operations.run import Execution, Reference, find_execution
@@ -35,7 +35,7 @@ def add(commands: Commands[Parser]) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Find the operation and print its state."""
     name = _name(options)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         found = find_execution(engine, name)
     if found is None:
         raise NotFound(
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     width = max(map(len, document))
     for label, value in document.items():
         if value not in (None, False):
-            out.say(f"{label.ljust(width)}  {shown_state(str(value)) if label == 'state' else value}")
+            out.say(f"{label.ljust(width)}  {state_label(str(value)) if label == 'state' else value}")
     return Exit.OK
 
 

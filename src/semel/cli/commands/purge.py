@@ -6,14 +6,14 @@ import argparse
 import json
 import time
 
-from semel.admin.archive import Archive, judged_at
+from semel.admin.archive import Archive, fix_now
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output, span_text
 from semel.cli.whole_file import WholeFile
-from semel.core.clock import believed, unexplained_gap
+from semel.core.clock import bound_now, clock_gap
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
 from semel.core.purge_flow import KEEP_EVENTS_SECONDS, PurgedAll, purge_all
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Walk the store once; where an archive is wanted, only once that is on the disk."""
     if options.archive == "-":
         raise UsageFailed("--archive must be a file: whatever reads stdout could lose purged rows")
-    with opened(options) as engine:
-        now = None if options.clock_is_right else _believed(engine, out)
+    with open_store(options) as engine:
+        now = None if options.clock_is_right else _judge_time(engine, out)
         known = sum(engine.perform("counts", engine.store.counts).values())
         archive, archived = _archive(engine, options, known, now) if options.archive else (None, 0)
         progress = ProgressLine("purge", asked=options.progress, total=known)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             assert isinstance(needed, Perform)
             began = time.monotonic()
             at = now if archive is None else archive.now
-            make = needed.make if at is None else judged_at(at, needed.make)
+            make = needed.make if at is None else fix_now(at, needed.make)
             done: Purged = engine.perform(needed.verb, make)
             time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
@@ -120,14 +120,14 @@ def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int |
     return archive, count
 
 
-def _believed(engine: Engine, out: Output) -> int | None:
+def _judge_time(engine: Engine, out: Output) -> int | None:
     """The time at which every row is judged, where nothing explains how late the store's clock says it is.
 
     Raises ConfigurationError on Redis, whose scripts read its own clock.
     """
     found = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
     newest = max((record.created_at for record in found.records), default=None)
-    gap = unexplained_gap(found.now, newest)
+    gap = clock_gap(found.now, newest)
     if not gap:
         return None
     doubt = (
@@ -138,7 +138,7 @@ def _believed(engine: Engine, out: Output) -> int | None:
     if isinstance(engine.store, RedisStore):
         raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
     out.note(f"warning: only rows that expired within a day of the newest record are purged; {doubt}. {remedy}")
-    return believed(found.now, newest)
+    return bound_now(found.now, newest)
 
 
 def _work(dropped: int, forgotten: int) -> str:

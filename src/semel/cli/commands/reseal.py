@@ -9,7 +9,7 @@ from semel.admin.sealed_parts import PartsResealed, reseal_parts
 from semel.admin.sealing import OWN, Resealed, reseal
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Find
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     query = query_of(options)
     if options.plain and options.operation is None:
         raise UsageFailed("--plain needs --operation: processes without the ring could not replay the others' answers")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         sealer = engine.core.sealer
         if not isinstance(sealer, Sealer):
             raise UsageFailed(

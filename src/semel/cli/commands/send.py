@@ -161,7 +161,7 @@ def _resume(client: Client, out: Output) -> int:
 
 def _list(journal: Journal, out: Output) -> int:
     entries = journal.open()
-    out.document({"commands": [_shown(entry) for entry in entries]})
+    out.document({"commands": [_entry_document(entry) for entry in entries]})
     rows = [(entry.name or "-", entry.method, _place(entry), str(entry.sends), entry.code or "-") for entry in entries]
     out.table(("NAME", "METHOD", "ADDRESS", "ATTEMPTS", "LAST"), rows)
     return Exit.OK
@@ -174,7 +174,7 @@ def _forget(journal: Journal, name: str, out: Output) -> int:
         raise CommandFailed(f"{name!r} is not forgotten: {error}") from None
     if dropped is None:
         raise CommandFailed(f"the journal has no command {name!r}: nothing was forgotten (see semel send --list)")
-    out.document({"forgotten": _shown(dropped), "state": dropped.state, "operation": dropped.operation_url})
+    out.document({"forgotten": _entry_document(dropped), "state": dropped.state, "operation": dropped.operation_url})
     out.say(f"forgotten: {dropped.method} {_place(dropped)}, which was {_STATES[dropped.state]}")
     return Exit.OK
 
@@ -182,7 +182,7 @@ def _forget(journal: Journal, name: str, out: Output) -> int:
 _STATES: Final = {"open": "open", "done": "done", "refused": "refused", "doubt": "in doubt"}
 
 
-def _shown(entry: JournalEntry) -> Json:
+def _entry_document(entry: JournalEntry) -> Json:
     return {
         "name": entry.name,
         "method": entry.method,
@@ -206,16 +206,16 @@ def _say(out: Output, name: str, outcome: Outcome) -> None:
                 out.say(*answer.body.decode("utf-8", "replace").splitlines())
         case Refused(code=code, detail=detail, key_action=action):
             remedy = "remove the obstacle and resume" if action == "keep" else "correct the request, under a new name"
-            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}{_explained(outcome)}")
+            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}{_explanation_link(outcome)}")
         case InDoubt(code=code, operation_url=url, detail=detail):
             where = f"; see {url}" if url is not None else ""
-            out.say(f"{name}in doubt: {code}{_after(detail)}{where}{_explained(outcome)}")
+            out.say(f"{name}in doubt: {code}{_after(detail)}{where}{_explanation_link(outcome)}")
         case NotYet(code=code, detail=detail, retry_after=wait):
             when = f" after {wait:.0f} s" if 1 <= wait < float("inf") else ""
             out.say(f"{name}no outcome yet: {code}{_after(detail)}; go on{when} with semel send --resume")
 
 
-def _explained(outcome: Outcome) -> str:
+def _explanation_link(outcome: Outcome) -> str:
     """Where the server explains its refusal."""
     found = None if outcome.answer is None else outcome.answer.documentation
     return f" (explained at {found})" if found is not None else ""

@@ -18,16 +18,16 @@ from typing import Final
 from semel.admin.find import check_beginning, find_named, name_of
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
-    begun_steps,
     consequence,
     foresee,
-    found_answer,
-    found_step_result,
+    make_answer,
+    parse_step_result,
+    read_steps,
     settle,
 )
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, Find, Record, Resolution, State
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     actor = _text("--actor", options.actor if options.actor is not None else _user())
     answer = _answer(options)
     said = _steps(options.step)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
         record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
         operation_id = record.operation_id
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _has_not_begun(engine: Engine, record: Record) -> bool:
     """Whether a command rests before its first step, so that nothing of it has happened."""
-    return record.state == State.CLAIMED and not any_begun(begun_steps(engine, record), record.generation)
+    return record.state == State.CLAIMED and not any_begun(read_steps(engine, record), record.generation)
 
 
 def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
@@ -156,7 +156,7 @@ def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
     [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
     if record is None:
         raise NotFound("the record no longer exists; see: semel list")
-    return foresee(record, word, now, listed=begun_steps(engine, record))
+    return foresee(record, word, now, listed=read_steps(engine, record))
 
 
 def _steps(given: list[str]) -> dict[str, bool]:
@@ -177,7 +177,7 @@ def _result(given: str | None, step: str | None) -> bytes | None:
     if given is None:
         return None
     try:
-        return found_step_result(step, given)
+        return parse_step_result(step, given)
     except ValueError as error:
         text = str(error)
         raise UsageFailed(f"--step-succeeded{' ' if text.startswith('must') else ': '}{text}") from error
@@ -229,7 +229,7 @@ def _answer(options: argparse.Namespace) -> Answer | None:
         raise UsageFailed("give either --status or --no-answer, not both")
     headers, body = tuple(_header(line) for line in options.header), _body(options.body_file)
     try:
-        return found_answer(options.status, headers, body)
+        return make_answer(options.status, headers, body)
     except ValueError as error:
         raise UsageFailed(f"--body-file: {error}") from error
 

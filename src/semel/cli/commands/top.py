@@ -19,7 +19,7 @@ from semel.admin.census import (
 from semel.admin.recent import last_hour, purge_lag, recent_document, recent_lines
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 
 _BOUNDED = (
@@ -65,7 +65,7 @@ def _add_read(parser: Parser) -> None:
 
 def run_census(options: argparse.Namespace, out: Output) -> int:
     """One look."""
-    with opened(options) as engine:
+    with open_store(options) as engine:
         seen = read_census(engine, options.read)
         recent = (last_hour(engine, seen), purge_lag(engine, seen)) if options.hour else None
     out.document({**census_document(seen), **(recent_document(*recent) if recent else {})})
@@ -86,7 +86,7 @@ _HEADS = {
 
 def run_top(options: argparse.Namespace, out: Output) -> int:
     """The groups of one look."""
-    with opened(options) as engine:
+    with open_store(options) as engine:
         seen = read_census(engine, options.read)
     found = groups(seen, options.by)
     shown = found[: options.limit]

@@ -9,7 +9,7 @@ from typing import Final
 from semel.admin.snapshot import Look, change, document, line, look, screen
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import Exit
-from semel.cli.open_store import opened, shown_url, url_of
+from semel.cli.open_store import hide_password, open_store, url_of
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, StoreError
 
@@ -50,7 +50,7 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
     while True:
         begun = time.monotonic()
         try:
-            with opened(options) as engine:  # anew for each look: a file that was replaced is another file
+            with open_store(options) as engine:  # anew for each look: a file that was replaced is another file
                 seen = look(engine, before)
         except (StoreError, ConfigurationError) as error:
             if looks == 0:
@@ -79,7 +79,7 @@ def _show(options: argparse.Namespace, out: Output, before: Look | None, seen: L
     changed = change(before, seen)
     out.document(document(seen, changed))
     if out.on_terminal:
-        head = f"semel watch  {shown_url(url_of(options))}  every {options.every:g} s, Ctrl-C ends"
+        head = f"semel watch  {hide_password(url_of(options))}  every {options.every:g} s, Ctrl-C ends"
         out.redraw(screen(seen, changed, head))
     else:
         if before is not None and changed is None:

@@ -18,7 +18,7 @@ from semel.cli.loading import load_reconciler
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import ConfigurationError
 from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
@@ -286,9 +286,11 @@ async def _until_told(
     parts = [name for name, part in named if part is not None]
     where = "" if relay is None else f", to {relay.sink.name}"
     of = {} if ends is None else {"completes": ends.operations}
-    _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts, **of})
+    _line(
+        out, f"working: {' and '.join(parts)} on {hide_password(engine.backend.url)}{where}", {"working": parts, **of}
+    )
     if ends is not None:
-        _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
+        _line(out, f"completing: {', '.join(ends.operations)} on {hide_password(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
         if health is not None:
             served = stack.enter_context(_health(health, engine, parts))

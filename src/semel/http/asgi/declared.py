@@ -12,8 +12,8 @@ import time
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
-from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
-from semel.http.asgi.call import ATOMIC, AsgiCall, Message, marked, send_answer
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
+from semel.http.asgi.call import ATOMIC, AsgiCall, Message, send_answer, with_mark
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -83,7 +83,7 @@ class DeclaredCall(AsgiCall):
             refused = self._exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+                await self._app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))
             else:
                 await send_answer(self._send, refused)
         finally:
@@ -135,7 +135,7 @@ class DeclaredCall(AsgiCall):
             else:
                 spool.write(chunk)
             if not message.get("more_body", False):
-                return await finished(self._exchange, spool)
+                return await finish(self._exchange, spool)
             message = await self._receive()
         return None
 

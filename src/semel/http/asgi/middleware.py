@@ -10,9 +10,9 @@ from typing import Any, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.opening import opened_async
+from semel.engine.opening import open_or_close_async
 from semel.errors import ConfigurationError
-from semel.http.asgi.call import App, Message, Receive, Scope, Send, marked, send_answer
+from semel.http.asgi.call import App, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.declared import DeclaredCall
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.tasks import KeptAlive
@@ -91,7 +91,7 @@ class SemelMiddleware:
                     call = DeclaredCall(self.app, self.engine, scope, receive, send)
                     await call.run(opened, self._kept_alive, self._body_clock)
                 elif isinstance(opened, Unprotected):
-                    await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
+                    await self.app(scope, receive, send if opened.mark is None else with_mark(send, opened.mark))
                 else:
                     assert isinstance(opened, Answer)
                     await send_answer(send, opened)
@@ -127,7 +127,7 @@ class SemelMiddleware:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 begun = True
-                await opened_async(self.engine)
+                await open_or_close_async(self.engine)
                 await self._reaper.__aenter__()
                 self._state = scope.get("state")
                 self._completing = running(self._completer)

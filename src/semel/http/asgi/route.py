@@ -19,10 +19,10 @@ from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
-from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
-from semel.http.asgi.scope import captured
+from semel.http.asgi.scope import capture_scope
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.capture import Capture
@@ -74,7 +74,7 @@ class RouteCall(AsgiCall):
         may_claim: Callable[..., bool],
         bodies: Bodies,
     ) -> None:
-        super().__init__(app, engine, captured(scope), receive, send)
+        super().__init__(app, engine, capture_scope(scope), receive, send)
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
         self._may_claim = may_claim
@@ -323,7 +323,7 @@ class RouteCall(AsgiCall):
             refusal = exchange.feed(chunk)
             if refusal is not None:
                 return refusal
-        return await finished(exchange, spool)
+        return await finish(exchange, spool)
 
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers

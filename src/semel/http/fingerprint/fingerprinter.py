@@ -220,7 +220,7 @@ class Fingerprinter:
             digest = hashing.finish()
             return self.ids[hashing.further], digest
         tag, content = self._read_json(body)
-        return self.recipe.id, _sealed(self._base.copy(), self._frame(facts, media) + tag, content)
+        return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def prepare(self, facts: Facts) -> Subject | None:
         """What all requests have in common that differ in path, query and body alone; None where no body is plain JSON.
@@ -358,7 +358,7 @@ class _NoBody:
         """Take nothing of it."""
 
     def finish(self) -> bytes:
-        return _sealed(self._hash, _NO_BODY, b"")
+        return _finish_digest(self._hash, _NO_BODY, b"")
 
 
 class _Raw:
@@ -414,7 +414,7 @@ class _Held:
         if self._overflown:
             return self._hash.digest()
         tag, content = self._read(bytes(self._buffer))
-        return _sealed(self._hash, tag, content)
+        return _finish_digest(self._hash, tag, content)
 
 
 class _Multipart:
@@ -438,7 +438,7 @@ class _Multipart:
         if parts is None:
             return self._raw.digest()
         self.further = self.further or self._parts.parameterised
-        return _sealed(self._hash, _MULTIPART, parts)
+        return _finish_digest(self._hash, _MULTIPART, parts)
 
 
 class _Decoded:
@@ -516,7 +516,7 @@ class _Digested:
 
     def __init__(self, base: _Hash, content_digest: str | None) -> None:
         self._hash = base
-        self._sent = _required_content_digest(content_digest)
+        self._sent = _require_content_digest(content_digest)
         self._running = {name: _DIGEST_ALGORITHMS[name]() for name in self._sent}
         self.further = False
 
@@ -528,7 +528,7 @@ class _Digested:
         _check_digests(self._running, self._sent)
         # The first is sha-256 wherever it was sent, so that adding sha-512 to a retry changes nothing.
         name = min(self._sent)
-        return _sealed(self._hash, _DIGEST, _frame(name) + self._sent[name])
+        return _finish_digest(self._hash, _DIGEST, _frame(name) + self._sent[name])
 
 
 _DIGEST_ALGORITHMS = {"sha-256": hashlib.sha256, "sha-512": hashlib.sha512}
@@ -571,7 +571,7 @@ def _check_digests(running: Mapping[str, _Hash], sent: Mapping[str, bytes]) -> N
             raise InvalidBody("The body does not match its Content-Digest; send the body and the digest again.")
 
 
-def _required_content_digest(value: str | None) -> dict[str, bytes]:
+def _require_content_digest(value: str | None) -> dict[str, bytes]:
     """The supported digests of a field that an operation asks for; at least one."""
     if value is None:
         raise InvalidBody("This operation needs a Content-Digest field; send one with sha-256 or sha-512 (RFC 9530).")
@@ -620,7 +620,7 @@ def _read_form(body: bytes) -> tuple[bytes, bytes]:
     return _FORM, form_canonical(body)
 
 
-def _sealed(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
+def _finish_digest(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
     hashing.update(tag)
     hashing.update(content)
     return hashing.digest()

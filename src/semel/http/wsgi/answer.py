@@ -41,7 +41,7 @@ def _status_line(status: int) -> str:
         return f"{status} Unknown"
 
 
-def marked(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
+def with_mark(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
     """A start_response that adds one header to the answer."""
     added = (mark[0].decode("latin-1"), mark[1].decode("latin-1"))
 

@@ -35,7 +35,7 @@ from semel.http.settings import HttpSettings, MiddlewareSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
 from semel.http.wsgi.accepted import Accepted
-from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, send_answer, with_mark
 from semel.http.wsgi.inside import settle_call
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
@@ -116,7 +116,7 @@ class SemelMiddleware:
         if isinstance(opened, Answer):
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
-            return self.app(environ, start_response if opened.mark is None else marked(start_response, opened.mark))
+            return self.app(environ, start_response if opened.mark is None else with_mark(start_response, opened.mark))
         if not self.surface.allows(environ, opened.wanted):
             return send_answer(start_response, self.surface.problems.not_allowed())
         spool, hold = Spool(), self.engine._hold()
@@ -149,7 +149,7 @@ class SemelMiddleware:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                pieces = self.app(environ, marked(start_response, refused.mark))
+                pieces = self.app(environ, with_mark(start_response, refused.mark))
                 return Closing(pieces, lambda: close_each(pieces, spool))
             spool.close()
             return send_answer(start_response, refused)
@@ -236,7 +236,7 @@ class WsgiCall:
 
     def run_unheard(self, environ: Environ, spool: Spool) -> None:
         """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
-        self._start_response = heard_by_nobody
+        self._start_response = discard_response
         close_each(self.run(environ, spool))  # at its close what flows through is run to its end
 
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
@@ -415,7 +415,7 @@ def write_nowhere(data: bytes) -> None:
     """The write of a server that has not been asked yet."""
 
 
-def heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+def discard_response(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
     """The start_response of a client that has its answer already."""
     return write_nowhere
 

@@ -19,10 +19,10 @@ from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.accepted import Accepted
-from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, send_answer, with_mark
 from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
-from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, heard_by_nobody, write_nowhere
+from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, discard_response, write_nowhere
 from semel.http.wsgi.threads import Threads
 from semel.policy import Command
 
@@ -61,7 +61,7 @@ class RouteCall(InsideCall):
             error = raised
         try:
             if self.permit is not None:
-                return self._answer().read(lambda: _given(pieces, error), self.body.end)
+                return self._answer().read(lambda: _give(pieces, error), self.body.end)
             if self.instead is not None:
                 return self._answer_instead(self.instead, pieces, error)
             self.is_over = True
@@ -119,7 +119,7 @@ class RouteCall(InsideCall):
             self.body.spool.chunks()
         )  # of its own: this request's may be read by what comes behind its view
         body = KeptBody(io.BytesIO(whole), len(whole), len(whole))
-        further = RouteCall(self._app, body, heard_by_nobody, self._environ, None)
+        further = RouteCall(self._app, body, discard_response, self._environ, None)
         self.prepare(further)
         if self._accepted is None or not self._accepted.begin(further.run_unheard):
             body.end()
@@ -170,7 +170,7 @@ class RouteCall(InsideCall):
             self.capture.start(int(status[:3]), pairs)
             return write_nowhere
         self.is_over = True
-        start = self._start_response if self.mark is None else marked(self._start_response, self.mark)
+        start = self._start_response if self.mark is None else with_mark(self._start_response, self.mark)
         return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
     def _answer(self) -> _HeldAnswer:
@@ -271,7 +271,7 @@ class CaptureMiddleware:
         return pieces
 
 
-def _given(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
+def _give(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
     if error is not None:
         raise error
     return pieces

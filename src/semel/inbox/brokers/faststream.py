@@ -80,7 +80,7 @@ class InboxMiddleware:
         deliveries = Deliveries(self._inbox, handler, self._failed)
         try:
             _check_policy(context)
-            id, counted = self._id_of(msg), _counted(msg.raw_message)
+            id, counted = self._id_of(msg), _count_deliveries(msg.raw_message)
             while (ended := await deliveries.take(id, msg, counted)) is None:  # noqa: ASYNC110 - as Kafka's
                 await asyncio.sleep(self._retry_seconds)
         except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
@@ -127,7 +127,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     )
 
 
-def _counted(raw: Any) -> int:
+def _count_deliveries(raw: Any) -> int:
     """How often the broker has delivered it, if it says so."""
     if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
         return int(raw.metadata.num_delivered)

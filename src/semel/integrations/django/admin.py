@@ -22,13 +22,13 @@ from semel.admin.describe import (
     is_unknown_by_lapse,
     record_document,
     row_document,
-    shown_state,
+    state_label,
 )
 from semel.admin.explain import tell
-from semel.admin.filters import bounded_page
+from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import REASON_LENGTH_MAX, begun_steps, consequence, foresee, settle
+from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_steps, settle
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
@@ -52,7 +52,7 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
     id = forms.CharField(required=False, max_length=64, label="Operation id")
     state = forms.ChoiceField(
         required=False,
-        choices=[("", "any state"), *((shown_state(each.name),) * 2 for each in State)],
+        choices=[("", "any state"), *((state_label(each.name),) * 2 for each in State)],
     )
     operation = forms.CharField(required=False, max_length=_TEXT_MAX)
     tenant = forms.CharField(required=False, max_length=_TEXT_MAX)
@@ -202,7 +202,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 form.add_error("id", "No record of this store has this operation id.")
                 return self._page(request, "list", context)
             query = form.query()
-            page = bounded_page(place.engine, query)
+            page = find_bounded(place.engine, query)
             left = left_to_operators(place.engine, page.records)
         except _AWAY as error:
             return self._away(request, "list", context, error)
@@ -212,7 +212,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 {
                     **row,
                     "name": f"{database}:{row['operationId']}",
-                    "state": shown_state(str(row["state"])),
+                    "state": state_label(str(row["state"])),
                     "age": span_text(page.now - record.created_at),
                     "needsOperator": record.id in left,
                     "settles": _may_be_settled(record, page.now),
@@ -235,7 +235,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         except _AWAY as error:
             return self._away(request, "one", context, error)
         document = record_document(record, now, audit)
-        document["state"] = shown_state(str(document["state"]))
+        document["state"] = state_label(str(document["state"]))
         context |= {
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
@@ -302,7 +302,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
             "operationId": uuid_text(record.operation_id),
             "operation": record.operation,
             "caller": f"{record.tenant}/{record.caller}",
-            "state": shown_state(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
+            "state": state_label(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
             "doubt": record.doubt,
             "url": self._url("", found.database, uuid_text(record.operation_id)),
         }
@@ -366,7 +366,7 @@ def _may_be_settled(record: Record, now: int) -> bool:
 
 def _foreseen(found: Named, word: Resolution) -> str:
     try:
-        listed = begun_steps(found.place.engine, found.record)
+        listed = read_steps(found.place.engine, found.record)
         return consequence(word, foresee(found.record, word, _now(found), listed=listed, force=_FORCE))
     except CommandFailed as error:
         return str(error)

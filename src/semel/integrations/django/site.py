@@ -260,12 +260,12 @@ def names_at(view: Any) -> Iterator[str]:
         return
     actions = getattr(view, "actions", None)  # of a view set of Django REST framework
     for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
-        found = declared_at(getattr(kind, method, None))
+        found = find_declared(getattr(kind, method, None))
         if found is not None:
             yield found.name
 
 
-def declared_at(method: Any) -> Declared | None:
+def find_declared(method: Any) -> Declared | None:
     """What a method of a class is declared as, also where ``@api_view`` has made it of a function."""
     inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
     for each in (method, *inner):

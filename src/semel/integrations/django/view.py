@@ -80,14 +80,14 @@ def command(
             )
 
         @functools.wraps(view)
-        def claimed(*args: Any, **kwargs: Any) -> Any:
+        def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             return _serve(view, declared, args, kwargs)
 
         @functools.wraps(view)
-        async def claimed_async(*args: Any, **kwargs: Any) -> Any:
+        async def serve_claimed_async(*args: Any, **kwargs: Any) -> Any:
             return await _serve_async(view, declared, args, kwargs)
 
-        wrapped: Any = claimed_async if is_async else claimed
+        wrapped: Any = serve_claimed_async if is_async else serve_claimed
         if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
             wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
@@ -127,12 +127,12 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
         _check_outside(f"the steps of {declared.name!r} are made")
     place, command = _command(call, declared, request, args, kwargs)
     if not isinstance(command, Command):
-        return _unclaimed(view, request, command, args, kwargs)
+        return _serve_unclaimed(view, request, command, args, kwargs)
     if declared.policy.terms.effects is Effects.ATOMIC:
         return run_atomic(call, place, declared.using, command, request, functools.partial(view, *args, **kwargs))
     permit = call.claim(command)
     if not isinstance(permit, Permit):
-        return _unclaimed(view, request, permit, args, kwargs)
+        return _serve_unclaimed(view, request, permit, args, kwargs)
     if call.wants_async and (accepted := call.accept()) is not None:
         return response_of(accepted)
     _give(request, permit)
@@ -185,7 +185,7 @@ def _check_outside(what: str) -> None:
         )
 
 
-def _unclaimed(
+def _serve_unclaimed(
     view: Callable[..., Any], request: Any, answer: Answer | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if answer is not None:
@@ -273,7 +273,7 @@ def bulk(
         raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
 
     @functools.wraps(handler)
-    def guarded(item: BulkItem) -> object:
+    def run_guarded(item: BulkItem) -> object:
         if item.connection is None:
             return handler(item)
         with databases.refusing_writes(using or site().database, operation):
@@ -281,7 +281,7 @@ def bulk(
 
     made = BulkView(
         operation,
-        guarded,
+        run_guarded,
         options,
         place=place,
         around=_with_connections,
@@ -316,7 +316,7 @@ def _with_connections(act: Callable[[], None]) -> Callable[[], None]:
 _JOBS_PATHS: Final[set[str]] = set()
 
 
-def _rooted(path: str) -> str:
+def _add_root(path: str) -> str:
     return f"/{path.lstrip('/')}"
 
 
@@ -350,13 +350,13 @@ def imports(
             f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
             "path={'stock.import': 'suppliers/{supplier}/stock', ...}, or another jobs_path"
         )
-    rooted = _rooted(path) if isinstance(path, str) else {name: _rooted(each) for name, each in path.items()}
+    rooted = _add_root(path) if isinstance(path, str) else {name: _add_root(each) for name, each in path.items()}
     served = ImportsOverWsgi(
         imports,
         path=rooted,
         supplier=supplier,
         may=may,
-        jobs_path=_rooted(jobs_path),
+        jobs_path=_add_root(jobs_path),
         idle_seconds=idle_seconds,
         **site().surface_options,
     )

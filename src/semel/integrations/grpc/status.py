@@ -137,7 +137,7 @@ _CODES: Final[dict[Kind, Code]] = {
 }
 
 
-def refused(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
+def refuse(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
     """How a call ends that Semel refused; None for an error that is the developer's, not the call's.
 
     Parameters: ``maybe_done`` where an ATOMIC method has run, so that it may have been committed.
@@ -162,11 +162,11 @@ def refusal(
     """An end with the details of google.rpc: ErrorInfo, whose reason is the problem's code, and RetryInfo."""
     more = {"keyAction": action or problem.key_action, "operationId": operation_id, "state": state}
     info = ErrorInfo(reason=problem.code, domain=DOMAIN, metadata={name: text for name, text in more.items() if text})
-    details = [_packed(info)]
+    details = [_pack(info)]
     if retry_seconds is not None:
         retry = RetryInfo()
         retry.retry_delay.FromMilliseconds(math.ceil(max(retry_seconds, 0) * 1000))
-        details.append(_packed(retry))
+        details.append(_pack(retry))
     status = Status(code=code.value[0], message=said, details=details)
     trailing: Metadata = ((DETAILS, status.SerializeToString()), (CODE, problem.code))
     if operation_id is not None:
@@ -174,7 +174,7 @@ def refusal(
     return RpcEnd(code, said, trailing)
 
 
-def _packed(message: Any) -> AnyMessage:
+def _pack(message: Any) -> AnyMessage:
     packed = AnyMessage()
     packed.Pack(message)
     return packed

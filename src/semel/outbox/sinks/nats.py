@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
@@ -46,7 +46,7 @@ class NatsSink:
     """
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:
-        self.name = ",".join(shown_url(_TOKEN.sub(r"\1***@", server)) for server in servers)
+        self.name = ",".join(hide_password(_TOKEN.sub(r"\1***@", server)) for server in servers)
         self._servers = list(servers)
         self._prefix = prefix
         self._stream = stream

@@ -22,7 +22,7 @@ from aio_pika.exceptions import (
     PublishError,
 )
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers, told
@@ -42,7 +42,7 @@ class RabbitmqSink:
     """
 
     def __init__(self, url: str, *, exchange: str = "", quorum: bool = False) -> None:
-        self.name = shown_url(url)
+        self.name = hide_password(url)
         self._url = url
         self._exchange_name = exchange
         self._quorum = quorum

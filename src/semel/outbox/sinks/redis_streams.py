@@ -57,7 +57,7 @@ class Streams:
         except RedisError as error:
             raise AppendLost(f"{type(error).__name__}: {error}") from error
         try:
-            return [_said(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
+            return [_check_reply(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
         except AppendLost:
             await self.close()  # after a failover the name may lead to another server
             raise
@@ -67,7 +67,7 @@ class Streams:
         await self._client.aclose()
 
 
-def _said(stream: str, reply: Any) -> AppendRefused | None:
+def _check_reply(stream: str, reply: Any) -> AppendRefused | None:
     if isinstance(reply, (Lost, Late, *_CLOSED)) or (
         isinstance(reply, ResponseError) and str(reply).startswith(_CLOSED_TEXTS)
     ):

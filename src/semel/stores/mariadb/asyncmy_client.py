@@ -19,9 +19,9 @@ from semel.stores.mariadb.errors import (
     Lost,
     MariadbRefused,
     cannot_connect,
+    connection_lost,
     ends_connection,
-    lost,
-    refused,
+    parse_refusal,
     store_error,
 )
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
@@ -71,12 +71,12 @@ class AsyncmyLoop:
                     self._lifo.gone()
                     await self.close_idle()
                 if isinstance(error, TimeoutError):
-                    raise lost() from error
+                    raise connection_lost() from error
                 if isinstance(error, Lost):
                     if was_idle:
                         said = True
                         continue  # as in ``Threads.run``
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
                 raise
@@ -152,7 +152,7 @@ async def perform(connection: Any, conversation: Conversation[T]) -> T:
             try:
                 results = await say(connection, text)
             except MySQLError as error:
-                word = refused(error)
+                word = parse_refusal(error)
                 if word is None:
                     raise Lost(*error.args) from error
                 text = conversation.throw(word)

@@ -72,7 +72,7 @@ class MariadbRefused(Exception):
         self.text = text
 
 
-def refused(error: Exception) -> MariadbRefused | None:
+def parse_refusal(error: Exception) -> MariadbRefused | None:
     """The server's own word in what a client library raised; None where the connection was lost under it.
 
     Both libraries put the number first. Those from 2000 to 2999 are the client's, and so is 0.
@@ -113,7 +113,7 @@ def store_error(error: MariadbRefused) -> StoreError | SchemaError:
     return refusal(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 
 
-def lost(error: Exception | None = None) -> StoreTimeout:
+def connection_lost(error: Exception | None = None) -> StoreTimeout:
     """The error to raise where the connection ended, or nothing came in time, after a statement was sent."""
     reason = "no answer in time" if error is None else _line(str(error.args[-1]) if error.args else "")
     return StoreTimeout(f"MariaDB: the connection was lost ({reason}): whether it took effect is not known yet")

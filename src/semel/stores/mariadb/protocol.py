@@ -132,7 +132,7 @@ def literal(value: Argument) -> str:
     return f"({','.join(map(literal, value)) or 'NULL'})"
 
 
-def written(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
+def render(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
     """A statement with its values; ``:now`` is the clock's."""
     assert not isinstance(params, tuple)
     now = SERVER_CLOCK if clock is None else str(clock())
@@ -209,11 +209,11 @@ def _roll_back() -> Conversation[None]:
 def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) -> Conversation[Any]:
     """Perform one ask; ``open`` in a transaction that is open already."""
     if type(needed) is Query or type(needed) is Execute:
-        [result] = yield from _say_group([written(needed.statement, needed.params, clock)], packet_max, open=open)
+        [result] = yield from _say_group([render(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
     assert isinstance(needed, (SeveralStatements, Reserve))
     results: list[Result] = []
-    for group in _groups([written(part.statement, part.params, clock) for part in needed.parts], packet_max):
+    for group in _groups([render(part.statement, part.params, clock) for part in needed.parts], packet_max):
         try:
             results += yield from _say_group(group, packet_max, open=open)
         except MariadbRefused as error:

@@ -57,7 +57,7 @@ def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:
     The last one that was answered: Galera says a statement of its own again that another node's has undone
     (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
     """
-    replies = yield from ask(Reserve([Query(SQL["claim"], _wanted(claim, wait)) for claim in claims]))
+    replies = yield from ask(Reserve([Query(SQL["claim"], _claim_params(claim, wait)) for claim in claims]))
     if replies is not None:
         return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
     if len(claims) == 1:
@@ -76,7 +76,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _wanted(claim: Claim, wait: int) -> Mapping[str, Argument]:
+def _claim_params(claim: Claim, wait: int) -> Mapping[str, Argument]:
     terms, scope = claim.terms, claim.scope
     return {
         "wait": wait,

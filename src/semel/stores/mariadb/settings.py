@@ -18,13 +18,13 @@ SYNC_WAIT: Final = 7  # reads, UPDATE and DELETE, INSERT: each of Semel's statem
 def observe() -> Flow[list[Observed]]:
     """What the server says of itself."""
     rows = yield from ask(Query(SQL["read_settings"], {}))
-    return list(judged({str(name).lower(): str(value) for name, value in rows}))
+    return list(judge({str(name).lower(): str(value) for name, value in rows}))
 
 
-def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
+def judge(settings: Mapping[str, str]) -> Iterator[Observed]:
     """Findings on these global variables.
 
-    >>> [found.level for found in judged({"innodb_flush_log_at_trx_commit": "0"})]
+    >>> [found.level for found in judge({"innodb_flush_log_at_trx_commit": "0"})]
     ['forgets']
     """
     yield _durability(settings)

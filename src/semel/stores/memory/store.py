@@ -43,14 +43,14 @@ from semel.core.model import (
 from semel.core.quota import Usage, is_over, must_look, take
 from semel.core.record import matches
 from semel.core.settle import (
-    abandoned_row,
+    abandon_row,
     action_of,
-    lapsed_row,
-    marked_row,
-    renewed_row,
-    resealed_row,
-    resolved_row,
-    settled_row,
+    lapse_row,
+    mark_row,
+    renew_row,
+    reseal_row,
+    resolve_row,
+    settle_row,
 )
 from semel.core.timing import may_drop_answer, may_forget
 from semel.steps.findings import steps_after
@@ -159,7 +159,7 @@ class TableCall(Ask[R]):
         self.act = act
 
 
-def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
+def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     """The record that a new grant writes over what was there."""
     terms = claim.terms
     # In the order of Record's fields, up to the first that a settlement writes; _GRANTED and _TERMS are runs of them.
@@ -215,7 +215,7 @@ class MemoryStore:
                 else:
                     verdict = table.take_place(claim, claim.quota, now) or decide(None, claim, now)
                 if type(verdict) is Proceed and (row is None or is_grant_new(row, verdict.grant)):
-                    table.put(granted_row(row, claim, verdict.grant))
+                    table.put(grant_row(row, claim, verdict.grant))
                 verdicts.append(verdict)
             return verdicts
 
@@ -243,7 +243,7 @@ class MemoryStore:
         def act(table: Table, now: int) -> list[Settling]:
             replies: list[Settling] = []
             for word in settlements:
-                reply, row = settled_row(table.records.get(word.id), word, now)
+                reply, row = settle_row(table.records.get(word.id), word, now)
                 if row is not None:
                     table.put(row)
                 replies.append(reply)
@@ -259,7 +259,7 @@ class MemoryStore:
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [marked_row(table.records.get(renewal.id), renewal) for renewal in renewals]
+            rows = [mark_row(table.records.get(renewal.id), renewal) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -269,7 +269,7 @@ class MemoryStore:
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [resealed_row(table.records.get(change.id), change) for change in changes]
+            rows = [reseal_row(table.records.get(change.id), change) for change in changes]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -279,7 +279,7 @@ class MemoryStore:
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [renewed_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
+            rows = [renew_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -289,7 +289,7 @@ class MemoryStore:
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [abandoned_row(table.records.get(id), nonce, now) for id, nonce in nonces]
+            rows = [abandon_row(table.records.get(id), nonce, now) for id, nonce in nonces]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -329,7 +329,7 @@ class MemoryStore:
             seen = table.records.get(resolution.id)
             if resolution.ends is not None:
                 _ = steps_after(seen, resolution, None, now)  # there are no steps, and none can be answered for
-            reply, row = resolved_row(seen, resolution, now)
+            reply, row = resolve_row(seen, resolution, now)
             if seen is not None and row is not None and isinstance(reply, Resolved):
                 table.put(row)
                 action = action_of(resolution, seen)
@@ -340,7 +340,7 @@ class MemoryStore:
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
-            lapsed = [row for id in table.running if (row := lapsed_row(table.records[id], now)) is not None]
+            lapsed = [row for id in table.running if (row := lapse_row(table.records[id], now)) is not None]
             lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
             for row in lapsed[:limit]:
                 table.put(row)

@@ -20,7 +20,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.errors import StoreError, StoreUnavailable
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
-from semel.stores.postgres.asyncpg_driver import BROKEN, drop, is_lost, told
+from semel.stores.postgres.asyncpg_driver import BROKEN, drop, is_lost, to_error
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg_driver import PostgresServer
@@ -62,7 +62,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
     _library = Library(
         errors=(*_LOST, TimeoutError),
         not_own=asyncpg.DivisionByZeroError,
-        told=told,
+        told=to_error,
         is_lost=lambda error: isinstance(error, OSError) or is_lost(error),
     )
 

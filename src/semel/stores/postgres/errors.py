@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import (
     HandlerRefused,
     SchemaError,
@@ -140,4 +140,4 @@ def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it
-    return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {hide_password(text)} ({remedy})")

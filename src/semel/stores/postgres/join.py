@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import shielded
+from semel.engine.shield import run_shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.postgres.psycopg_driver import PostgresServer
@@ -203,13 +203,13 @@ class AsyncJoinedPostgres(_Joined):
         await self._line.end()
 
 
-def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
+def join_line(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
     """Join a line's transaction, once it is known to be in the store's own database. Raises as its ``run``."""
     unit = made(line, home)
     try:
         if not home.knows(line.session):
             if home.unmet:
-                home.meet(shielded(lambda: home.driver.run(home.store.identity)))
+                home.meet(run_shielded(lambda: home.driver.run(home.store.identity)))
             home.admit(line.session, unit.run(home.store.identity))
     except BaseException:
         with suppress(Exception):  # its owner was interrupted in a statement: theirs to close
@@ -218,8 +218,8 @@ def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPo
     return unit
 
 
-async def joined_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
-    """As :func:`joined`, on an event loop."""
+async def join_line_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
+    """As :func:`join_line`, on an event loop."""
     unit = AsyncJoinedPostgres(line, home)
     try:
         if not home.knows(line.session):

@@ -83,7 +83,7 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
         items = values[place]
         if type(items) is list:
             try:
-                values[place] = packed(items, kind)
+                values[place] = pack(items, kind)
             except (struct.error, TypeError, AttributeError, UnicodeError) as error:
                 raise StatementRefused(f"PostgreSQL cannot take these values: {error}") from error
     return values
@@ -95,12 +95,12 @@ def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, str], ...]
     return tuple((distinct.index(name), kind) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
-def packed(items: Sequence[Any], kind: str) -> Array:
+def pack(items: Sequence[Any], kind: str) -> Array:
     """One array.
 
     Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
 
-    >>> packed([1, None], "smallint").hex(" ", -4)
+    >>> pack([1, None], "smallint").hex(" ", -4)
     '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
     """
     known, oid, write = _KINDS[kind]

@@ -36,15 +36,15 @@ def is_outdated(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) in _OUTDATED
 
 
-def said(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+def execute(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
     """Perform a trip. Raises as ``trip``."""
     with connection.lock:
         rows: list[Any] = connection.wait(trip(connection, statements, prepared=prepared))
     return rows
 
 
-async def said_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
-    """As ``said``, on an event loop."""
+async def execute_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+    """As ``execute``, on an event loop."""
     async with connection.lock:
         rows: list[Any] = await connection.wait(trip(connection, statements, prepared=prepared))
     return rows
@@ -63,12 +63,12 @@ def trip(
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = connection.info.encoding
-    written = [(text, None if values is None else _written(values, encoding)) for text, values in statements]
+    written = [(text, None if values is None else _encode_values(values, encoding)) for text, values in statements]
     if pgconn.pipeline_status != PipelineStatus.OFF:
         raise psycopg.InterfaceError("a pipeline on this connection was not ended")
     pgconn.enter_pipeline_mode()
     try:
-        sent = [each for text, values in written for each in _sent(pgconn, text, values, names, prepared=prepared)]
+        sent = [each for text, values in written for each in _send(pgconn, text, values, names, prepared=prepared)]
         pgconn.pipeline_sync()
         yield from generators.send(pgconn)
         answers: list[PGresult] = []
@@ -87,7 +87,7 @@ def trip(
     return _rows(connection, answers, names)
 
 
-def _sent(
+def _send(
     pgconn: PGconn, text: bytes, values: Values | None, names: Names, *, prepared: bool
 ) -> tuple[tuple[bytes, bytes] | None, ...]:
     """Write one statement down. For each answer of it: the text and the name that it prepares, or None."""
@@ -116,7 +116,7 @@ class _Forms(dict[type, Format]):
 _FORMS: Final = _Forms()
 
 
-def _written(values: Sequence[Any], encoding: str) -> Values:
+def _encode_values(values: Sequence[Any], encoding: str) -> Values:
     """Values as libpq takes them, each with its form; their types are the statement's to say."""
     forms = list(map(_FORMS.__getitem__, map(type, values)))
     data: list[bytes | None] = [
@@ -157,4 +157,4 @@ def _rows(
     return rows
 
 
-__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip"]
+__all__ = ["Said", "execute", "execute_async", "is_outdated", "names_of", "trip"]

@@ -27,8 +27,8 @@ from semel.stores.deadline import Deadline
 from semel.stores.pool import Lifo
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg_arrays import with_arrays
-from semel.stores.postgres.psycopg_driver import PostgresServer, is_lost, is_stale, told
-from semel.stores.postgres.psycopg_pipeline import Said, names_of, said
+from semel.stores.postgres.psycopg_driver import PostgresServer, is_lost, is_stale, to_error
+from semel.stores.postgres.psycopg_pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg_timeout import PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
@@ -105,7 +105,7 @@ def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, serve
 class PsycopgTalk(UnitTalk[C]):
     """One transaction through psycopg, in either colour. Nothing is sent before the claim."""
 
-    _library = Library((psycopg.Error,), psycopg.errors.DivisionByZero, told, is_lost)
+    _library = Library((psycopg.Error,), psycopg.errors.DivisionByZero, to_error, is_lost)
 
     def __init__(self, pool: Any, connection: C, *, was_idle: bool) -> None:
         super().__init__(pool, connection)
@@ -208,7 +208,7 @@ class PsycopgUnit(PsycopgTalk[PsycopgUnitConnection]):
     """One transaction of a thread's. Made by :class:`PsycopgUnitPool`."""
 
     def _said(self, *statements: Said) -> list[Any]:
-        return said(self._connection, *statements, prepared=self._pool.server.prepared)
+        return execute(self._connection, *statements, prepared=self._pool.server.prepared)
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.

@@ -11,7 +11,7 @@ from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg_driver import PostgresServer
-from semel.stores.postgres.psycopg_pipeline import Said, said_async
+from semel.stores.postgres.psycopg_pipeline import Said, execute_async
 from semel.stores.postgres.psycopg_timeout import PatientAsyncConnection, opening
 from semel.stores.postgres.psycopg_transaction import (
     NOTHING_TO_KEEP,
@@ -60,7 +60,7 @@ class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
     """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`."""
 
     async def _said(self, *statements: Said) -> list[Any]:
-        return await said_async(self._connection, *statements, prepared=self._pool.server.prepared)
+        return await execute_async(self._connection, *statements, prepared=self._pool.server.prepared)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As :meth:`PsycopgUnit.run <semel.stores.postgres.psycopg_transaction.PsycopgUnit.run>`."""

@@ -31,10 +31,10 @@ from semel.core.model import (
 )
 from semel.core.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
 from semel.core.record import answer_digest, pack_headers
-from semel.stores.postgres.text import all_escaped, escaped, record
-from semel.stores.postgres.text import written as texts_written
+from semel.stores.postgres.text import all_escaped, escape, record
+from semel.stores.postgres.text import escape_row as texts_written
 from semel.stores.sql.dialect import POSTGRES
-from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, composed, statements
+from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
@@ -55,19 +55,19 @@ def lock_of(id: bytes) -> int:
 
 
 @cache
-def grown(name: str, digits: int) -> Statement:
+def write_unit(name: str, digits: int) -> Statement:
     """A unit's statement as it is written while the number of units has so many digits.
 
     A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
     text is planned anew, so that by the time of a thousand records none of these plans is used any more.
     """
-    return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
+    return compose(name, f"/* {'0' * digits} */ {SQL[name].text}")
 
 
 def _taking(name: str) -> Statement:
     """A statement that takes places, with that part written out."""
     text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
-    return composed(name, text, planned_once=QUOTAS[name].planned_once)
+    return compose(name, text, planned_once=QUOTAS[name].planned_once)
 
 
 _CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")
@@ -79,10 +79,10 @@ def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
     assert allowance is not None
     params = {**dict(zip(_ALLOWANCE, allowance, strict=True)), "id": claim.id, "lock": lock_of(claim.id)}
     rows = yield from ask(Query(_TAKE_PLACE, params))
-    return _refused(claim, rows[0]) if rows else None
+    return _quota_refusal(claim, rows[0]) if rows else None
 
 
-def _refused(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
+def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
     """Why a claim got no place. Parameters: ``taken`` the time, and the counts, slice, open and unknown ones."""
     now, counts, newest, opens, unknowns = taken
     assert claim.quota is not None
@@ -98,7 +98,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
     left = sorted(claims, key=_by_id)
     statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
     for _ in range(ASKED_AGAIN_MAX):
-        wanted = _wanted(left)
+        wanted = _claim_columns(left)
         if statement is _COUNTED:
             wanted = {**wanted, **_allowances(left)}
         rows = yield from ask(Query(statement, wanted) if unit is None else Query(unit, first_of(wanted)))
@@ -109,7 +109,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
                 continue
             now = cast(int, row[0])
             if row[2] is None and row[3] is not None:
-                verdicts[claim[:2]] = _refused(claim, (now, row[3], *_taken(row)))
+                verdicts[claim[:2]] = _quota_refusal(claim, (now, row[3], *_taken(row)))
                 continue
             if row[2] is None:
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
@@ -137,7 +137,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
+def _claim_columns(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of claims."""
     given = columns(Claim._fields, claims)
     scopes = columns(Scope._fields, given["scope"])
@@ -208,7 +208,7 @@ def replace(
     params["seen_state"] = seen.state
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
-    params["seen_doubt"] = escaped(seen.doubt)
+    params["seen_doubt"] = escape(seen.doubt)
     params["seen_steps"] = steps
     if audit is not None:
         params.update(audit)

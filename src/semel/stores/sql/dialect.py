@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from semel.core.flow import Flow, ask
 from semel.errors import ConfigurationError
 from semel.stores.mariadb.requests import SeveralStatements
-from semel.stores.postgres.text import escaped, unescaped
+from semel.stores.postgres.text import escape, unescape
 from semel.stores.sql.statements import (
     NOW,
     NOW_LOCKED,
@@ -119,7 +119,7 @@ class Postgres:
         return statements(_ROOMS[noun], f"sql/postgres_{noun}.sql")
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
-        found = yield from ask(Query(statement, {name: _written(value) for name, value in params.items()}))
+        found = yield from ask(Query(statement, {name: _to_parameter(value) for name, value in params.items()}))
         return [_read(row) for row in found]
 
     def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
@@ -170,17 +170,17 @@ def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argum
     return {name: [params[name] for params in each] for name in names}
 
 
-def _written(value: Argument) -> Argument:
+def _to_parameter(value: Argument) -> Argument:
     if isinstance(value, str):
-        return escaped(value)
+        return escape(value)
     if value is None or isinstance(value, (int, bytes)):
         return value
-    return [escaped(each) if isinstance(each, str) else each for each in value]
+    return [escape(each) if isinstance(each, str) else each for each in value]
 
 
 def _read(row: Row) -> Row:
     if any(isinstance(value, str) and "\\" in value for value in row):
-        return tuple(unescaped(value) if isinstance(value, str) else value for value in row)
+        return tuple(unescape(value) if isinstance(value, str) else value for value in row)
     return row
 
 

@@ -14,7 +14,7 @@ from typing import Final, cast
 from semel.core.contract import REAPER, Turn
 from semel.core.flow import Flow, ask
 from semel.core.model import Record
-from semel.core.settle import lapsed_row
+from semel.core.settle import lapse_row
 from semel.stores.sql.statements import Params, Query, Statement
 from semel.stores.versions import Versions
 
@@ -57,7 +57,7 @@ class Walk:
         if due:
             found = yield from self.versions.look(sorted(cast(bytes, id) for _, id in due))
             for now, row in sorted(found.values(), key=lambda seen: seen[1].lease_until):
-                written = lapsed_row(row, now)
+                written = lapse_row(row, now)
                 if written is not None and (yield from self.versions.replace(row, written)):
                     marked.append(written)
                     horizon.open.pop(row.id, None)
@@ -107,7 +107,7 @@ class Walk:
         return young
 
 
-def counted(statement: Statement) -> Flow[dict[int, int]]:
+def count_states(statement: Statement) -> Flow[dict[int, int]]:
     """How many records stand in each state, a page in order of creation at a time.
 
     All in one statement would take longer than a call may, once there are some millions. Parameters: ``statement``

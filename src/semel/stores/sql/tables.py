@@ -245,7 +245,7 @@ def is_alike(noun: Noun, row: Row, copy: Row) -> bool:
     return all(row[at] == copy[at] for at, column in enumerate(noun.columns) if column not in free)
 
 
-def shown(noun: Noun, row: Row) -> str:
+def describe_row(noun: Noun, row: Row) -> str:
     """Describe a row for people."""
     name, other = row[0], row[1]
     match noun.name:

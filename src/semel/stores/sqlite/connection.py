@@ -76,12 +76,12 @@ def _create_private(path: str) -> None:
 def why_not(file: Path) -> str:
     """Why a process cannot open a database file and write it, with the remedy."""
     try:
-        return _looked_at(file)
+        return _explain_path(file)
     except OSError as error:  # the disk that refuses SQLite may refuse this look as well
         return f"{error.strerror}; check the disk, and the permissions of its folder"
 
 
-def _looked_at(file: Path) -> str:
+def _explain_path(file: Path) -> str:
     folder = file.absolute().parent
     if file.is_dir():
         return f"it is a directory; name a file in it, such as sqlite:///{file}/semel.db"

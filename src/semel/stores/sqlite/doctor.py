@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from semel.admin.finding import Finding, size_text
-from semel.cli.progress import told
+from semel.cli.progress import show_elapsed
 from semel.cli.terminal import span_text
 from semel.core.flow import ask
 from semel.core.timing import PURGE_GRACE_US
@@ -68,7 +68,7 @@ def _look_at_integrity(engine: Engine, path: Path, *, full: bool, progress: bool
     if size > CHECKED_BYTES_MAX and not full:
         yield Finding("integrity", "note", f"not checked: the file has {size_text(size)}", "run: semel doctor --full")
         return
-    said = str(told("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
+    said = str(show_elapsed("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
     if said == "ok":
         yield Finding("integrity", "ok", f"the file is sound ({size_text(size)})")
     else:

@@ -12,7 +12,7 @@ from semel.errors import SchemaError, SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
 from semel.testing.idempotent.report import CannotRun
-from semel.testing.idempotent.target import ATTEMPT_SECONDS, Fate, encoded_headers, name_of
+from semel.testing.idempotent.target import ATTEMPT_SECONDS, Fate, encode_headers, name_of
 
 Message = MutableMapping[str, Any]
 MIGRATE: Final = "run `semel migrate --url ...` on the store of this test, or use the fixture semel_async_engine"
@@ -70,7 +70,7 @@ class AsgiTarget:
 
     def _scope(self, request: Request, key: str | None) -> dict[str, Any]:
         path, _, query = request.path.partition("?")
-        headers = encoded_headers(request.headers, key, self.key_header)
+        headers = encode_headers(request.headers, key, self.key_header)
         if request.body and not any(name.lower() == "content-length" for name, _ in headers):
             headers.append(("Content-Length", str(len(request.body))))
         return {

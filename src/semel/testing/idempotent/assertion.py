@@ -59,7 +59,7 @@ def assert_idempotent(
     >>> engine.close()
     """
     __tracebackhide__ = True
-    return _asserted(check_idempotent(target, request, effects=effects, **options))
+    return _require_ok(check_idempotent(target, request, effects=effects, **options))
 
 
 async def assert_idempotent_async(
@@ -77,10 +77,10 @@ async def assert_idempotent_async(
             "Semel's async engine runs on asyncio, and this test does not",
             "run it on asyncio: with anyio, let the fixture anyio_backend return 'asyncio'",
         ) from None
-    return _asserted(await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False))
+    return _require_ok(await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False))
 
 
-def _asserted(report: Report) -> Report:
+def _require_ok(report: Report) -> Report:
     __tracebackhide__ = True
     if not report.ok:
         raise NotIdempotent(report)

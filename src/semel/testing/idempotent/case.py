@@ -141,10 +141,10 @@ class Case:
                 return self._made(self.changed, None, arguments)
             return self._made(None, None, {**arguments, **self.changed})
         if value is not None:
-            return self._made(altered(value, members), None, arguments)
+            return self._made(alter(value, members), None, arguments)
         if self.body:
-            return self._made(None, _altered_bytes(self.body, members), arguments)
-        return self._made(None, None, altered(dict(arguments), members)) if arguments else None
+            return self._made(None, _alter_bytes(self.body, members), arguments)
+        return self._made(None, None, alter(dict(arguments), members)) if arguments else None
 
     def as_other(self, request: Request) -> Request | None:
         """A request as another caller sends it; None where none was given."""
@@ -185,10 +185,10 @@ def _of(given: Any, number: int) -> Any:
     return given(number) if inspect.signature(given).parameters else given()
 
 
-def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
+def alter(value: Any, members: tuple[str, ...] = ()) -> Any:
     """A JSON value of the same shape that says something else, in the first of ``members`` where they are given.
 
-    >>> altered({"amount": 1250, "currency": "EUR"}), altered(["a"]), altered(True), altered({})
+    >>> alter({"amount": 1250, "currency": "EUR"}), alter(["a"]), alter(True), alter({})
     ({'amount': 1251, 'currency': 'EUR'}, ['a2'], False, {'another': 1})
     """
     match value:
@@ -201,24 +201,24 @@ def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
         case dict() if members:
             name, _, inner = members[0].partition(".")
             below = value.get(name, {} if inner else None)
-            return {**value, name: altered(below, (inner,) if inner else ())}
+            return {**value, name: alter(below, (inner,) if inner else ())}
         case dict() if value:
             name = _first_number(value) or next(iter(value))
-            return {**value, name: altered(value[name])}
+            return {**value, name: alter(value[name])}
         case dict():
             return {"another": 1}
         case list() if value:
-            return [altered(value[0]), *value[1:]]
+            return [alter(value[0]), *value[1:]]
         case _:
             return 1
 
 
-def _altered_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
+def _alter_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
     try:
         value = json_module.loads(body)
     except ValueError:
         return body + b"2"
-    return json_module.dumps(altered(value, members)).encode()  # more than whitespace must differ
+    return json_module.dumps(alter(value, members)).encode()  # more than whitespace must differ
 
 
 def _first_number(members: dict[str, Any]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.testing.idempotent.interrupting import Moment, Witness, watched
+from semel.testing.idempotent.interrupting import Moment, Witness, watch
 from semel.testing.idempotent.probe import Attempted, Probe
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import NotGiven
@@ -47,16 +47,16 @@ async def bulk_retry_does_not_rerun_finished_items(probe: Probe) -> None:
             f"the list has no middle: it has {_items(probe.bulk.total)}",
             f"give a payload of at least {_ITEMS_MIN} items, better of six",
         )
-    if _judge(probe, await _interrupted(probe)):
+    if _judge(probe, await _interrupt(probe)):
         await _other_list(probe)
 
 
-async def _interrupted(probe: Probe) -> _Trial:
+async def _interrupt(probe: Probe) -> _Trial:
     clocks = probe.need_clocks()
     command = await probe.command("bulk")
     runs: list[Witness] = []
     for moment in Moment:
-        with watched(probe.engines, moment) as witness:
+        with watch(probe.engines, moment) as witness:
             await command.send()
         runs.append(witness)
         if not runs[0].died:
@@ -65,7 +65,7 @@ async def _interrupted(probe: Probe) -> _Trial:
                 "give more items that are well-formed",
             )
         clocks.advance(probe.policy.lease_seconds + 1)
-    with watched(probe.engines) as witness:
+    with watch(probe.engines) as witness:
         last = await command.send()
     runs.append(witness)
     return _Trial(command, runs, last, await command.send())
@@ -76,7 +76,7 @@ async def _other_list(probe: Probe) -> None:
     other = probe.case.another(command.number, probe.members)
     if other is None or other == command.request:
         return  # the check of other payloads has said so
-    with watched(probe.engines, Moment.BETWEEN_CHUNKS):
+    with watch(probe.engines, Moment.BETWEEN_CHUNKS):
         await command.send()
     probe.need_clocks().advance(probe.policy.lease_seconds + 1)
     reply = await command.send(other)

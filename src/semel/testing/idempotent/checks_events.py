@@ -41,7 +41,7 @@ async def event_identity_stable_over_replay(probe: Probe) -> None:
     usual = await _duplicates(probe, log)
     if not usual:
         return
-    if not (await _all_at_once(probe, log, usual) and await _lost_answer(probe, log, usual)):
+    if not (await _all_at_once(probe, log, usual) and await _check_lost_answer(probe, log, usual)):
         return  # one finding tells it
     if not probe.known:
         probe.need_engine()
@@ -84,7 +84,7 @@ async def _all_at_once(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
     return _judge(probe, sent, await log.since(before), usual, done=True, ran_again=False)
 
 
-async def _lost_answer(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
+async def _check_lost_answer(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
     before = await log.told()
     command = await probe.command("events of a lost answer")
     await command.send(fate=Fate.LEAVES)
@@ -112,7 +112,7 @@ async def _dead_before(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
         probe.find(
             _CHECK,
             "the request; the process died before the transaction was committed",
-            f"{_counted(len(phantom))}: {_topics(phantom, usual)}, all the same",
+            f"{_count_text(len(phantom))}: {_topics(phantom, usual)}, all the same",
             (
                 "consumers learn of an effect that was undone: a consumer that ships on this event ships an order "
                 "that does not exist"
@@ -171,7 +171,7 @@ def _judge(
     that what it publishes itself may come again, under the same ids."""
     due = len({each.id for each in usual})
     ids = {each.id for each in told}
-    came = f"{_counted(len(told))}, where one command tells {_counted(due)}"
+    came = f"{_count_text(len(told))}, where one command tells {_count_text(due)}"
     if len(ids) > due:
         probe.find(
             _CHECK,
@@ -243,5 +243,5 @@ def _topics(told: Sequence[Told], usual: Sequence[Told]) -> str:
     return ", ".join(sorted(topics)) or "they came"
 
 
-def _counted(number: int) -> str:
+def _count_text(number: int) -> str:
     return "no event" if number == 0 else "one event" if number == 1 else f"{number} events"

@@ -22,7 +22,7 @@ async def failure_before_the_effect(probe: Probe) -> None:
     """A worker dies after it has reserved the key and before it has done anything. The key must not stay blocked, and
     the retry must not be told that it was done."""
     check = "failure_before_the_effect"
-    command = await _died(probe, check, Place.BEFORE_THE_HANDLER)
+    command = await _try_with_crash(probe, check, Place.BEFORE_THE_HANDLER)
     if command.grown:
         probe.find(
             check,
@@ -39,7 +39,7 @@ async def failure_after_the_effect(probe: Probe) -> None:
     """A worker dies when the money has moved and the answer is not stored yet: the hardest moment. What the retry may
     do is what the declared effects allow, and never a second effect."""
     check = "failure_after_the_effect"
-    command = await _died(probe, check, Place.BEFORE_THE_SETTLE)
+    command = await _try_with_crash(probe, check, Place.BEFORE_THE_SETTLE)
     atomic = probe.policy.effects is Effects.ATOMIC
     if atomic and command.grown:
         probe.find(
@@ -54,7 +54,7 @@ async def failure_after_the_effect(probe: Probe) -> None:
     await _retries(probe, check, command, "after the handler, before its answer was stored", still_due=atomic)
 
 
-async def _died(probe: Probe, check: str, place: Place) -> Attempted:
+async def _try_with_crash(probe: Probe, check: str, place: Place) -> Attempted:
     await probe.baseline()
     probe.need_engine()
     if not probe.known:

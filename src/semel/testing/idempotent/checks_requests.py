@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from semel.testing.idempotent.probe import Attempted, Probe
-from semel.testing.idempotent.reply import Came, Reply, shown
+from semel.testing.idempotent.reply import Came, Reply, shorten_body
 from semel.testing.idempotent.report import NotGiven
 from semel.testing.idempotent.target import PARALLEL, Fate
 
@@ -200,8 +200,8 @@ def _difference(original: Reply, reply: Reply) -> str:
     at = next((place for place, (one, two) in enumerate(pairs) if one != two), min(len(original.body), len(reply.body)))
     start = max(0, at - 20)
     return (
-        f"another body from byte {at} on: …{shown(original.body[start : at + 40])} became "
-        f"…{shown(reply.body[start : at + 40])}"
+        f"another body from byte {at} on: …{shorten_body(original.body[start : at + 40])} became "
+        f"…{shorten_body(reply.body[start : at + 40])}"
     )
 
 

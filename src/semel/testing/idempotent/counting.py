@@ -18,7 +18,7 @@ from semel.testing.idempotent.report import CannotRun
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?").fullmatch
 
 
-async def counted(effects: Effects) -> int:
+async def read_count(effects: Effects) -> int:
     """The counter's number now. Raises CannotRun where it cannot be asked or is no number."""
     if isinstance(effects, Sized):  # first, because a spy can be called as well
         return len(effects)

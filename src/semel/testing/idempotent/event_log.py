@@ -19,11 +19,11 @@ from semel.engine.sync_engine import Engine
 from semel.http.settings import AnyEngine
 from semel.outbox.event import Event, Waiting
 from semel.stores.sql.dialect import dialect_of
-from semel.stores.sql.statements import Row, composed
+from semel.stores.sql.statements import Row, compose
 from semel.testing.idempotent.case import Case
 from semel.testing.idempotent.report import CannotRun
 
-_ALL: Final = composed("all_events", "SELECT CAST(id AS CHAR(36)), topic, payload FROM semel_event ORDER BY seq")
+_ALL: Final = compose("all_events", "SELECT CAST(id AS CHAR(36)), topic, payload FROM semel_event ORDER BY seq")
 _REMEDY: Final = (
     "events= lists Events, mappings with 'id' (and 'topic' or 'type', 'payload' or 'data'), or ids as texts"
 )
@@ -48,7 +48,7 @@ class EventLog:
     async def told(self) -> list[Told]:
         """Every event so far. Raises CannotRun where the test's own list is none."""
         if self.given is not None:
-            return await _listed(self.given)
+            return await _read_list(self.given)
         return [told for engine in self._engines.values() for told in await _read(engine)]
 
     async def since(self, before: Sequence[Told]) -> list[Told]:
@@ -74,7 +74,7 @@ async def _read(engine: AnyEngine) -> list[Told]:
     return [Told(str(id), cast(str, topic), _digest(payload)) for id, topic, payload in rows]
 
 
-async def _listed(given: Any) -> list[Told]:
+async def _read_list(given: Any) -> list[Told]:
     try:
         things = given() if callable(given) else given
         if inspect.isawaitable(things):

@@ -44,7 +44,7 @@ class Witness:
 
 
 @contextmanager
-def watched(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
+def watch(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
     """Bulks on these engines are watched meanwhile, and the first one dies, where a moment is given."""
     witness = Witness()
     stores = [engine.backend.store for engine in engines]

@@ -14,9 +14,9 @@ from semel.http.settings import AnyEngine
 from semel.policy import Policy
 from semel.recipe import Members
 from semel.testing.idempotent.case import Case, Request
-from semel.testing.idempotent.counting import counted
+from semel.testing.idempotent.counting import read_count
 from semel.testing.idempotent.failing import Clocks
-from semel.testing.idempotent.interrupting import Witness, watched
+from semel.testing.idempotent.interrupting import Witness, watch
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.target import Fate, Target
@@ -66,7 +66,7 @@ class Attempted:
 
     async def count(self) -> int:
         """Count again; how often the effect happened since it was counted last."""
-        now = await counted(self._probe.case.effects)
+        now = await read_count(self._probe.case.effects)
         self.last, self.counted = now - self.counted, now
         self.grown += self.last
         return self.last
@@ -124,7 +124,7 @@ class Probe:
     async def command(self, purpose: str) -> Attempted:
         """A new command under a new key."""
         self._numbers += 1
-        return Attempted(self, self.key(purpose), self._numbers, await counted(self.case.effects))
+        return Attempted(self, self.key(purpose), self._numbers, await read_count(self.case.effects))
 
     def find(self, check: str, sent: str, came: str, means: str, change: str) -> None:
         """Note what is wrong. Where a plain retry fails already, that is the cause to name."""
@@ -177,7 +177,7 @@ class Probe:
         if self.first is not None:
             return self.first
         command = await self.command("baseline")
-        with watched(self.engines) as witness:
+        with watch(self.engines) as witness:
             reply = await command.send()
         self.bulk = None if witness.policy is None else witness
         if not reply.done:

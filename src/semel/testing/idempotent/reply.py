@@ -129,13 +129,13 @@ class Reply:
             return f"{type(self.error).__name__}: {str(self.error).splitlines()[0] if str(self.error) else ''}".strip()
         mark = ", marked as a replay" if self.replay else ""
         head = "" if self.status is None else f"{self.status} "
-        return f"{head}{self.code or shown(self.body)}{mark}"
+        return f"{head}{self.code or shorten_body(self.body)}{mark}"
 
 
-def shown(body: bytes) -> str:
+def shorten_body(body: bytes) -> str:
     """The beginning of a body, on one line.
 
-    >>> shown(b'{"id": 1}'), shown(b""), shown(b"\\xff")
+    >>> shorten_body(b'{"id": 1}'), shorten_body(b""), shorten_body(b"\\xff")
     ('{"id": 1}', '(no body)', '(1 bytes that are no text)')
     """
     if not body:

@@ -27,7 +27,7 @@ class Finding:
     def text(self) -> str:
         """As lines for people."""
         parts = (("sent", self.sent), ("came", self.came), ("means", self.means), ("change", self.change))
-        return "\n".join(_labelled(label, text) for label, text in parts)
+        return "\n".join(_label_lines(label, text) for label, text in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Report:
         for number, finding in enumerate(self.findings, start=1):
             lines += ["", f"{number}. {title(finding.check)}", finding.text()]
         if self.held:
-            lines += ["", _listed("held", [title(name) for name in self.held])]
+            lines += ["", _list_lines("held", [title(name) for name in self.held])]
         if self.not_tried:
             lines.append("")
-            lines += [_labelled("not tried", f"{title(each.check)}: {each.reason}") for each in self.not_tried]
+            lines += [_label_lines("not tried", f"{title(each.check)}: {each.reason}") for each in self.not_tried]
         if self.remarks:
             lines.append("")
-            lines += [_labelled("remark", remark) for remark in self.remarks]
+            lines += [_label_lines("remark", remark) for remark in self.remarks]
         return "\n".join(lines)
 
     def untried(self) -> str:
@@ -106,7 +106,7 @@ class CannotRun(AssertionError):
     """The test itself cannot be run as it stands: ``reason`` says why, ``remedy`` what to change."""
 
     def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"this cannot be tested: {reason}\n{_labelled('remedy', remedy)}")
+        super().__init__(f"this cannot be tested: {reason}\n{_label_lines('remedy', remedy)}")
         self.reason = reason
         self.remedy = remedy
 
@@ -124,7 +124,7 @@ def title(check: str) -> str:
     return check.replace("_", " ")
 
 
-def _labelled(label: str, text: str) -> str:
+def _label_lines(label: str, text: str) -> str:
     lines = [
         line
         for number, part in enumerate(text.splitlines() or [""])
@@ -140,5 +140,5 @@ def _labelled(label: str, text: str) -> str:
     return "\n".join(lines)
 
 
-def _listed(label: str, names: list[str]) -> str:
-    return _labelled(label, ", ".join(names))
+def _list_lines(label: str, names: list[str]) -> str:
+    return _label_lines(label, ", ".join(names))

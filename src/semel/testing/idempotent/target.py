@@ -96,7 +96,7 @@ def name_of(thing: Any) -> str:
     return str(name).replace("<locals>.", "").rpartition(".")[2] or str(name)
 
 
-def encoded_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
+def encode_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
     """The headers of one attempt, in a stable order."""
     lines = [(name, str(value)) for name, value in headers.items()]
     return lines if key is None else [*lines, (key_header, key)]

@@ -10,7 +10,7 @@ from semel.check.discovery import CheckedOperation, discover
 from semel.errors import SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
-from semel.testing.idempotent.target import Fate, encoded_headers, name_of
+from semel.testing.idempotent.target import Fate, encode_headers, name_of
 from semel.testing.idempotent.threads import Threads
 
 
@@ -95,7 +95,7 @@ class WsgiTarget:
             "wsgi.multiprocess": False,
             "wsgi.run_once": False,
         }
-        for name, value in encoded_headers(request.headers, key, self.key_header):
+        for name, value in encode_headers(request.headers, key, self.key_header):
             variable = name.upper().replace("-", "_")
             environ[variable if variable == "CONTENT_TYPE" else f"HTTP_{variable}"] = value
         environ.setdefault("HTTP_HOST", "testserver")

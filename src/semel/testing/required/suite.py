@@ -137,10 +137,10 @@ def _test(name: str, cases: Sequence[Case]) -> Callable[..., None]:
     test.__name__ = f"test_{name}"
     test.__qualname__ = f"Required.test_{name}"
     test.__doc__ = why(name)
-    return _parametrized(test, cases)
+    return _parametrize(test, cases)
 
 
-def _parametrized(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
+def _parametrize(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
     """With pytest's mark, where there is pytest: without it the class still has ``checks``."""
     try:
         import pytest
