@@ -1,4 +1,4 @@
-"""How a missing extra is added to the Semel that runs: from where that was installed."""
+"""How to install a missing extra into the running Semel, by the way it was installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key's grammar: what the field lines of `Idempotency-Key` say, as one canonical string.
+"""The key's grammar: parse the `Idempotency-Key` field lines into one canonical string.
 
 Both spellings of a key are one key: `"abc"` (a String of RFC 9651) and `abc` (what most clients send). The file
 also holds the format an operation may ask for, and names weak keys so that a caller can count them. It deliberately

@@ -1,4 +1,4 @@
-"""What an operation promises: one frozen value, checked once, passed down.
+"""An operation's promises: one frozen value, validated once, passed down.
 
 A policy that cannot be kept is refused when it is made, and an option that does not exist is
 refused with the name that was probably meant. Nothing here reads a clock or a request.

@@ -1,4 +1,4 @@
-"""What Semel tells about itself: fixed event names and label sets, behind one small interface.
+"""Semel's telemetry: fixed event names and label sets, behind one small interface.
 
 An observer gets an event's name and its labels. Nothing here exports anything: exporters are observers. No label
 ever carries a key, a body or a credential. What an observer raises never reaches a command (:func:`guarded`), and an

@@ -1,4 +1,4 @@
-"""Exactly what a purge forgets, as documents, before it forgets it; and that purge, at the moment of the archive.
+"""Archive exactly the rows that a purge is about to delete, then purge at the moment of the archive.
 
 Time goes on between an archive and its purge. So both judge every row at one moment, the archive's: what becomes due
 later is left to the next purge. A row that was due then and was claimed again meanwhile is kept.

@@ -1,4 +1,4 @@
-"""A census: what is open, UNKNOWN and new in a store, from a bounded number of its rows.
+"""Count open, UNKNOWN and new records of a store from a bounded number of its rows.
 
 Two pages are read, whatever the store's size: the newest records, and those on the store's own list of records that
 need attention. Where there are more of the latter than a page holds, both UNKNOWN and open ones are read, so that

@@ -1,4 +1,4 @@
-"""Damaged records, which an operator must still be able to see: columns that hold what no store wrote are replaced.
+"""Make damaged records readable for operators: replace values that no store wrote.
 
 For showing only. What becomes of an attempt is decided on the record as it is, where such a one is Unreadable.
 """

@@ -1,4 +1,4 @@
-"""A record as operators read it: its names and times as text, what a retry would get, and what to do."""
+"""Describe a record for operators: names and times as text, the effect of a retry, and the next action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks beside records: the outbox, the inbox, and rows that are damaged."""
+"""The checks of `semel doctor` for the outbox, the inbox and damaged rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the records: damaged and unknown ones, and lapsed ones that no worker takes."""
+"""The checks of `semel doctor` for records: damaged, unknown, and lapsed ones that no worker handles."""
 
 from __future__ import annotations
 

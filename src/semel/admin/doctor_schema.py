@@ -1,4 +1,4 @@
-"""What `semel doctor` and `semel migrate` check of the tables themselves: that what the migrations made is there."""
+"""The checks of `semel doctor` and `semel migrate` for the tables: everything that the migrations made exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the settings: where they come from, and variables that no process reads."""
+"""The checks of `semel doctor` for settings: their sources, and variables that no process reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in force: the settings of a store and of each operation, each with where it comes from.
+"""The settings in force for a store and each operation, each with its source.
 
 Of an application it is what was declared; of records it is what they were made under, because a policy is stored
 with its record and no later declaration changes it.

@@ -1,4 +1,4 @@
-"""Why a key is where it is, in sentences: what happened, what the next attempt would get, and what anybody can do.
+"""Explain the state of a key in sentences: what happened, what the next attempt would get, and what to do.
 
 What an attempt would get is asked of the rules themselves, with the record as it is and the store's time; nothing
 here decides anything, and nothing is written.

@@ -1,4 +1,4 @@
-"""Which records a command is about: the same filters wherever records are walked."""
+"""The record filters shared by all commands that search records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding one record by what an operator has at hand: an operation id, a key in its scope, the beginning of a name.
+"""Find one record by an operation id, a key in its scope, or the beginning of an id.
 
 A whole operation id, a whole record id and a key with its whole scope are one read. Anything else walks the store,
 newest first, with a page at a time in memory: on a large store give what you know of the scope.

@@ -1,4 +1,4 @@
-"""Which of the invariants hold for an operation on a store, and why: its guarantee level.
+"""The guarantee level of an operation on a store: the invariants that hold, and why.
 
 What becomes of a command whose holder crashes is asked of the rules, as the page of guarantees does; what a store
 survives is what it declares and the conformance suite checks. Names and order are that page's.

@@ -1,4 +1,4 @@
-"""What a bulk promises of its items: where that differs from what an operation with one effect promises.
+"""The guarantees for the items of a bulk, where they differ from those of a single operation.
 
 A bulk's record says nothing of its items' effects: only the application that declares them knows. So that what records
 alone tell is never more than holds for each kind.

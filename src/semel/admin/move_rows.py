@@ -1,4 +1,4 @@
-"""What a store has beside records, in another store: operations, bulks and items, events, messages, steps, imports.
+"""Move the rows other than records into another store: operations, bulks, items, events, messages, steps, imports.
 
 Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
 So a move that was cut short goes on, and one that is done does nothing.

@@ -1,4 +1,4 @@
-"""What the command line says of reconciliations: how often it was asked, and what is left to an operator."""
+"""Describe reconciliations for the command line: how often each was asked, and what is left to an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sealed beside answers, as operators see it: details of items and rows, steps, requests, and kept files."""
+"""Sealed data other than answers, for operators: details of items and rows, steps, requests and stored files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's word on one record: what it would do, what it has done, or why it was refused."""
+"""Settle one record for an operator: preview the effect, apply it, or explain the refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a store becomes: computed from what was measured (docs/growth.md, docs/redis.md).
+"""Estimate the size of a store from the measurements in docs/growth.md and docs/redis.md.
 
 The constants here are the only ones; a test compares the table of docs/growth.md with them.
 """

@@ -207,10 +207,10 @@ class _Around:
             try:
                 self._path[-1] = str(json.loads(self._text))
             except ValueError:
-                raise self._malformed() from None
+                raise self._refuse_malformed() from None
         elif mark in (b"}", b"]"):
             if not self._path:
-                raise self._malformed()
+                raise self._refuse_malformed()
             self._path.pop()
 
     def _cut(self, bracket: int) -> bytes:
@@ -238,7 +238,7 @@ class _Around:
         except RequestTooLarge as error:
             raise BulkRefused(None, None, str(error), "ITEM_TOO_LARGE") from None
         if canonical is None:
-            raise self._malformed()
+            raise self._refuse_malformed()
         alone: object = None
         for name in reversed(self._items_at):
             alone = {name: alone}
@@ -248,7 +248,7 @@ class _Around:
         """What is wrong with an object in which the array did not come."""
         return BulkRefused(None, None, f"the body is not a JSON array, and has none at {self._pointer}")
 
-    def _malformed(self) -> BulkRefused:
+    def _refuse_malformed(self) -> BulkRefused:
         return BulkRefused(None, None, "the body is not a JSON object in UTF-8, or repeats a member")
 
     @property

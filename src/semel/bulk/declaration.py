@@ -1,4 +1,4 @@
-"""What both forms of a bulk share: its declaration, the items that handlers get, and what their ends mean."""
+"""Shared parts of sync and async bulks: the declaration, the items that handlers get, and their outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both forms of a bulk do with a handler and what it makes of an item, without calling it: the call is asked for.
+"""Handle the items of sync and async bulks without calling handlers: yield each call to the caller.
 
 So that what a failure means, when a chunk ends and what is tried again is written once; the shells call and wait.
 """
@@ -88,16 +88,16 @@ class Handling:
                 rollback.begin_item()
             try:
                 returned = yield CallHandler(make_item(listed, self.scope, self.grant, connection))
-                outcomes.append(self._covered(success_outcome(listed, returned)))
+                outcomes.append(self._cover(success_outcome(listed, returned)))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
-                ended = left_by(self.backend, outcomes, listed, error, self._covered)
+                ended = left_by(self.backend, outcomes, listed, error, self._cover)
                 if ended is not None:
                     return ended
             if self.clock() >= ends:
                 break
         return Handled(outcomes)
 
-    def _covered(self, outcome: ItemOutcome) -> ItemOutcome:
+    def _cover(self, outcome: ItemOutcome) -> ItemOutcome:
         """An outcome with its detail as the bulk wants it stored."""
         if outcome.detail is None or self.policy.answers == "keep":
             return outcome
@@ -112,9 +112,9 @@ class Handling:
         while True:
             tried += 1
             try:
-                return self._covered(success_outcome(listed, (yield CallHandler(item))))
+                return self._cover(success_outcome(listed, (yield CallHandler(item))))
             except Exception as error:  # an item's failure is its outcome
                 if is_wrong_for_all(error):
                     raise
                 if not may_repeat(error, self.policy, tried):
-                    return self._covered(failure_outside(listed, error, self.policy))
+                    return self._cover(failure_outside(listed, error, self.policy))

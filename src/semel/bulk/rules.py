@@ -1,4 +1,4 @@
-"""The lines of a bulk command: their names, their outcomes, and what a list of them is as a whole.
+"""The lines of a bulk command: their names, their outcomes and the tally of a list.
 
 An item is named by its client (a member such as ``clientItemId``), or by its content and an occurrence number, so that
 two equal lines are two items. Pure: nothing here keeps a list, so a million items cost no more memory than one.

@@ -128,14 +128,14 @@ class BulkView:
             return how
         work = _Work(self.bulk, self._handler, how, taken, BodyPieces(environ))
         if not how.wants_async:
-            return self._ended(work.run(None), how)
+            return self._answer_end(work.run(None), how)
         begun: queue.SimpleQueue[str | BulkResult | Exception] = queue.SimpleQueue()
         if not self._accepted.begin(self._around(lambda: work.tell(begun))):
-            return self._ended(work.run(None), how)
+            return self._answer_end(work.run(None), how)
         first = begun.get()
-        return accept(surface, first, how) if isinstance(first, str) else self._ended(first, how)
+        return accept(surface, first, how) if isinstance(first, str) else self._answer_end(first, how)
 
-    def _ended(self, ended: BulkResult | Exception, how: BulkRequest) -> Answer | Told:
+    def _answer_end(self, ended: BulkResult | Exception, how: BulkRequest) -> Answer | Told:
         surface = self._surface
         if isinstance(ended, BulkResult):
             return Told(status_of(ended), headers_of(surface, ended, how), self._body(self.bulk, ended, how))

@@ -1,5 +1,4 @@
-"""The shipping questions: what must be known of an operation before it goes to production, and what its declaration
-answers.
+"""The shipping questions about an operation, answered from its declaration.
 
 Nothing is claimed that a declaration does not say: such a question stays open, with what to find out or to declare.
 What this version of Semel does not have is said as well.

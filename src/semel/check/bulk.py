@@ -1,4 +1,4 @@
-"""The shipping questions whose answers are others for a bulk: a list of items, each with an outcome of its own."""
+"""The shipping questions that a bulk answers differently: a list of items, each with its own outcome."""
 
 from __future__ import annotations
 

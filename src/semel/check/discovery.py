@@ -1,4 +1,4 @@
-"""Which commands an application has: what Semel protects in it, and what it leaves unprotected.
+"""Find an application's commands: those that Semel protects, and those that it does not.
 
 Nothing of the application is called and no framework is imported: middleware, routes and endpoints are looked at by
 the attributes that Starlette, FastAPI and Flask document. What cannot be seen is not guessed.

@@ -1,6 +1,4 @@
-"""The shipping questions about what a command leaves behind: its transaction, the calls that it makes, what a crash
-means for them, who finds out, and who goes on.
-"""
+"""The shipping questions about outcomes: the transaction, the handler's calls, crashes, reconciliation and completion."""
 
 from __future__ import annotations
 

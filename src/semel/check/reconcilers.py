@@ -1,4 +1,4 @@
-"""The reconcilers that `semel check` knows of: those that it was told will run, and those that an application declares.
+"""The reconcilers known to `semel check`: those given as options, and those that an application declares.
 
 Nothing is imported for this but what was named: of the application's package, the modules that it has imported itself.
 """

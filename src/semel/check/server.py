@@ -1,4 +1,4 @@
-"""What `semel check` asks the servers of an application's stores: whether their settings hold what is declared.
+"""Ask the servers of an application's stores whether their settings match the declarations.
 
 An engine of the command line's own asks, through the same URL; the application's engine is not opened.
 """

@@ -1,4 +1,4 @@
-"""How a command of the command line ends: its exit codes, and the errors that carry them."""
+"""The exit codes of the command line, and the errors that carry them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the user's own code `semel worker` runs: reconcilers, named as MODULE:NAME."""
+"""Load the user's reconcilers for `semel worker`, named as MODULE:NAME."""
 
 from __future__ import annotations
 

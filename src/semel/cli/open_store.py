@@ -1,4 +1,4 @@
-"""How a command reaches the store it was told about."""
+"""Open the store that a command's options name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: how much, how fast, how much longer. It goes to stderr, and only to whom it helps.
+"""Report progress of long work on stderr: amount, rate and remaining time.
 
 That is a terminal, which gets one line that is rewritten, or who asked with ``--progress``, who gets a line every
 few seconds. The result on stdout never contains any of it.

@@ -1,4 +1,4 @@
-"""What leaves a command: text for people, one JSON document for machines, and nothing that harms a terminal.
+"""A command's output: text for people, one JSON document for machines, and no control characters.
 
 Stored text comes from clients. It is shown with every control character, escape sequence and invisible or
 direction-changing character spelled out, so that a name can neither move the cursor nor hide what it says.

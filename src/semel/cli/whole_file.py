@@ -53,7 +53,7 @@ class WholeFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._refuse_what_is_there()
-        if not self._replace and self._linked():
+        if not self._replace and self._link():
             self._keep_name()  # the second name, which is the temporary one, goes with the context
             return
         os.replace(self._temporary, self._target)
@@ -69,7 +69,7 @@ class WholeFile:
             finally:
                 os.close(folder)
 
-    def _linked(self) -> bool:
+    def _link(self) -> bool:
         """Give the file its name if no other file has it by now; False on file systems without hard links."""
         assert self._temporary is not None
         try:

@@ -1,4 +1,4 @@
-"""The client for event loops: performs what the conversation asks for, on httpx; asyncio or trio."""
+"""The client for event loops, on httpx: performs the actions of the conversation; asyncio or trio."""
 
 from __future__ import annotations
 

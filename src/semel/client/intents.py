@@ -1,4 +1,4 @@
-"""What a client wants done once: its request and key, and the conversation that brings it to an outcome, without IO.
+"""An intent, its request and key, and the conversation that brings it to an outcome, without IO.
 
 The conversation is a generator: it yields what must be done (a journal call, an attempt, a pause), and one small runner
 for each colour does it. So nothing about retries is written twice.

@@ -1,4 +1,4 @@
-"""Where a client keeps its intents: key and payload digest, written before the first byte of a request leaves.
+"""The client's journal: stores keys and payload digests before the first byte of a request is sent.
 
 A journal is a small SQLite file of this client's own, readable by its user alone (or memory, by choice). It answers
 three questions after a crash: which intents are open, under which key each must go on, and whether a payload is the one

@@ -1,4 +1,4 @@
-"""What a retrying client does next, without IO: one attempt, one event, one action.
+"""Decide a retrying client's next action, without IO: one attempt, one event, one action.
 
 A :class:`Plan` is driven by a loop that owns the sockets and the clock: it calls :meth:`Plan.start`, performs the
 :class:`Action`, and passes what came of it to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
@@ -540,7 +540,7 @@ class Plan:
         self.operation_url = self._same_origin(answer.operation) or self.operation_url
         problem, status = answer.problem, answer.status
         if answer.replayed:
-            return self._stored(answer)
+            return self._finish_stored(answer)
         if problem.get("code") == OUTCOME_UNKNOWN:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
@@ -558,16 +558,16 @@ class Plan:
         if status < 300 or status == 303:
             return Finish(Done(answer, replayed=False))
         if status < 400:
-            return self._redirected(answer)
-        return self._refused(answer)
+            return self._finish_redirect(answer)
+        return self._finish_refusal(answer)
 
-    def _stored(self, answer: Answered) -> Finish:
+    def _finish_stored(self, answer: Answered) -> Finish:
         """The answer that an earlier attempt earned is final, whatever it says."""
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
 
-    def _redirected(self, answer: Answered) -> Finish:
+    def _finish_redirect(self, answer: Answered) -> Finish:
         detail = (
             "the server redirects, and the client never follows a redirect with a command: use the final URL, and "
             "check http:// and https://"
@@ -576,7 +576,7 @@ class Plan:
             return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
         return Finish(Refused(REDIRECT, "new", answer, detail))
 
-    def _refused(self, answer: Answered) -> Finish:
+    def _finish_refusal(self, answer: Answered) -> Finish:
         """A 4xx that no retry helps. After a lost attempt only the operation's own word counts as one."""
         problem = answer.problem
         action = problem.get("keyAction")

@@ -1,4 +1,4 @@
-"""The blocking client: performs what the conversation asks for, on httpx."""
+"""The blocking client, on httpx: performs the actions of the conversation."""
 
 from __future__ import annotations
 

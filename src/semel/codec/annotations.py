@@ -1,4 +1,4 @@
-"""From an annotation to the shape of its values; what has no safe form is refused before anything runs."""
+"""Turn an annotation into the shape of its values; refuse types without a safe form before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values without a declared type, as JSON that says itself what it holds.
+"""Encode values without a declared type as self-describing JSON.
 
 JSON's own values are written as they are. Tuples, sets, mappings with other keys and the types of ``scalars`` are
 written as an object with one member, whose name is a dollar sign and the type: ``{"$decimal": "1.10"}``. Classes

@@ -1,4 +1,4 @@
-"""What is kept of a function's end: its result, or a declared exception, as JSON; and how it is given again.
+"""Encode a function's result or declared exception as JSON, and restore it.
 
 The first caller gets what went through the store's form, so that it is exactly what every replay gets.
 """

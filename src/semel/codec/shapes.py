@@ -1,4 +1,4 @@
-"""What a declared type looks like as JSON: strict both ways, so that what is read back is what was written.
+"""Encode and decode declared types as JSON, strictly both ways: a value reads back as it was written.
 
 A shape takes exactly its type, no subclass: one would come back as its base. ``semel.codec.structures`` has the
 shapes of classes with fields, ``semel.codec.annotations`` finds the shape of an annotation.

@@ -1,4 +1,4 @@
-"""The case file: how to send a valid request to an API, and how to count what it does. TOML, every mistake named."""
+"""The case file in TOML: how to send a valid request to an API and count its effects. Errors name each mistake."""
 
 from __future__ import annotations
 

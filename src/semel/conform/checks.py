@@ -1,4 +1,4 @@
-"""What each check of the catalogue does on the wire. A check returns where all is well, and raises Failed otherwise."""
+"""The implementation of each check of the catalogue. A check returns if it passes, and raises Failed otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run found: for people (text, Markdown, HTML) and for machines (JSON with a version, JUnit)."""
+"""Report a run's findings: text, Markdown and HTML for people, versioned JSON and JUnit for machines."""
 
 from __future__ import annotations
 

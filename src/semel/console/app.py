@@ -209,7 +209,7 @@ class Console:
         if name not in self._pages:
             raise _Answer(404, "No such page", "The menu above has every page.")
         if name == "records" and (id := request.query_params.get("id", "").strip()):
-            return RedirectResponse(f"{_base(request)}/records/{self._found(id)[0]}", 303)
+            return RedirectResponse(f"{_base(request)}/records/{self._find(id)[0]}", 303)
         return self._page(request, name, self._pages[name](request))
 
     def _overview(self, request: Request) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class Console:
         }
 
     def _record(self, request: Request, id: str) -> dict[str, Any]:
-        _, record = self._found(id)
+        _, record = self._find(id)
         audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
         now, listed = self._now(), read_steps(self._engine, record)
         document = record_document(record, now, audit)
@@ -462,9 +462,9 @@ class Console:
             raise _Answer(403, "Refused", "The form is not from this console, or has expired: load the page again.")
         if self.read_only:
             raise _Answer(403, "Read-only", "This console changes nothing. Use: semel settle, semel events")
-        return await run_in_threadpool(self._changed, request, path, form)
+        return await run_in_threadpool(self._apply_change, request, path, form)
 
-    def _changed(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
+    def _apply_change(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
         self._engine.open()
         if path == "settle":
             return self._settle(request, form)
@@ -485,7 +485,7 @@ class Console:
             ]
             records = found[:PAGE_ROWS]
         else:
-            records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
+            records = [self._find(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         return _settle_context(records, Word(), {}, recorded_steps(self._engine, records))
@@ -494,7 +494,7 @@ class Console:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        records = [self._found(each.partition(":")[0])[1] for each in seen]
+        records = [self._find(each.partition(":")[0])[1] for each in seen]
         recorded = recorded_steps(self._engine, records)
         word, errors = word_of(dict(form), records, recorded)
         context = _settle_context(records, word, errors, recorded)
@@ -539,7 +539,7 @@ class Console:
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _found(self, id: str) -> tuple[str, Record]:
+    def _find(self, id: str) -> tuple[str, Record]:
         record = None if uuid_bytes(id) is None else by_whole_id(self._engine, id)
         if record is None:
             raise _Answer(404, "No such record", "No record of this store has this operation id.")

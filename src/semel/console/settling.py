@@ -1,4 +1,4 @@
-"""An operator's word on some records, as a form has it: what is wrong with it, what it would do, what it did."""
+"""Settle records from a form: validate it, preview the effects, apply them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are made again: an operation's builder, its time limit, and what is left where it fails.
+"""Rebuild answers: call an operation's builder within its time limit, and handle its failures.
 
 The handler never runs for a replay: a builder that raises or takes too long leaves the fact that the command was done,
 and where its resource is.

@@ -1,4 +1,4 @@
-"""What an engine does beside its commands: renewing live leases, and releasing claims without an owner.
+"""An engine's background work: renew live leases, and release claims without an owner.
 
 A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
 that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.

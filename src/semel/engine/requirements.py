@@ -1,4 +1,4 @@
-"""What the declared operations need of the store, and whether its server's settings give it.
+"""Check that the store and its server's settings meet the needs of the declared operations.
 
 EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nobody
 can tell. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream

@@ -1,4 +1,4 @@
-"""What a caller of ``run`` gets: the result of a command, or the error its verdict is raised as."""
+"""The outcome of ``run`` for its caller: the command's result, or the error for its verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealing with AES-256-GCM: what is stored of requests and answers is unreadable there, and bound to its record.
+"""Encrypt stored requests and answers with AES-256-GCM, bound to their record.
 
 A key ring is rotated by putting the new key first. What a database's own encryption does not do: whoever may read the
 table, or a backup of it, reads nothing.

@@ -1,4 +1,4 @@
-"""Threads of Semel's own for what a sync caller asks of a store, so that no exception from outside cuts it in half.
+"""Run a sync caller's store calls in Semel's own threads, so that an asynchronous exception cannot interrupt them.
 
 A time limit (Celery's, Dramatiq's, ``signal.alarm``) raises its exception between any two instructions of the thread
 that it is addressed to, also between the two that take a connection out of a pool and note that it was taken. Nobody

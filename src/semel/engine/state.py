@@ -203,7 +203,7 @@ class Core:
                 uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
                 self.holder,
                 policy.terms,
-                None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
+                None if command.business_ref is None and policy.operation_seconds is None else self._make_kept(command),
                 None if command.request is None else seal_request(command.request, id, self.sealer),
                 None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
             ),
@@ -220,7 +220,7 @@ class Core:
         id = quota_id(tenant, caller, None if policy.quota is None else operation, self.id_secret)
         return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
 
-    def _kept(self, command: Command) -> Kept:
+    def _make_kept(self, command: Command) -> Kept:
         tenant, caller, operation = command.scope
         ref, keep_us = command.business_ref, command.keep_us
         assert keep_us is not None

@@ -158,9 +158,9 @@ class Engine:
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As :meth:`claim`, into a hold of the caller's, which ends the permit where the caller is interrupted."""
-        return run_shielded(lambda: self._granted(hold, command, wait_seconds))
+        return run_shielded(lambda: self._grant(hold, command, wait_seconds))
 
-    def _granted(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+    def _grant(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         core = self.core
         if not core.checked:
             self._performer.first_look.take()

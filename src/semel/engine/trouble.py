@@ -1,4 +1,4 @@
-"""Unexpected errors of what must go on: the reaper, relay, reconcilers, completer, and the renewal of leases."""
+"""Unexpected errors in background loops that must continue: reaper, relay, reconcilers, completer, renewal."""
 
 from __future__ import annotations
 

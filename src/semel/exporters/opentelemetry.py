@@ -88,16 +88,16 @@ class OpenTelemetry:
         if name == "claims":
             if labels["verdict"] == "Proceed":
                 self._record[CALLER_KEYS](1, {"caller": self._caller(detail)})
-            self._attempted(labels, detail)
+            self._on_attempt(labels, detail)
         elif name == "settlements":
-            self._settled(labels["outcome"], detail)
+            self._on_settled(labels["outcome"], detail)
 
     def _caller(self, detail: Mapping[str, str]) -> str:
         return self._callers.see(detail.get("caller", ""))[0]
 
     # --- spans ------------------------------------------------------------------------------------
 
-    def _attempted(self, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
+    def _on_attempt(self, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         verdict, id = labels["verdict"], detail.get("operation_id")
         attributes = {
             "semel.operation": label_text(labels["operation"]),
@@ -127,7 +127,7 @@ class OpenTelemetry:
         for each in former or ():
             each.end()
 
-    def _settled(self, outcome: str, detail: Mapping[str, str]) -> None:
+    def _on_settled(self, outcome: str, detail: Mapping[str, str]) -> None:
         with self._lock:
             spans = self._open.pop(detail.get("operation_id", ""), ())
         for span in spans:

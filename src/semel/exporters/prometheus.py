@@ -1,4 +1,4 @@
-"""Prometheus: an observer that counts what an engine does, and gauges of the store's state, read within bounds.
+"""Prometheus: an observer that counts an engine's events, and gauges of the store's state with bounded reads.
 
 ``Prometheus()`` is given to the engine as its observer; ``.asgi()`` and ``.wsgi()`` are the page that Prometheus reads.
 It needs the library prometheus-client: ``pip install 'semel[prometheus]'``.

@@ -67,13 +67,13 @@ class _Settings:
             binds = "class" if isinstance(function, classmethod) else "nothing"
             function = function.__func__
         check_function(function)
-        declared = self._declared(function)
+        declared = self._declare(function)
         declared.shape_early()
         if isinstance(self.engine, Engine | AsyncEngine):
             declared.engine()  # last: from here on the name is taken
         return (AsyncOnce if declared.is_async else Once)(declared, binds)
 
-    def _declared(self, function: Callable[..., Any]) -> DeclaredCommand:
+    def _declare(self, function: Callable[..., Any]) -> DeclaredCommand:
         given = self.settings
         permits = permit_names(function)
         own = inspect.signature(function).parameters

@@ -1,4 +1,4 @@
-"""What ``@command`` knows about a function, and one call of it: from arguments to a command, from its end to an answer.
+"""A declared ``@command`` function, and one call of it: from arguments to a command, from its end to an answer.
 
 No IO happens here; ``semel.functions.once`` runs it, once in threads and once on an event loop.
 """
@@ -334,12 +334,12 @@ class CommandCall:
         if len(kept.answer.body) <= most:
             return kept.answer
         if self._declared.atomic:
-            raise self._rolled_back(f"the result is larger than {most} bytes (answer_bytes_max)")
+            raise self._rollback_error(f"the result is larger than {most} bytes (answer_bytes_max)")
         return self._mark_not_kept()
 
     def _not_kept(self, why: Unserialisable) -> Answer:
         if self._declared.atomic:
-            raise self._rolled_back(str(why)) from self._raised
+            raise self._rollback_error(str(why)) from self._raised
         self._unkept = why
         return self._mark_not_kept()
 
@@ -348,7 +348,7 @@ class CommandCall:
         self._permit.kept = False
         return _NOT_KEPT
 
-    def _rolled_back(self, why: str) -> ResultNotKept:
+    def _rollback_error(self, why: str) -> ResultNotKept:
         assert self._permit is not None
         return ResultNotKept(
             f"{self._declared.called} was rolled back, because its end cannot be kept: {why}",

@@ -1,4 +1,4 @@
-"""What makes two calls the same command: a digest of their arguments, by name and by type.
+"""The fingerprint of a call: a digest of its arguments, by name and type.
 
 Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values are told apart
 by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. What has no
@@ -46,9 +46,9 @@ class Fingerprints:
     @property
     def recipe(self) -> str:
         """Names version and configuration, such as ``f1.3f9a0c2b5d6e7f80``: stored beside every fingerprint."""
-        return recipe_of(self._counted())
+        return recipe_of(self._count_parts())
 
-    def _counted(self) -> tuple[str, ...]:
+    def _count_parts(self) -> tuple[str, ...]:
         return tuple(path.text for path in self.paths) or self.names
 
     def parts(self, arguments: Mapping[str, Any]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What a gateway enforces for each declared operation, as patterns that every proxy understands.
+"""The rules that a gateway enforces for each operation, as patterns that every proxy understands.
 
 A gateway checks that a key is there and well formed. It never makes a key, never changes one, and it sends a command to
 another upstream only where the command has a key and every upstream shares one store.

@@ -1,4 +1,4 @@
-"""Who is calling: the part of a key's scope that the application must say.
+"""The caller: the part of a key's scope that the application must provide.
 
 A key means something only for its caller, so nothing here guesses: a surface without ``caller=`` is refused,
 and there is no shared anonymous caller. The functions below read what an *earlier* layer has verified; they

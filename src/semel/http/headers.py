@@ -1,4 +1,4 @@
-"""Which response headers are stored and replayed, and which never are."""
+"""The response headers that are stored and replayed, and those that never are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every answer that follows a claim says beside its content: for how long, and where the status is.
+"""The headers on every answer after a claim: how long the key is honoured, and the link to its status.
 
 Prepared once for each operation; no store is asked for it.
 """

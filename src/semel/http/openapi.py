@@ -1,4 +1,4 @@
-"""What an OpenAPI document says of a protected operation: the header, the refusals, the promise."""
+"""Describe a protected operation in OpenAPI: the header, the refusals, the promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that every problem document links to: what each code means, and what a client does about it.
+"""The page behind the links of problem documents: the meaning of each code, and the client's next action.
 
 Served beside the status of operations, and published as docs/problems.md (``python docs/make_problems.py``).
 """

@@ -1,4 +1,4 @@
-"""What an error of Semel's means to a client that gets no problem document: the parts that gRPC and GraphQL write."""
+"""The parts of an error for clients that get no problem document: gRPC and GraphQL."""
 
 from __future__ import annotations
 

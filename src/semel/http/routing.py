@@ -1,4 +1,4 @@
-"""Which operation a request is: declared templates, and the default for requests that carry a key.
+"""Route a request to an operation: declared templates, and the default for requests that carry a key.
 
 An operation's name goes into scopes, fingerprints and metrics: it is declared, or method and template, never the
 raw path. The matcher knows whole segments only; a web framework's own router stays the application's.

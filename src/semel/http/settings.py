@@ -1,4 +1,4 @@
-"""What an application says once about how it is protected over HTTP: one frozen value, checked when it is made."""
+"""An application's HTTP settings: one frozen value, validated when it is created."""
 
 from __future__ import annotations
 
@@ -191,15 +191,15 @@ class HttpSettings:
 
     def route(self, name: str, policy: Policy) -> Route:
         """A route made by hand, for integrations that know the operation from their own router."""
-        return self._checked(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
+        return self._check(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
 
     def _routes(self) -> Routes:
         routes = Routes(self.operations, self.default, self.fingerprint_secret, tuple(self.counts))
         for route in routes.all():
-            self._checked(route)
+            self._check(route)
         return routes
 
-    def _checked(self, route: Route) -> Route:
+    def _check(self, route: Route) -> Route:
         if self.key_header.lower().encode() in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
         route.honoured = self.honoured(route.policy.answer_seconds)

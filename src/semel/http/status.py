@@ -45,7 +45,7 @@ class _Place:
         """Whether a request's path may be one of the resource's."""
         return self._root is not None and path.startswith(self._root)
 
-    def _asked(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
+    def _parse(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
         """The operation id in a path, "" where the query names the operation, the answer to another method, or None.
 
         Parameters: ``paths`` that the request may be known by: within the application, and with its mount.
@@ -87,7 +87,7 @@ class StatusResource(_Place):
     def answer(self, method: str, path: str, environ: Mapping[str, Any]) -> Answer | None:
         """The answer to a request to this resource; None where it is another one."""
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        asked = self._asked(method, (path, environ.get("SCRIPT_NAME", "") + path), query)
+        asked = self._parse(method, (path, environ.get("SCRIPT_NAME", "") + path), query)
         if not isinstance(asked, str):
             return asked
         operations = self._operations
@@ -104,7 +104,7 @@ class AsyncStatusResource(_Place):
     async def answer(self, path: str, scope: Mapping[str, Any]) -> Answer | None:
         """The answer to a request to this resource; None where it is another one."""
         query: bytes = scope.get("query_string", b"")
-        asked = self._asked(scope["method"], (path, scope["path"]), query)
+        asked = self._parse(scope["method"], (path, scope["path"]), query)
         if not isinstance(asked, str):
             return asked
         operations = self._operations

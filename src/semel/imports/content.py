@@ -1,4 +1,4 @@
-"""Where the bytes of imports are kept, by their SHA-256: in the database, in a folder, or wherever two methods lead.
+"""Store the bytes of imports by their SHA-256: in the database, in a folder, or behind two methods of your own.
 
 Bytes are kept before the job that needs them is stored, so that no job is without them. What no job needs any more, and
 what a killed process has left behind, is dropped by ``purge`` after an hour.

@@ -1,4 +1,4 @@
-"""Imports over HTTP, without IO: the answers, the problems, and what a request's head says of its file."""
+"""Imports over HTTP, without IO: the answers, the problems, and the file's description in the request's head."""
 
 from __future__ import annotations
 

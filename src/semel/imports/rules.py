@@ -1,4 +1,4 @@
-"""Imports by rule: which key a file has, what a job says of itself, and what a row is. Pure.
+"""The pure rules of imports: a file's key, a job's description, and a row's identity.
 
 The server derives a file's key from the supplier's code and the file's bytes; a client never asserts it. Supplier codes
 have no colon, so that the parts of a key cannot be forged from one another.

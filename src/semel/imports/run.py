@@ -471,7 +471,7 @@ class Imports:
             await self._postpone(job, 1, "the store failed")
             raise
         except Exception as error:  # noqa: BLE001 - one job that cannot be run must not keep the others waiting
-            await self._failed(job, error)
+            await self._note_failure(job, error)
         finally:
             alive.cancel()
             await asyncio.wait({alive})
@@ -487,7 +487,7 @@ class Imports:
         with suppress(StoreError):
             await self._perform(lambda: self.rows_kept.postpone(job, int(seconds * SECOND_US), reason))
 
-    async def _failed(self, job: Job, error: Exception) -> None:
+    async def _note_failure(self, job: Job, error: Exception) -> None:
         """What is neither the store's nor the file's fault: tried again some times, each later than the last."""
         code, reason = type(error).__name__, str(error)[:300]
         if isinstance(error, ContentMissing):
@@ -526,7 +526,7 @@ class Imports:
         try:
             # As it was declared when the rows began; a job that was not begun is read as is declared now.
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
-            async with self._kept_file(job) as file:
+            async with self._open_content(job) as file:
                 await self._book(job, form, file)
         except UnreadableFile as error:
             await self._end(job, ImportState.FAILED, begun, error.code, error.reason)
@@ -582,13 +582,13 @@ class Imports:
         await self._end(job, state, done.tally, ROWS_REFUSED if refuses else None, reason)
 
     @asynccontextmanager
-    async def _kept_file(self, job: Job) -> AsyncIterator[IO[bytes]]:
+    async def _open_content(self, job: Job) -> AsyncIterator[IO[bytes]]:
         """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing and ContentUnreadable."""
         digest = job.sha256.hex()
         if job.content_ref is None:
             raise ContentMissing("the file's bytes are no longer kept")
         is_sealed = _is_sealed(job)
-        with self._opened(digest, is_sealed=is_sealed) as file:
+        with self._open(digest, is_sealed=is_sealed) as file:
             hashing = hashlib.sha256()
             if is_sealed:
                 await self._open_sealed(job, file, hashing)
@@ -619,7 +619,7 @@ class Imports:
         opening.end()
 
     @contextmanager
-    def _opened(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
+    def _open(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
         if isinstance(self.content, FolderContent) and not is_sealed:
             try:
                 file: IO[bytes] = self.content.path(digest).open("rb")

@@ -1,4 +1,4 @@
-"""Imports under a WSGI server: the endpoints of the ASGI applications, on an event loop in a thread of its own.
+"""Imports under a WSGI server: run the ASGI endpoints on an event loop in a separate thread.
 
 A request's thread hands its request to the loop, and does meanwhile what needs that thread: it reads the body, a piece
 when the loop wants one, and asks the application whether the caller may. The answers are those of an ASGI application,

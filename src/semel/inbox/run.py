@@ -82,13 +82,15 @@ class _Inbox:
         try:
             yield from leave(self._backend.store, self._rows, unit, message_id)
         except HandlerRefused as error:
-            parked = yield from self._failed(message_id, unit, error, deliveries)
+            parked = yield from self._record_failure(message_id, unit, error, deliveries)
             if parked is None:
                 raise
             return parked
         return Receipt.HANDLED
 
-    def _failed(self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
+    def _record_failure(
+        self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int
+    ) -> Flow[Receipt | None]:
         """Undo, and count the failure where it is the message's."""
         parked = yield from undo(self._rows, unit, message_id)
         if parked is not None:
@@ -101,13 +103,13 @@ class _Inbox:
         step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
-    def _failed_or_again(
+    def _record_failure_or_retry(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int
     ) -> Flow[Receipt | None]:
         """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
             return (yield from undo(self._rows, unit, message_id)) or Receipt.BUSY
-        return (yield from self._failed(message_id, unit, error, deliveries))
+        return (yield from self._record_failure(message_id, unit, error, deliveries))
 
 
 class Inbox(_Inbox):
@@ -168,7 +170,7 @@ class Inbox(_Inbox):
         try:
             handler(Message(self.consumer, message_id, unit.connection))
         except Exception as error:
-            met = self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+            met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
             if met is None:
                 raise
             return None if met is Receipt.BUSY else met
@@ -244,7 +246,7 @@ class AsyncInbox(_Inbox):
             try:
                 await handler(Message(self.consumer, message_id, unit.connection))
             except Exception as error:
-                met = await self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+                met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:
                     continue
                 if met is None:

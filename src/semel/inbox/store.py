@@ -1,4 +1,4 @@
-"""The inbox: which messages a consumer has handled, in the transaction of what they did.
+"""The inbox: record the messages that a consumer has handled, in the same transaction as their effects.
 
 A message is named by its consumer and its own id. The row is written first in the message's transaction and proven
 last; a failure is counted in a transaction of its own.
@@ -100,12 +100,12 @@ class InboxRows:
         self.tries_max = tries_max
         self._keep_us = keep_us
 
-    def _named(self, message_id: str, **more: int | str) -> Values:
+    def _params(self, message_id: str, **more: int | str) -> Values:
         return {"consumer": self._consumer, "message_id": message_id, **more}
 
     def look(self, message_id: str) -> Flow[Seen | None]:
         """What is known of a message; None where it was never met."""
-        rows = yield from self._dialect.rows(self._sql["look"], self._named(message_id))
+        rows = yield from self._dialect.rows(self._sql["look"], self._params(message_id))
         if not rows:
             return None
         handled_at, tries, parked_at, reason = cast("Any", rows[0])
@@ -122,7 +122,7 @@ class InboxRows:
             [[free]] = yield from self._dialect.rows(self._sql["lock"], {"lock": number})
             if not free:
                 return Receipt.BUSY
-        named = self._named(message_id, keep_us=self._keep_us)
+        named = self._params(message_id, keep_us=self._keep_us)
         for statement in ("enter", "take"):
             if (yield from self._dialect.write(self._sql[statement], named)) == 1:
                 return None
@@ -132,11 +132,11 @@ class InboxRows:
     def prove(self, message_id: str) -> Ask[Any]:
         """The last ask of a message's transaction: its row is this transaction's own still."""
         kind = Query if self._dialect.name == "postgres" else Execute
-        return kind(self._sql["prove"], self._named(message_id))
+        return kind(self._sql["prove"], self._params(message_id))
 
     def prove_within(self, message_id: str) -> Flow[bool]:
         """As :meth:`prove`, where a store does not settle by proof."""
-        return (yield from self._dialect.write(self._sql["prove"], self._named(message_id))) == 1
+        return (yield from self._dialect.write(self._sql["prove"], self._params(message_id))) == 1
 
     def failed(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
         """Count a try that came to nothing.
@@ -150,7 +150,7 @@ class InboxRows:
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
     def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:
-        named = self._named(
+        named = self._params(
             message_id, reason=reason[:REASON_MAX], tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
         )
         yield from self._dialect.together()
@@ -188,7 +188,7 @@ class InboxRows:
 
     def release(self, message_id: str) -> Flow[bool]:
         """Forget a message's tries; False where it was handled, or never met."""
-        return (yield from self._dialect.write(self._sql["release"], self._named(message_id))) == 1
+        return (yield from self._dialect.write(self._sql["release"], self._params(message_id))) == 1
 
     def purge(self, chunk: int) -> Flow[Purged]:
         """Forget a chunk of what is over, of every consumer."""

@@ -1,4 +1,4 @@
-"""What every framework on ASGI has in common: an operation is declared on an endpoint, and claimed inside of it.
+"""The shared part of the ASGI frameworks: declare an operation on an endpoint, and claim inside it.
 
 A framework's own file says how an endpoint is given its arguments, in what an answer is returned, and what runs a
 function in a thread.
@@ -152,7 +152,7 @@ class EndpointCommands(Generic[R]):
         if name in self.declared or name in self._bulks:
             raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
         self._bulks.append(name)
-        made.answer = self._served(name, made.respond, made)
+        made.answer = self._serve(name, made.respond, made)
         return made
 
     def _add_imports(
@@ -191,7 +191,7 @@ class EndpointCommands(Generic[R]):
                     await stack.enter_async_context(ImportWorker(endpoint.imports))
             yield
 
-    def _served(
+    def _serve(
         self, name: str, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]], owner: Any = None
     ) -> Served[R]:
         """What answers with ``respond``, as an endpoint of the framework's that says whose it is."""

@@ -1,4 +1,4 @@
-"""What can be told about an endpoint before it is called: what it is, and which of its parameters Semel fills."""
+"""Inspect an endpoint before it is called: its kind, and the parameters that Semel fills."""
 
 from __future__ import annotations
 

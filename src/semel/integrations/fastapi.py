@@ -113,7 +113,7 @@ class Semel(StarletteSemel):
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
             app.add_api_route(
                 path,
-                self._served(respond.__name__, respond, endpoint),
+                self._serve(respond.__name__, respond, endpoint),
                 methods=[method],
                 dependencies=list(dependencies),
                 tags=["imports"],

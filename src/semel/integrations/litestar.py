@@ -210,7 +210,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                     description=inspect.cleandoc(respond.__doc__),
                     operation_class=described,
                     request_max_body_size=None,  # file_bytes_max says more, and an upload is read piece by piece
-                )(self._served(respond.__name__, respond, endpoint))
+                )(self._serve(respond.__name__, respond, endpoint))
             )
 
         return self._add_imports(

@@ -194,7 +194,7 @@ class Semel(EndpointCommands[Response]):
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
             rule = path.replace("{", "<").replace("}", ">")
-            view = self._served(respond.__name__, respond, endpoint)
+            view = self._serve(respond.__name__, respond, endpoint)
             app.add_url_rule(rule, f"semel_import {path}", view, methods=[method])
 
         return self._add_imports(

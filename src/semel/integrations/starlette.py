@@ -133,7 +133,7 @@ class Semel(EndpointCommands[Response]):
             )
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
-            app.router.routes.append(StarletteRoute(path, self._served("import", respond, endpoint), methods=[method]))
+            app.router.routes.append(StarletteRoute(path, self._serve("import", respond, endpoint), methods=[method]))
 
         return add
 

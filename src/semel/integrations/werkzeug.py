@@ -1,4 +1,4 @@
-"""What Flask and Quart have in common: Werkzeug's rules and exceptions, and who is calling without a parameter."""
+"""The shared part of Flask and Quart: Werkzeug's rules and exceptions, and the caller function."""
 
 from __future__ import annotations
 

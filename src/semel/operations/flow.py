@@ -1,4 +1,4 @@
-"""What operations add to the life of a command: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
+"""The operations' part in a command's life: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
 
 Every write of an operation's row is in one commit with the record's; see ``operations/tracking``.
 """

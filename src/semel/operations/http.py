@@ -70,7 +70,7 @@ class _Queries:
         self._store = engine.backend.store
         self._names = names
 
-    def _asked_by_id(self, operation_id: str, request: Mapping[str, Any]) -> StatusQuery | Answer:
+    def _query_by_id(self, operation_id: str, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
@@ -79,7 +79,7 @@ class _Queries:
             return self._problem(BAD_QUERY, "An operation id is a UUID, such as the last part of an operation's link.")
         return StatusQuery(caller, "id", (raw,))
 
-    def _asked_by_key(self, query: bytes, request: Mapping[str, Any]) -> StatusQuery | Answer:
+    def _query_by_key(self, query: bytes, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
@@ -129,7 +129,7 @@ class _Queries:
             found.append(FoundOperation(row, kept, progress))
         return found
 
-    def _told(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
+    def _answer_found(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
         """The status of the only operation of this caller that has one of these names."""
         if len(found) > 1:
             several = ", ".join(sorted({told.operation for row, kept, _ in found if (told := row or kept) is not None}))
@@ -138,7 +138,7 @@ class _Queries:
             )
         return self._status(*(found[0] if found else (None, None, None)))
 
-    def _failed(self, error: SemelError) -> Answer:
+    def _answer_failure(self, error: SemelError) -> Answer:
         self._surface.outage.tell(error)
         return self._surface.problems.of_error(error)
 
@@ -190,11 +190,11 @@ class Operations(_Queries):
 
     async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
         """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
-        return await self._answer(self._asked_by_id(operation_id, request), request)
+        return await self._answer(self._query_by_id(operation_id, request), request)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
-        return await self._answer(self._asked_by_key(query, request), request)
+        return await self._answer(self._query_by_key(query, request), request)
 
     async def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
@@ -202,11 +202,11 @@ class Operations(_Queries):
         try:
             found = await self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
-            return self._failed(error)
+            return self._answer_failure(error)
         allowed = [
             each for each in found if await self._surface.allows_async(request, _make_wanted(each, asked.caller))
         ]
-        return self._told(asked, allowed)
+        return self._answer_found(asked, allowed)
 
 
 class SyncOperations(_Queries):
@@ -218,11 +218,11 @@ class SyncOperations(_Queries):
 
     def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_id`."""
-        return self._answer(self._asked_by_id(operation_id, request), request)
+        return self._answer(self._query_by_id(operation_id, request), request)
 
     def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_key`."""
-        return self._answer(self._asked_by_key(query, request), request)
+        return self._answer(self._query_by_key(query, request), request)
 
     def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
@@ -230,9 +230,9 @@ class SyncOperations(_Queries):
         try:
             found = self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
-            return self._failed(error)
+            return self._answer_failure(error)
         allowed = [each for each in found if self._surface.allows(request, _make_wanted(each, asked.caller))]
-        return self._told(asked, allowed)
+        return self._answer_found(asked, allowed)
 
 
 def _make_wanted(found: FoundOperation, caller: Caller) -> Wanted:

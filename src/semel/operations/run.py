@@ -1,4 +1,4 @@
-"""Looking an execution up by one of its names, from Python: its id, or what the business calls it."""
+"""Look up an execution from Python, by its id or its business reference."""
 
 from __future__ import annotations
 

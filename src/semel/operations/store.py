@@ -1,4 +1,4 @@
-"""Operations: what was executed, remembered for longer than its key, and who has a business reference.
+"""Operations: executions that are remembered longer than their keys, and the owners of business references.
 
 Each flow is part of a transaction that somebody else began: that of the claim, or of whatever settles the record.
 A row tells what its record says (``mirror`` copies it), so that it is still told when the record is forgotten.

@@ -62,14 +62,14 @@ class TrackingStore:
         yield from self.operations.together()
         [claim] = claims
         [verdict] = yield from self._store.claim(claims)
-        return [(yield from self._kept(claim, verdict))]
+        return [(yield from self._keep(claim, verdict))]
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         """As the store's. Raises Held: then the transaction must be rolled back."""
         verdict = yield from self._store.claim_here(claim)
-        return (yield from self._kept(claim, verdict))
+        return (yield from self._keep(claim, verdict))
 
-    def _kept(self, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
+    def _keep(self, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
         kept = claim.kept
         if kept is None or not isinstance(verdict, Proceed):
             return verdict

@@ -1,4 +1,4 @@
-"""What an event of the outbox is, as a value. What may be one is said in ``outbox/rules.py``."""
+"""An outbox event as a value. ``outbox/rules.py`` defines the valid ones."""
 
 from __future__ import annotations
 

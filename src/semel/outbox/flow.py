@@ -1,4 +1,4 @@
-"""What a relay does with a batch, decided without doing it: waves that keep the order, and what becomes of a refusal.
+"""A relay's handling of a batch, decided without IO: waves that keep the order, and the treatment of refusals.
 
 Events of one aggregate go one after another: the next is sent when the one before it was acknowledged. So the first
 arrival of each at the broker is in order, whoever else publishes the same events at the same time.

@@ -1,4 +1,4 @@
-"""Which relay delivers which lanes: leased, so that a dead relay's are taken over, and shared out evenly.
+"""Assign partitions to relays: leased, so that another relay takes over a dead one's, and evenly shared.
 
 Lanes save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
 Relays that find nothing to do hold none, and take turns to look whether there is something.

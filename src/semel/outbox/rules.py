@@ -1,4 +1,4 @@
-"""Events: what may be one, how its payload becomes bytes, its id, its lane.
+"""The rules of events: validity, payload encoding, id and partition.
 
 An event's id is derived from the record, its generation, a name and an ordinal, so that it is the same for every run of
 the same execution: consumers tell repetitions by it. Topics keep to what every broker takes.

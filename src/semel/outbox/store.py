@@ -1,4 +1,4 @@
-"""The outbox in a SQL store: events are written in the transaction of what they tell, read in order, marked, forgotten.
+"""The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
 
 Nothing here is fenced, and need not be: that an event was published is true whoever says so, and what a relay does to
 one that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.

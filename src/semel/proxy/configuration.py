@@ -1,4 +1,4 @@
-"""What ``operations.toml`` says: the operations behind a proxy, who calls them, and how long the upstream may take."""
+"""The configuration in ``operations.toml``: a proxy's operations, their callers, and the upstream's time limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reconciler is given: all that is known of one execution whose outcome could not be proven."""
+"""A reconciler's input: everything known about one execution with an unknown outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settling what a reconciler found: the record, its operation, its events and the end of the asking in one commit."""
+"""Settle a reconciler's finding in one commit: the record, its operation, its events and the end of the inquiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reconciler's finding means for an UNKNOWN record: settle it now, or ask again, and when.
+"""The consequence of a reconciler's finding for an UNKNOWN record: settle now, or ask again at a given time.
 
 An early "it did not happen" proves nothing: the holder may still be running, and the other side may still have the call
 in a queue. So it counts from ``quiet_for`` after the deadline on. Pure: times in microseconds of the store's clock.

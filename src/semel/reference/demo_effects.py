@@ -1,4 +1,4 @@
-"""The second act of `semel demo`: a reconciler asks, a bulk command is killed in the middle, an event is told twice."""
+"""The second act of `semel demo`: a reconciler asks, a bulk is killed midway, an event is published twice."""
 
 from __future__ import annotations
 

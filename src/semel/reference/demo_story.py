@@ -1,4 +1,4 @@
-"""The story of `semel demo`: what was done, what each client saw, and what was expected of it."""
+"""The story of `semel demo`: each step, the view of each client, and the expected result."""
 
 from __future__ import annotations
 

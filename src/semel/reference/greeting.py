@@ -1,4 +1,4 @@
-"""What the service prints when it starts: where it is, and what to try, ready to be copied."""
+"""The service's startup message: its address, and commands to copy and try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference service's page of metrics: on a port of its own, answered by any of its workers for all of them."""
+"""The reference service's metrics page: on a separate port, answered by any worker for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reference service takes and gives: strict models, in which an unknown member is refused."""
+"""The reference service's requests and responses: strict models that refuse unknown members."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class KeptArguments:
         """
         forms: dict[str, bytes] = {}
         for name, shape in self._all_shapes().items():
-            forms[name] = self._packed(name, arguments[name], shape)
+            forms[name] = self._pack(name, arguments[name], shape)
         packed = b'{"arguments":{' + b",".join(dumps(name) + b":" + form for name, form in forms.items()) + b"}}"
         if len(packed) > REQUEST_BYTES_MAX:
             largest = max(forms, key=lambda name: len(forms[name]))
@@ -68,7 +68,7 @@ class KeptArguments:
             )
         return packed
 
-    def _packed(self, name: str, value: Any, shape: Shape) -> bytes:
+    def _pack(self, name: str, value: Any, shape: Shape) -> bytes:
         try:
             form = dumps(shape.encode(value, name))
             again = dumps(shape.encode(shape.decode(json.loads(form)), name))

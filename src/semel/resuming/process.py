@@ -1,4 +1,4 @@
-"""What `semel worker --complete` runs: the completers of one application, inside its lifespan and on its own engines.
+"""The completers of `semel worker --complete`: those of one application, inside its lifespan and on its engines.
 
 An ASGI application's lifespan is run as a server would, so that its handlers find what they need; no socket is opened.
 """

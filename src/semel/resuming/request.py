@@ -1,4 +1,4 @@
-"""How the request of a resumable operation is kept: its head on one line, its body behind it."""
+"""The stored form of a resumable operation's request: its head on one line, followed by its body."""
 
 from __future__ import annotations
 

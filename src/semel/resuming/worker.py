@@ -1,4 +1,4 @@
-"""The completer: what was begun for a client that has gone is brought to its end.
+"""The completer: finishes executions whose clients have gone.
 
 It takes over executions of operations that are declared resumable, once nobody holds them, and gives their handlers the
 request that was kept. A takeover is a claim: several completers, and clients that retry, never run one execution

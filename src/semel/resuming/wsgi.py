@@ -1,4 +1,4 @@
-"""A kept request, run through a WSGI application once more without its client: what a completer gives to a handler.
+"""Run a stored request through a WSGI application again, without its client, as a completer's handler.
 
 As over ASGI (``asgi_resumed``), the application that is called is the one *inside* whatever authenticates.
 """

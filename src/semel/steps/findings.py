@@ -1,4 +1,4 @@
-"""What was found out about a step in doubt, and what becomes of the list of steps then.
+"""Apply a finding about a step in doubt to the list of steps.
 
 It did not happen, or it finished with a result. Either way the execution goes on where it was: what had finished before
 stays finished, and derived keys stay the same. Only a word about the whole execution ends it; where nothing is in

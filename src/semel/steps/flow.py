@@ -1,4 +1,4 @@
-"""The life of the steps of one run, as flows: learn what is recorded, record a start, record what has ended.
+"""The life of one run's steps, as flows: read the recorded ones, record a start, record an end.
 
 A start is one fenced write of the whole list, in which the results of the steps before it travel: a step costs one
 round trip. Nothing here makes a step's call; the shells in ``steps/run.py`` do, between two flows.
@@ -177,7 +177,7 @@ class StepLedger:
             yield from self._roll_back(unit)
             raise
         if not held:
-            yield from self._refused(step, unit)
+            yield from self._refuse(step, unit)
         self._running.discard(step.identity)
         self._steps = with_result(self._with_room_for(step), step, result)
         self._stored = steps
@@ -207,7 +207,7 @@ class StepLedger:
             self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
-    def _refused(self, step: Step, unit: AnyUnit) -> Flow[None]:
+    def _refuse(self, step: Step, unit: AnyUnit) -> Flow[None]:
         yield from self._roll_back(unit)
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:

@@ -1,4 +1,4 @@
-"""What a policy and a command must say for handlers with steps, and for those that end without their client."""
+"""The policy and command options that handlers with steps need, and those of resumable operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps: the recovery points of one execution, and what a later run may do with each.
+"""Steps: the recovery points of one execution, and how a later run may treat each.
 
 The list lies packed in the record's own row, and its holder writes it whole. A finished step gives its recorded
 result; an unfinished one is run again only where it was declared repeatable, still is, and the downstream has not had

@@ -1,4 +1,4 @@
-"""What all drivers say alike: a rule of the database that the handler broke, a statement whose fate is open."""
+"""Error messages shared by all drivers."""
 
 from __future__ import annotations
 

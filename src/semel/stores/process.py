@@ -1,4 +1,4 @@
-"""What a forked child must begin anew: connections, threads, live permits of its parent.
+"""Reset state in a forked child: connections, threads, and the parent's live permits.
 
 Told by the interpreter, in the child's only thread and before ``fork`` returns there. A look at the process id in every
 call would be too late: of two threads that look at the same time, one goes on with what the other is

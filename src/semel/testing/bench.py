@@ -1,4 +1,4 @@
-"""What a conformance case works on: one store with its driver, a settable clock, and a way to perform flows.
+"""The bench of a conformance case: one store with its driver, a settable clock, and a way to perform flows.
 
 The same cases run through ``run`` and through ``run_async``; a race is one of threads there and one of
 tasks here.

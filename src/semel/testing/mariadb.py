@@ -1,4 +1,4 @@
-"""The MariaDB store as a subject of the conformance suite: a database of its own on a server that runs."""
+"""The MariaDB store as a subject of the conformance suite: a separate database on a running server."""
 
 from __future__ import annotations
 

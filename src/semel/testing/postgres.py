@@ -1,4 +1,4 @@
-"""The PostgreSQL store as a subject of the conformance suite: a schema of its own on a server that runs."""
+"""The PostgreSQL store as a subject of the conformance suite: a separate schema on a running server."""
 
 from __future__ import annotations
 

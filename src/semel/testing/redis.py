@@ -1,4 +1,4 @@
-"""The Redis store as a subject of the conformance suite: a prefix of its own on a server that runs, alone or not."""
+"""The Redis store as a subject of the conformance suite: a separate prefix on a running server or cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite of ATOMIC units: what a handler may do to its transaction, and what is left of it.
+"""The conformance suite of ATOMIC units: the limits of a handler in its transaction, and the state it leaves.
 
 ``CASES`` are functions of a :class:`UnitBench`; the suite takes a :class:`UnitSubject` and nothing else. What a
 database can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:

@@ -1,4 +1,4 @@
-"""What runs beside an application until it is cancelled: a look, a rest, the next look."""
+"""A worker's loop until it is cancelled: look, rest, look again."""
 
 from __future__ import annotations
 

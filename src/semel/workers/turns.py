@@ -1,4 +1,4 @@
-"""Whose turn it is to look: the workers of one kind in all processes look one after the other, not all at once."""
+"""Take turns: the workers of one kind look one after the other across all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`semel config`: what is in force for each operation, where each setting comes from, and what it guarantees."""
+"""`semel config`: the settings in force for each operation, their sources, and the resulting guarantees."""
 
 from __future__ import annotations
 

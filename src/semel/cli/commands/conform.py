@@ -1,4 +1,4 @@
-"""`semel conform`: where does any HTTP API stand with its ``Idempotency-Key``? The checks are in ``semel.conform``."""
+"""`semel conform`: test any HTTP API's handling of ``Idempotency-Key``. The checks are in ``semel.conform``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`semel events`: what waits in the outbox, what is parked and why; try it again, or give it up."""
+"""`semel events`: list waiting and parked events; retry, park or drop them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`semel explain`: why is this key where it is, what would the next attempt get, and what can anybody do."""
+"""`semel explain`: the state of a key, the reason for it, what the next attempt would get, and what to do."""
 
 from __future__ import annotations
 

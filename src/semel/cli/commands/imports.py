@@ -1,4 +1,4 @@
-"""`semel imports`: the files that suppliers sent, what became of their rows, and what an operator does about them."""
+"""`semel imports`: list the files that suppliers sent and the outcomes of their rows; retry or purge imports."""
 
 from __future__ import annotations
 

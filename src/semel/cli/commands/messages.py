@@ -1,4 +1,4 @@
-"""`semel messages`: what consumers tried and did not handle, what is parked and why; let one be delivered again."""
+"""`semel messages`: list messages that consumers did not handle or that are parked; release one for redelivery."""
 
 from __future__ import annotations
 

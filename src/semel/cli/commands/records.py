@@ -1,4 +1,4 @@
-"""`semel list` and `semel show`: what the store holds, without keys, requests or answers."""
+"""`semel list` and `semel show`: show records, without keys, requests or answers."""
 
 from __future__ import annotations
 

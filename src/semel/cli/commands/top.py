@@ -1,4 +1,4 @@
-"""`semel census` and `semel top`: what is open, UNKNOWN and new, from a bounded number of rows."""
+"""`semel census` and `semel top`: count open, UNKNOWN and new records, from a bounded number of rows."""
 
 from __future__ import annotations
 

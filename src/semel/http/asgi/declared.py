@@ -118,13 +118,13 @@ class DeclaredCall(AsgiCall):
         spool = self._spool = Spool()
         command: Command | Answer | None = None
         try:
-            command = await self._spooled(spool, message)
+            command = await self._spool_body(spool, message)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's
             if type(command) is not Command:
                 self._close_spool()
         return command
 
-    async def _spooled(self, spool: Spool, message: Message) -> Command | Answer | None:
+    async def _spool_body(self, spool: Spool, message: Message) -> Command | Answer | None:
         while message["type"] == "http.request":
             chunk = message.get("body", b"")
             refusal = self._exchange.feed(chunk)

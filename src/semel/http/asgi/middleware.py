@@ -75,7 +75,7 @@ class SemelMiddleware:
             path = route_path(scope) if scope.get("root_path") else scope["path"]
             found = self._find(scope["method"], path)
             if found is None:
-                instead = await self._undeclared(scope, path)
+                instead = await self._handle_undeclared(scope, path)
                 if isinstance(instead, Answer):
                     await send_answer(send, instead)
                     return
@@ -101,7 +101,7 @@ class SemelMiddleware:
             return
         await self.app(scope, receive, send)
 
-    async def _undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
+    async def _handle_undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
         if self._status.concerns(path) or self._status.concerns(scope["path"]):
             answer = await self._status.answer(path, scope)

@@ -1,4 +1,4 @@
-"""Handlers whose clients were told 202: each in a thread of the process that accepted it, a bounded number at once.
+"""Run handlers whose requests were answered with 202: one thread each, a bounded number at once.
 
 Where there is no place the client waits for its answer, as it would without the preference. Where the process dies a
 completer takes over. WSGI has no end of an application that could be waited for: Python waits for these threads.

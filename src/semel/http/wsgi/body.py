@@ -1,4 +1,4 @@
-"""A request's body that is read by several: by what the framework does before the claim, by the claim, by the view."""
+"""A request body with several readers: the framework before the claim, the claim, and the view."""
 
 from __future__ import annotations
 

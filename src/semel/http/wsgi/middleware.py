@@ -121,7 +121,7 @@ class SemelMiddleware:
             return send_answer(start_response, self.surface.problems.not_allowed())
         spool, hold = Spool(), self.engine._hold()
         try:
-            pieces = self._spooled(opened, environ, start_response, spool, hold)
+            pieces = self._spool(opened, environ, start_response, spool, hold)
             hold.end()  # what is left of the command ends with the answer
         except BaseException as error:
             hold.let_go(error)
@@ -129,7 +129,7 @@ class SemelMiddleware:
             raise
         return pieces
 
-    def _spooled(
+    def _spool(
         self,
         exchange: Exchange,
         environ: Environ,

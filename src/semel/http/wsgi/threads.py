@@ -1,4 +1,4 @@
-"""How many threads of a WSGI server may wait for running duplicates: a waiter holds its thread.
+"""Limit the threads of a WSGI server that wait for running duplicates: each waiter holds a thread.
 
 No server says how many threads it has. As many as were at work at the same time are certain, so the waiters are at most
 half of those: the others stay for requests that do not wait. A server of one thread has no waiters.

@@ -1,4 +1,4 @@
-"""Dramatiq's actors, through a middleware of its own: ``@dramatiq.actor(inbox=inbox)``."""
+"""Dramatiq actors, through a middleware: ``@dramatiq.actor(inbox=inbox)``."""
 
 from __future__ import annotations
 

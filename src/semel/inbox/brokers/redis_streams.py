@@ -46,7 +46,7 @@ class RedisStreamConsumer:
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
         for entry in left:
-            await self._take(entry, await self._delivered(entry[0]))
+            await self._take(entry, await self._count_deliveries(entry[0]))
         wait_ms = 1 if left else max(1, round(wait_seconds * 1000))
         said = await self._client.xreadgroup(self._group, self._name, {self._stream: ">"}, count=batch, block=wait_ms)
         fresh = [entry for _, entries in _pairs(said) for entry in entries]
@@ -64,7 +64,7 @@ class RedisStreamConsumer:
         if await self._deliveries.take(id, entry, deliveries):
             await self._client.xack(self._stream, self._group, entry[0])
 
-    async def _delivered(self, id: bytes) -> int:
+    async def _count_deliveries(self, id: bytes) -> int:
         [*found] = await self._client.xpending_range(self._stream, self._group, min=id, max=id, count=1)
         return int(found[0]["times_delivered"]) if found else 1
 

@@ -265,7 +265,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
             form = SettleForm(request.POST if request.method == "POST" else None)
             # What comes back from a page stays what was seen there, so that a stale page never becomes fresh.
             seen = request.POST.getlist("seen") if request.method == "POST" else [each.seen for each in found]
-            records = [self._shown(each, before) for each, before in zip(found, seen, strict=True)]
+            records = [self._record_fields(each, before) for each, before in zip(found, seen, strict=True)]
             context |= {"form": form, "records": records}
             if request.method != "POST" or not form.is_valid():
                 return self._page(request, "settle", context)
@@ -295,7 +295,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         else:
             self.message_user(request, f"{id} is settled: {consequence(word, state)}", messages.SUCCESS)
 
-    def _shown(self, found: Named, seen: str) -> dict[str, Any]:
+    def _record_fields(self, found: Named, seen: str) -> dict[str, Any]:
         record = found.record
         return {
             "seen": seen,

@@ -1,4 +1,4 @@
-"""The middleware that captures what the declared views answer. It stands at the end of ``MIDDLEWARE``."""
+"""The middleware that captures the answers of declared views. Put it at the end of ``MIDDLEWARE``."""
 
 from __future__ import annotations
 

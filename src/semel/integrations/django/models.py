@@ -1,4 +1,4 @@
-"""What Django's permissions and its admin know of Semel. The tables are the store's own, made by its migrations.
+"""Semel for Django's permissions and admin. The store's own migrations create the tables.
 
 Django tells only applications with this module that it has migrated.
 """

@@ -1,4 +1,4 @@
-"""What one Django project says of Semel in its settings, and the engines that follow from it."""
+"""The settings of one Django project, and the engines made from them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Site:
             if found is None or found.url != url:
                 if found is not None:
                     found.engine.close()  # tests have changed the database
-                self._places[alias] = found = self._made(alias, url)
+                self._places[alias] = found = self._make_store(alias, url)
             return found
 
     def url(self, alias: str) -> str:
@@ -155,7 +155,7 @@ class Site:
             return self._url
         return databases.store_url_of(alias)
 
-    def _made(self, alias: str, url: str) -> ProjectStore:
+    def _make_store(self, alias: str, url: str) -> ProjectStore:
         if self._url is None or alias != self.database:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)

@@ -1,4 +1,4 @@
-"""drf-spectacular: what an OpenAPI document says of the views that are declared with ``@semel.command``.
+"""drf-spectacular: describe the views declared with ``@semel.command`` in an OpenAPI document.
 
 ``REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "semel.integrations.django.spectacular.AutoSchema"}``; a project with a
 schema class of its own adds :class:`DescribesCommands` in front of its bases.

@@ -1,4 +1,4 @@
-"""What a servicer's method is given in place of gRPC's context: how it ends the call is noted, not sent."""
+"""A servicer method's context in place of gRPC's: it records how the call ends instead of sending it."""
 
 from __future__ import annotations
 

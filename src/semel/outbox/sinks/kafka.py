@@ -56,7 +56,7 @@ class KafkaSink:
         self._producer: Any = None
         self._topics: set[str] = set()
 
-    async def _started(self) -> Any:
+    async def _start(self) -> Any:
         if self._producer is None:
             producer = AIOKafkaProducer(
                 bootstrap_servers=self._servers,
@@ -77,7 +77,7 @@ class KafkaSink:
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their acknowledgements."""
         try:
-            producer = await self._started()
+            producer = await self._start()
             missing = await self._missing(producer, {event.topic for event in events})
         except (KafkaError, OSError, TimeoutError) as error:  # nobody has said anything of these events
             await self._abandon()

@@ -51,7 +51,7 @@ class RabbitmqSink:
         self._channel: AbstractChannel | None = None
         self._exchange: AbstractExchange | None = None
 
-    async def _connected(self) -> AbstractExchange:
+    async def _connect(self) -> AbstractExchange:
         exchange, channel, connection = self._exchange, self._channel, self._connection
         if exchange is not None and channel is not None and not channel.is_closed and not _is_closed(connection):
             return exchange
@@ -68,7 +68,7 @@ class RabbitmqSink:
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their confirmations."""
         try:
-            exchange = await self._connected()
+            exchange = await self._connect()
             for event in events:
                 await self._declare(event.topic)
         except ChannelNotFoundEntity as error:

@@ -1,4 +1,4 @@
-"""Appending to Redis Streams: what the outbox's sink needs of the client library, and nothing else."""
+"""Append to Redis Streams, with only the parts of the client library that the sink needs."""
 
 from __future__ import annotations
 

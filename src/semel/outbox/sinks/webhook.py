@@ -106,7 +106,7 @@ class WebhookSink:
         self._client: httpx.AsyncClient | None = None
         self._places = asyncio.Semaphore(AT_ONCE)
 
-    def _opened(self) -> httpx.AsyncClient:
+    def _open(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
                 transport=_Guarded(private=self._private),
@@ -118,7 +118,7 @@ class WebhookSink:
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """Post them, at most 20 at once, and no more once the receiver has answered 410."""
-        client = self._opened()
+        client = self._open()
         gone: list[Reply] = []
         return list(await asyncio.gather(*(self._post_unless(client, event, gone) for event in events)))
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a MariaDB server beside its settings: room, connections, rights, handlers' defaults."""
+"""The checks of `semel doctor` for a MariaDB server: space, connections, permissions, the handlers' defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a MariaDB error means to Semel: one place for both client libraries, with the remedy in the message.
+"""Map MariaDB errors to Semel's, for both client libraries, with the remedy in the message.
 
 The question is always the same: is it certain that the statement did nothing? An error that the server reports has
 rolled the statement back. A connection that was lost, a time-out and an interrupted statement leave it open: not

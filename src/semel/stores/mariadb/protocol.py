@@ -1,4 +1,4 @@
-"""How the MariaDB store's asks become statements of the server, for every client library alike.
+"""Turn the MariaDB store's requests into SQL statements, for all client libraries.
 
 A *conversation* takes a flow and yields texts; it is sent what the server replied, and thrown
 :class:`~semel.stores.mariadb.errors.MariadbRefused` where that was an error. What transactions need (ROLLBACK after a

@@ -1,4 +1,4 @@
-"""What the MariaDB store asks for beyond single statements: several of them at once."""
+"""The MariaDB store's requests beyond single statements: several at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MariaDB store does to its rows: claim, settle and replace them, a batch at a time.
+"""The MariaDB store's row operations: claim, settle and replace, a batch at a time.
 
 A claim is one statement, which writes what was never seen and answers the record that stands there; ``decide`` says
 what that means. Who won is read off the nonce, never off a count of rows.

@@ -1,4 +1,4 @@
-"""What a MariaDB server's real settings make of the store's promise."""
+"""Check a MariaDB server's settings against the store's guarantees."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class JoinedInTest(JoinedPostgres):
         try:
             rows = self._line.execute(*self._values(Query(SQL["settle"], _batch_of_one(needed))))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         if not rows:
             self._line.fail()
         return bool(rows)

@@ -117,7 +117,7 @@ class _Joined:
         assert isinstance(needed, Query)
         return needed.statement.numbered, self._home.server.values(needed.statement, needed.params)
 
-    def _told(self, failed: LineFailed) -> SemelError:
+    def _to_error(self, failed: LineFailed) -> SemelError:
         return JoinRefused(SAVEPOINT) if failed.sqlstate == _DIVISION else failed.error
 
     def _check_outermost(self, rows: list[Any]) -> None:
@@ -125,7 +125,7 @@ class _Joined:
             self._line.fail()
             raise JoinRefused(SAVEPOINT_OPEN)
 
-    def _refused(self, failed: LineFailed) -> bool:
+    def _is_refused(self, failed: LineFailed) -> bool:
         """A settlement that failed: False where the claim is not this transaction's own."""
         self._line.fail()
         if failed.sqlstate == _DIVISION:
@@ -153,7 +153,7 @@ class JoinedPostgres(_Joined):
             result: T = stop.value
             return result
         except LineFailed as failed:
-            raise self._told(failed) from failed.__cause__
+            raise self._to_error(failed) from failed.__cause__
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own: then the server lets nobody commit the rest."""
@@ -162,7 +162,7 @@ class JoinedPostgres(_Joined):
         try:
             rows = self._line.execute(*self._values(needed))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         self._check_outermost(rows)
         return True
 
@@ -185,7 +185,7 @@ class AsyncJoinedPostgres(_Joined):
             result: T = stop.value
             return result
         except LineFailed as failed:
-            raise self._told(failed) from failed.__cause__
+            raise self._to_error(failed) from failed.__cause__
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedPostgres.settle`."""
@@ -194,7 +194,7 @@ class AsyncJoinedPostgres(_Joined):
         try:
             rows = await self._line.execute(*self._values(needed))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         self._check_outermost(rows)
         return True
 

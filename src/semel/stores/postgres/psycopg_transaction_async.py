@@ -59,7 +59,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
 class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
     """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`."""
 
-    async def _said(self, *statements: Said) -> list[Any]:
+    async def _execute(self, *statements: Said) -> list[Any]:
         return await execute_async(self._connection, *statements, prepared=self._pool.server.prepared)
 
     async def run_async(self, make: MakeFlow[T]) -> T:

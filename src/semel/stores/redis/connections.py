@@ -96,7 +96,7 @@ class RedisThreads:
             return error
         replies: Replies
         try:
-            replies = self._connected(connection, wanted.node, was_idle, deadline)
+            replies = self._check_connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
                 replies = _execute(connection, wanted, deadline)
         except BaseException:
@@ -118,7 +118,7 @@ class RedisThreads:
         _connect(connection, node, deadline)
         return connection
 
-    def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
+    def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         """Make sure that the server has not hung up meanwhile."""
         if not was_idle:
             return []
@@ -197,7 +197,7 @@ class RedisLoop:
             return error
         replies: Replies
         try:
-            replies = await self._connected(connection, wanted.node, was_idle, deadline)
+            replies = await self._check_connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
                 replies = await _execute_async(connection, wanted, deadline)
         except BaseException:
@@ -231,7 +231,7 @@ class RedisLoop:
             await connection.disconnect(nowait=True)
             raise cannot_connect(node, error) from error
 
-    async def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
+    async def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         if not was_idle:
             return []
         try:

@@ -149,13 +149,13 @@ class Pages:
             if row is not None and written is not None:
                 lapsed.append((row, written, now))
             else:
-                others.append(self._rows.forget_call(id, None) if row is None else self._postponed(row, now))
+                others.append(self._rows.forget_call(id, None) if row is None else self._postpone(row, now))
         lapsed = sorted(lapsed, key=lambda each: each[0].lease_until)[:limit]
         calls = (*(self._rows.replace_call(*each) for each in lapsed), *others)
         replies = (yield from ask(Calls(calls))) if calls else []
         return [written for (_, written, _), done in zip(lapsed, replies, strict=False) if int(done) == 1]
 
-    def _postponed(self, row: Record, now: int) -> RedisCall:
+    def _postpone(self, row: Record, now: int) -> RedisCall:
         due = due_at(row)
         later = b"" if due is None or due <= now else due  # due, and yet not to be marked: no rule ever will
         keys = (self._keys.record(row.id), self._keys.due(row.id))

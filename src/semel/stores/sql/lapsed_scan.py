@@ -1,4 +1,4 @@
-"""How a reaper finds lapsed records without an index that every settlement would have to change.
+"""Find lapsed records without an index that every settlement would have to update.
 
 It walks what was created since, in order of creation, and remembers what it saw open: each record is read
 once. What stays open for long, and what became UNKNOWN, goes to a small table, so that the walk of a

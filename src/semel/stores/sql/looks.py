@@ -1,4 +1,4 @@
-"""How far one page of a list looks in a SQL store: in its short list of open records, or along all records."""
+"""Choose how a SQL store searches one page of a list: in the short list of open records, or along all records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a SQLite file: its journal, its promises at power loss, its integrity, its backlog."""
+"""The checks of `semel doctor` for a SQLite file: journal, durability, integrity, backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks around a database file: its file system, its room, who may write and read it."""
+"""The checks of `semel doctor` around a database file: file system, free space, permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing in the user's transaction on SQLite, begun or not: for what comes with their writes and needs no claim.
+"""Write in the user's transaction on SQLite, begun or not, for writes that need no claim.
 
 Nothing is begun here: where no transaction is open, the user's own library begins it with this write, as with others.
 """

@@ -1,4 +1,4 @@
-"""Claiming: what an attempt is granted or told, what a grant writes, and how it is read back or given up."""
+"""Claims: verdicts of attempts, the rows of grants, reading a claim back, and releasing it."""
 
 from __future__ import annotations
 

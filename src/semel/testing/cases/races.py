@@ -1,4 +1,4 @@
-"""Races: many at once on one key, by threads or by tasks; and whether the store is what it declares to be."""
+"""Races on one key, by threads and tasks; and whether the store matches its declared capabilities."""
 
 from __future__ import annotations
 

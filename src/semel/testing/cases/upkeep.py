@@ -1,4 +1,4 @@
-"""What happens to records beside their commands: lapses, retention, the purge, pages for operators."""
+"""Maintenance of records: lapses, retention, the purge, pages for operators."""
 
 from __future__ import annotations
 

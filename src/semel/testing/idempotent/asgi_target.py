@@ -155,7 +155,7 @@ class _Lifespan:
     async def start(self) -> None:
         self._messages.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._run())
-        answer = await self._answered()
+        answer = await self._await_answer()
         if answer["type"] == "lifespan.startup.failed":
             await asyncio.wait({self._task})
             error = self._task.exception()
@@ -171,14 +171,14 @@ class _Lifespan:
         if self._task is None or self._task.done():
             return
         self._messages.put_nowait({"type": "lifespan.shutdown"})
-        await self._answered()
+        await self._await_answer()
         _, waiting = await asyncio.wait({self._task}, timeout=ATTEMPT_SECONDS)
         if waiting:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _answered(self) -> Message:
+    async def _await_answer(self) -> Message:
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 return await self._answers.get()

@@ -1,4 +1,4 @@
-"""One operation as a test describes it: the request, who sends it, what another request looks like, what is counted."""
+"""One operation under test: its request, its callers, a different request, and the effect to count."""
 
 from __future__ import annotations
 
@@ -129,22 +129,22 @@ class Case:
 
     def first(self, number: int = 1) -> Request:
         """The request under test, of the command with this number."""
-        return self._made(_of(self.json, number), self.body, _of(self.arguments, number))
+        return self._make(_of(self.json, number), self.body, _of(self.arguments, number))
 
     def another(self, number: int = 1, members: tuple[str, ...] = ()) -> Request | None:
         """A request with another payload; None where none can be made up. ``members`` of JSON that must differ."""
         value, arguments = _of(self.json, number), _of(self.arguments, number)
         if self.changed is not None:
             if isinstance(self.changed, bytes):
-                return self._made(None, self.changed, arguments)
+                return self._make(None, self.changed, arguments)
             if self.request:
-                return self._made(self.changed, None, arguments)
-            return self._made(None, None, {**arguments, **self.changed})
+                return self._make(self.changed, None, arguments)
+            return self._make(None, None, {**arguments, **self.changed})
         if value is not None:
-            return self._made(alter(value, members), None, arguments)
+            return self._make(alter(value, members), None, arguments)
         if self.body:
-            return self._made(None, _alter_bytes(self.body, members), arguments)
-        return self._made(None, None, alter(dict(arguments), members)) if arguments else None
+            return self._make(None, _alter_bytes(self.body, members), arguments)
+        return self._make(None, None, alter(dict(arguments), members)) if arguments else None
 
     def as_other(self, request: Request) -> Request | None:
         """A request as another caller sends it; None where none was given."""
@@ -161,7 +161,7 @@ class Case:
         kept = {name: value for name, value in request.headers.items() if name.lower() not in _AUTHENTICATING}
         return None if len(kept) == len(request.headers) else replace(request, headers=kept)
 
-    def _made(self, value: Any, body: bytes | None, arguments: Mapping[str, Any]) -> Request:
+    def _make(self, value: Any, body: bytes | None, arguments: Mapping[str, Any]) -> Request:
         method, _, path = self.request.partition(" ")
         encoded = body if body is not None else b"" if value is None else json_module.dumps(value).encode()
         return Request(method, path, {**_type(value), **self.headers}, encoded, arguments)

@@ -1,4 +1,4 @@
-"""The check of a list that is interrupted: whoever sends it again must not run what is finished."""
+"""Check an interrupted list: a retry must not run finished items again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of who is asking: another caller with the same key, and nobody at all."""
+"""Check callers: another caller with the same key, and no caller at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The check of what an operation tells the world: one set of events for one command, under the same ids, however often
-it is asked for and whatever fails.
-"""
+"""Check an operation's events: one set of events with stable ids for each command, over retries and failures."""
 
 from __future__ import annotations
 

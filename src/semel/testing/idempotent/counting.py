@@ -1,4 +1,4 @@
-"""How often the effect has happened: the user's own counter, a spied function, or the rows of a table."""
+"""Count effects: with the user's counter, a spied function, or the rows of a table."""
 
 from __future__ import annotations
 

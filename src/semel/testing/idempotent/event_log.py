@@ -1,4 +1,4 @@
-"""The events that an application has told: those of its own outbox, or those that a test's own list has.
+"""The events that an application published: from its outbox, or from a test's own list.
 
 The outbox is read whole, published events too, so that a relay beside the application changes nothing of what is seen.
 """

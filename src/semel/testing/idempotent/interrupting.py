@@ -92,19 +92,19 @@ class _WatchedRun(BulkRun):
             return tally
 
     def _before(self, items: Sequence[ListedItem]) -> None:
-        if self._dies is Moment.BETWEEN_CHUNKS and self._finished():
+        if self._dies is Moment.BETWEEN_CHUNKS and self._count_finished():
             self._die()
         places = {item.place for item in items}
         self._handed |= places
         self._witness.handed |= places
 
-    def _finished(self) -> set[int]:
+    def _count_finished(self) -> set[int]:
         """Inside, what its last commit has counted; outside, what was handed out by an earlier ask."""
         return {place for place in self._handed if not self.inside or place < self.tally.done}
 
     def _die(self) -> None:
         self._witness.died = True
-        self._witness.finished |= self._finished() if self._dies is Moment.BETWEEN_CHUNKS else set()
+        self._witness.finished |= self._count_finished() if self._dies is Moment.BETWEEN_CHUNKS else set()
         self.items = _Dead(self.store)
         raise Crash("the process died")
 

@@ -1,4 +1,4 @@
-"""One target under test: sends attempts, counts effects, and collects what was found. It decides nothing."""
+"""One target under test: sends attempts, counts effects, and collects findings. It decides nothing."""
 
 from __future__ import annotations
 

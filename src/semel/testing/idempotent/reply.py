@@ -1,4 +1,4 @@
-"""What came back from one attempt, over HTTP or from a call, in words that both have in common."""
+"""The reply to one attempt, over HTTP or from a call, in shared terms."""
 
 from __future__ import annotations
 

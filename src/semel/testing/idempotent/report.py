@@ -1,4 +1,4 @@
-"""What a check says: a finding that a colleague could have written, and the report that holds them all.
+"""A check's findings, and the report that contains them.
 
 A finding has four parts, always in this order: what was sent, what came, what that means, what to change. Nothing
 random stands in it (keys are named by what they were for), so that two runs of the same fault read the same.

@@ -1,4 +1,4 @@
-"""What a check is made against: the small protocol, and how an application, an address or a function becomes one.
+"""The target of a check: a small protocol, and its adapters for applications, addresses and functions.
 
 A target of your own needs the five members of :class:`Target`; everything else of this package works with it.
 """

@@ -1,4 +1,4 @@
-"""How the checks become a suite: a class for pytest, and the same as a list of named tests for everybody else.
+"""The checks as a suite: a class for pytest, and a list of named tests for other runners.
 
 Nothing is left out silently: what differs by declaration (an optional key, effects, one caller) is derived from the
 declared policy, and what cannot be tried fails with the reason and the remedy.
