@@ -132,7 +132,7 @@ def _why_not_bare(value: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFormat:
-    """What an operation asks of its keys beyond the grammar.
+    """An operation's requirements for its keys beyond the grammar.
 
     Args:
         pattern: a regular expression the whole key must match. It runs on at most 255 characters, but a pattern
@@ -231,7 +231,7 @@ def _check_span(seconds: object) -> None:
 
 
 def weakness(key: str) -> Weakness | None:
-    """Name why a parsed key is likely to be used again by accident, or says who somebody is; None for a good one.
+    """Why a parsed key is likely to be reused by accident or to identify a person; None for a good one.
 
     Args:
         key: a key from `parse_key`.

@@ -135,7 +135,7 @@ class PolicyOptions(CommandOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one operation's commands are protected.
+    """The protection of one operation's commands.
 
     Parameters (spans in seconds, sizes in bytes):
         effects: what the handler's side effects are: ``"external"`` (default, effects that cannot be
@@ -297,7 +297,7 @@ def _effects(given: object) -> Effects:
 
 
 def _recipe(policy: Policy) -> Recipe:
-    """What of a request counts, with the headers that the policy names."""
+    """The parts of a request that count, with the headers that the policy names."""
     recipe = policy.fingerprint
     assert isinstance(recipe, Recipe)
     if policy.counts is None:
@@ -314,7 +314,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # a token
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one option holds: a value of ``kind``, or several in a collection that is kept as ``kept``."""
+    """The type of one option: a value of ``kind``, or several in a collection that is stored as ``kept``."""
 
     kind: type
     remedy: str
@@ -523,7 +523,7 @@ def _terms(policy: Policy, effects: Effects) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What somebody wants done once: a key in its scope, the request's fingerprint, and the policy.
+    """A command to run once: a key in its scope, the request's fingerprint, and the policy.
 
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint

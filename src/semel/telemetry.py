@@ -43,7 +43,7 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Observer(Protocol):
-    """Receives every event. Implementations must be quick and thread-safe; what they raise is logged once."""
+    """Receives every event. Implementations must be quick and thread-safe; their exceptions are logged once."""
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         """Take one event: ``name`` and the label names are those of EVENTS; ``detail`` is for logs only."""

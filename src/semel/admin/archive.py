@@ -32,7 +32,7 @@ MOMENT: Final = "moment"
 
 
 class Archive:
-    """What a purge at ``now`` forgets.
+    """The rows that a purge at ``now`` deletes.
 
     Parameters: ``engine``, open; ``keep_us`` how long published events are kept.
 
@@ -55,7 +55,7 @@ class Archive:
         self.bulks: set[bytes] = set()
 
     def documents(self) -> Iterator[dict[str, Json]]:
-        """Each row, as `semel export --answers` writes it, behind ``of``: what it is.
+        """Each row as `semel export --answers` writes it, with its kind in ``of``.
 
         ``answers`` are records whose answer is dropped and whose tombstone stays.
         """
@@ -147,7 +147,7 @@ def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
 
 
 def _statement_at(now: int, needed: Query | Execute) -> Query | Execute:
-    """Where the server would say what ``:now`` is, the statement takes it as a value."""
+    """Pass the time to a statement as a value, in place of the server's own ``:now``."""
     if "now" not in needed.statement.names or isinstance(needed.params, tuple) or "now" in needed.params:
         return needed
     return type(needed)(_with_moment(needed.statement), {**needed.params, MOMENT: now})

@@ -31,7 +31,7 @@ class BulkSummary(NamedTuple):
         return {**bulk_names(self.record, self.id, self.now), **self.tally._asdict()}
 
     def standing(self) -> str:
-        """How it stands, for people."""
+        """Describe the progress of a bulk in words."""
         return "its record has been purged" if self.record is None else bulk_standing(self.record, self.now)
 
 

@@ -28,7 +28,7 @@ _UNENDED: Final = (*OPEN_STATES, State.UNKNOWN)
 
 @dataclass(frozen=True)
 class Census:
-    """What two bounded reads of a store have found, at its time ``now`` in microseconds.
+    """The result of two bounded reads of a store, at its time ``now`` in microseconds.
 
     ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest
     ones; None where these are all.
@@ -69,17 +69,17 @@ class Census:
 
     @cached_property
     def new_seconds(self) -> float | None:
-        """How long ago the oldest of the newest records was made; None where there is none."""
+        """The age in seconds of the oldest of the newest records; None if there are none."""
         return self.age_seconds(min(self.newest, key=_creation_time)) if self.newest else None
 
     @property
     def new_per_second(self) -> float | None:
-        """How many records a second were made since then."""
+        """The number of records created per second since then."""
         seconds = self.new_seconds
         return None if seconds is None else len(self.newest) / max(seconds, 1.0)
 
     def age_seconds(self, record: Record) -> float:
-        """How long ago a record was created."""
+        """The age of a record in seconds."""
         return max(self.now - record.created_at, 0) / 1_000_000
 
 
@@ -119,7 +119,7 @@ def _creation_time(record: Record) -> int:
 
 
 def what_was_read(seen: Census) -> str:
-    """How much of the store a census rests on, in words."""
+    """Describe in words how much of the store a census read."""
     newest = f"the newest {len(seen.newest)} records" if seen.more_new else f"all {len(seen.newest)} records"
     needing = f"{len(seen.attention)} that need attention"
     return f"{newest}, and {needing}{'; there are more of these' if seen.more else ''}"

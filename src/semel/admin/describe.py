@@ -48,7 +48,7 @@ def has_lapsed(record: Record, now: int) -> bool:
 
 
 def is_unknown_by_lapse(record: Record) -> bool:
-    """Whether a record reads UNKNOWN because its holder was not heard of again."""
+    """Whether a record is UNKNOWN because its holder stopped renewing its lease."""
     # A step's doubt with a cause is its holder's own word.
     by_step = step_of(record.doubt) is not None and record.error_code is None
     return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
@@ -126,7 +126,7 @@ def audit_document(line: Audit) -> dict[str, Json]:
 
 
 def next_attempt(record: Record, now: int) -> str:
-    """What a retry with the same key and request would meet, and what an operator can do about it."""
+    """Describe the effect of a retry with the same key and request, and the operator's options."""
     if state_name(record, now) == "EXPIRED":
         if record.after_expiry == AfterExpiry.NEW:
             return "the answer is no longer kept; a retry runs as a new command"

@@ -174,7 +174,7 @@ def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
 
 
 def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
-    """A damaged row's name, and what is wrong with it."""
+    """The name of a damaged row, and its damage."""
     values = dict(zip(noun.columns, row, strict=False))
     if noun is STEPS:
         try:

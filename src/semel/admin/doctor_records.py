@@ -25,7 +25,7 @@ OPERATIONS_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """How many records of one kind there are (at least), and the oldest of them."""
+    """The number (at least) of records of one kind, and the oldest of them."""
 
     count: int
     oldest: Record | None
@@ -39,7 +39,7 @@ class _Standing:
 
 
 def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
-    """The findings about what the store holds.
+    """Check the records of a store, and yield findings.
 
     Parameters: ``quick`` looks at the store's own list of what needs attention alone.
     """
@@ -62,7 +62,7 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
 
 
 def _count(engine: Engine) -> Finding:
-    """How many records there are of each state: it looks at all."""
+    """Count the records in each state, by reading all of them."""
     counts = engine.perform("counts", engine.store.counts)
     names = {int(state): state_label(state.name).lower() for state in State}
     listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))

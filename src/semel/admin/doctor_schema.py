@@ -39,7 +39,7 @@ def look_at_schema(engine: Engine, identity: Identity) -> Finding:
 
 
 def missing(engine: Engine, migrations: Iterable[str]) -> str:
-    """Which tables and columns of these migrations are not there, in words; empty where nothing is missing."""
+    """List the missing tables and columns of these migrations in words; empty if none is missing."""
     folder = _FOLDERS.get(engine.backend.name)
     if folder is None:
         return ""

@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What is in force for one operation; ``records`` how many were made so, None where it is a declaration."""
+    """The settings in force for one operation; ``records`` counts the records made with them, None for a declaration."""
 
     name: str
     route: str
@@ -92,7 +92,7 @@ def _from_declaration(each: Declaration) -> Effective:
 
 
 def _options(policy: Policy | BulkPolicy, default: Policy | BulkPolicy) -> Iterator[Setting]:
-    """Every option. One that was declared with its default value cannot be told from one that was not declared."""
+    """All options. An option declared with its default value looks like an undeclared one."""
     for field in fields(policy):
         if field.init:
             value = getattr(policy, field.name)
@@ -156,7 +156,7 @@ def _dedup_us(record: Record) -> int:
 
 
 def _deadline_us(record: Record) -> int | None:
-    """How long the handler may run; only of a first start does a record tell when that was."""
+    """The handler's time limit; only the record of a first start holds it."""
     again = record.effects == Effects.IDEMPOTENT and record.attempt > 1
     return None if again else record.deadline_at - record.first_started_at
 

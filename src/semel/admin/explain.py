@@ -56,7 +56,7 @@ _DOUBTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """What an attempt would get now: the verdict, the rule's reason, and what it means."""
+    """The outcome of an attempt now: the verdict, the rule's reason, and its meaning."""
 
     verdict: str
     why: str
@@ -66,7 +66,7 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that can be said of one record."""
+    """The full explanation of one record."""
 
     happened: list[str]
     same: NextAttempt
@@ -111,7 +111,7 @@ def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None
 
 
 def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
-    """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
+    """The outcome of an attempt with the record's own scope, key and recipe. The record may be damaged."""
     row = repair(record)  # the claim needs terms of some kind; the rules meet the record as it is
     try:
         state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)

@@ -36,7 +36,7 @@ _LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBy
 
 
 def document_of(record: Record, now: int) -> dict[str, Json]:
-    """A record as it is exported: what `show` says of it, less what follows from the moment and what could be tried."""
+    """A record for export: the fields of `show`, without those that depend on the time and without the fingerprint."""
     return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
 
 
@@ -71,7 +71,7 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
 
 
 def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:
-    """Every row of a kind, a page at a time in memory; ``damaged`` is told each one that cannot be read as it is.
+    """Every row of a kind, one page at a time; calls ``damaged`` for each unreadable row.
 
     Raises UsageFailed where the store can have none.
     """
@@ -89,7 +89,7 @@ def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) ->
 
 
 def row_name(kind: str, values: Values) -> str:
-    """What a row is called for people, damaged or not."""
+    """A row's name for people, whether damaged or not."""
     match kind:
         case "events":
             return f"event {values['id']}"
@@ -104,7 +104,7 @@ def row_name(kind: str, values: Values) -> str:
 
 
 def columns(kind: str, *, contents: bool) -> list[str]:
-    """The names of what is written of a kind."""
+    """The names of the exported columns of a kind."""
     noun, shown = KINDS[kind]
     empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
     empty |= {"id": bytes(16), "sha256": b""} if kind == "imports" else {}

@@ -37,7 +37,7 @@ def _state(text: str) -> State:
 
 
 def query_of(options: argparse.Namespace) -> Find:
-    """The filters as a query, with no limit of its own yet."""
+    """The filters as a query, without a limit."""
     return Find(
         states=tuple(options.state),
         tenant=options.tenant,

@@ -104,7 +104,7 @@ def carries(engine: Engine, key: str) -> Matching:
 
 
 def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Iterator[Record]:
-    """The records that match, newest first, within what is known of the scope; some more than will be shown."""
+    """Find the matching records within the scope, newest first; a few more than the page shows."""
     asked = getattr(options, "progress", False)
     total = sum(engine.perform("counts", engine.store.counts).values()) if asked else None  # it looks at all of them
     progress = ProgressLine("search", asked=asked, total=total)

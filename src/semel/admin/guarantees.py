@@ -21,7 +21,7 @@ NOW: Final = 1_000_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What the promises of one operation stand on.
+    """The basis of one operation's guarantees.
 
     Parameters: ``terms`` of the policy; ``capabilities`` of the store; ``weak_sync`` whether its last commits may be
     lost with the power; ``key_optional`` and ``marks`` (``on_unprotected="mark"``) as declared, None where only the
@@ -40,7 +40,7 @@ class Ground:
 
 
 def after_crash(terms: Terms) -> Rule:
-    """What the rules say to the first attempt after a holder has lapsed."""
+    """The rules' verdict for the first attempt after a holder has lapsed."""
     claim = Claim(bytes(16), bytes(16), Scope("t", "c", "o"), bytes(8), "r", bytes(32), bytes(16), "holder", terms)
     row = grant_row(None, claim, first_grant(claim, NOW))
     again = claim._replace(nonce=bytes(15) + b"\x01")
@@ -169,7 +169,7 @@ def _tombstone(ground: Ground) -> str:
 
 
 def caveats(ground: Ground) -> list[str]:
-    """What weakens every promise of the operation."""
+    """Conditions that weaken every guarantee of the operation."""
     found = []
     if ground.key_optional:
         found.append("the key is optional: a request without one is not protected, and counted as `unprotected`")

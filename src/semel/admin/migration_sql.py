@@ -61,7 +61,7 @@ def _plan(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
 
 
 def _sql_lines(needed: Ask[Any], kind: str) -> Iterator[str]:
-    """What writes, as text."""
+    """The writing statements of a request, as text."""
     if isinstance(needed, Script):
         yield from needed.statements
     elif isinstance(needed, (Query, Execute)) and not needed.statement.text.lstrip().startswith(_READS):

@@ -101,7 +101,7 @@ class Mover:
         return dict(zip(asked, rows, strict=True))
 
     def _step(self, pairs: Sequence[tuple[Record, Record | None]], generation: int, now: int) -> None:
-        """One more of claim, settlement and resolution for each copy, as it stands."""
+        """Take each copy one step further: claim, settle or resolve it."""
         claims: list[Claim] = []
         words: list[Settlement] = []
         for record, copy in pairs:
@@ -136,7 +136,7 @@ def describe_record(record: Record) -> str:
 
 
 def obstacles(record: Record) -> Iterator[str]:
-    """Why a record cannot be copied; nothing where it can."""
+    """The reason that a record cannot be copied; empty if it can."""
     if record.state in OPEN_STATES:
         yield "is open: it may be running, or its outcome is not known yet"
     elif record.state not in tuple(State):
@@ -156,7 +156,7 @@ def check_movable(record: Record) -> None:
 
 
 def is_copy(record: Record, copy: Record) -> bool:
-    """Whether a record of the target says the same as the source's; times, fences and holders are the store's own."""
+    """Whether a target record equals the source's; times, fences and holders are the store's own."""
     alike = all(getattr(record, name) == getattr(copy, name) for name in _ALIKE)
     digests = record.answer_kind not in STORED_ANSWERS or record.answer_digest == copy.answer_digest
     return alike and digests and (record.state != State.UNKNOWN or record.doubt == copy.doubt)
@@ -226,7 +226,7 @@ def claim_of(record: Record, generation: int, now: int) -> Claim:
 
 
 def _terms(record: Record, now: int) -> Terms:
-    """What is left of the original's times; of a record that never expires, all of them."""
+    """The remaining durations of the original; all of them for a record that never expires."""
     answer_us, tombstone_us, deadline_us = record.answer_us, record.tombstone_us, MOMENT_US
     if record.answer_until is not None and record.forget_after is not None:
         answer_us, tombstone_us = max(1, record.answer_until - now), max(1, record.forget_after - now)
@@ -246,7 +246,7 @@ def _terms(record: Record, now: int) -> Terms:
 
 
 def word_of(record: Record, copy: Record) -> Settlement:
-    """The settlement that makes a copy say what the original says."""
+    """The settlement that gives a copy the original's outcome."""
     answer = answer_of(record)
     if answer is None and record.status is not None:
         answer = Answer(record.status, (), b"")  # not kept: the status is all that is left of it

@@ -20,7 +20,7 @@ from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, describe_row,
 
 @dataclass(slots=True)
 class RowsMoved:
-    """How many rows of each kind were copied, and how many were there already."""
+    """The number of rows of each kind that were copied, and that existed already."""
 
     copied: dict[str, int] = field(default_factory=dict)
     there: dict[str, int] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class RowsMoved:
 
 
 def holdings(engine: Engine) -> Holdings | None:
-    """How much a store holds beside records; None where it can hold nothing."""
+    """Count the rows other than records in a store; None if it cannot hold any."""
     if not is_kept_by(engine.store):
         return None
     return engine.perform("move", Copies(engine.store).holdings)
 
 
 def check_relays(engine: Engine) -> None:
-    """Raise CommandFailed while a relay publishes the store's events: what it publishes would be published twice."""
+    """Raise CommandFailed while a relay publishes the store's events, because it would publish them twice."""
     alive = engine.perform("move", Copies(engine.store).relay_us) if is_kept_by(engine.store) else 0
     if alive:
         raise CommandFailed(
@@ -49,7 +49,7 @@ def check_relays(engine: Engine) -> None:
 
 
 def check_fits(held: Holdings | None, target: Engine) -> None:
-    """Raise CommandFailed where the target cannot hold what the source has beside records."""
+    """Raise CommandFailed if the target cannot hold the source's rows other than records."""
     if held is None or held.is_empty or is_kept_by(target.store):
         return
     wanted = ""
@@ -62,7 +62,7 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
 
 
 def describe_holdings(held: Holdings) -> str:
-    """What a store holds beside records, in words.
+    """Describe in words the rows of a store other than records.
 
     >>> describe_holdings(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
     '2 operations, 1 bulks with 40 items, 3 events that are not published, 5 messages, 2 imports, 1 kept files'

@@ -24,7 +24,7 @@ def left_to_operators(engine: Engine, records: Sequence[Record]) -> set[bytes]:
 
 
 def standing_of(engine: Engine, record: Record) -> Standing | None:
-    """How far the reconciliation of one record has come; None where it has not begun."""
+    """The progress of one record's reconciliation; None if it has not begun."""
     return _load_standings(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
 
 

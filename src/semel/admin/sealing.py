@@ -30,13 +30,13 @@ def key_of(answer: Answer) -> str:
 
 
 def open_stored_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
-    """A record's sealed answer in clear. Raises what the sealer raises."""
+    """Decrypt a record's sealed answer. Raises the sealer's errors."""
     return open_answer(answer, record.id, State(record.state), sealer)
 
 
 @dataclass(slots=True)
 class Resealed:
-    """What a walk did: records looked at, answers sealed now, already as wanted, and those that do not open."""
+    """The result of resealing: records read, answers sealed now, answers already current, and unreadable ones."""
 
     looked_at: int = 0
     resealed: int = 0
@@ -114,7 +114,7 @@ def _note_unreadable(row: Record, done: Resealed, why: str) -> None:
 
 
 def look_at_sealing(engine: Engine) -> Iterator[Finding]:
-    """What the doctor finds: the keys that the newest answers are sealed under, and whether this process has them."""
+    """Find the keys of the newest sealed answers, and check whether this process has them."""
     yield from _look_at_parts(engine)
     found = _newest(engine)
     keys: dict[str, int] = {}
@@ -154,7 +154,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
 
 
 def _look_at_parts(engine: Engine) -> Iterator[Finding]:
-    """The same of details, steps, requests and kept files: only what this process has no key of is told."""
+    """Find the keys of details, steps, requests and stored files that this process lacks."""
     sealer = engine.core.sealer
     known = sealer.key_names if isinstance(sealer, Sealer) else ()
     if sealer is not None and not known:

@@ -24,7 +24,7 @@ FORCE: Final = "give --force"
 
 
 def make_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
-    """The answer that retries will get. Raises ValueError, naming what does not fit.
+    """Make the answer for retries. Raises ValueError for values that do not fit, and names them.
 
     >>> make_answer(204, (), b"paid")
     Traceback (most recent call last):
@@ -86,7 +86,7 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
 
 
 def read_steps(engine: Engine, record: Record) -> Any:
-    """What a record's execution has recorded of its steps, as it is stored; None where there are none."""
+    """Read the recorded steps of an execution, in stored form; None if there are none."""
     return engine.perform("read_steps", lambda: read_listed_steps(engine.store, record.id))
 
 
@@ -124,7 +124,7 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
 
 
 def consequence(word: Resolution, state: State) -> str:
-    """What a record was settled as, and what becomes of it.
+    """Describe how a record was settled, and the effect on retries.
 
     >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
     'it did not happen; a retry runs it'

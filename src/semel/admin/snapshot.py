@@ -30,7 +30,7 @@ REPLAYS_NOTE: Final = "Replays write nothing to the store: count the `replays` e
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time of the store (microseconds); ``more``: there were more than were counted."""
+    """One look at the store at a time in microseconds; ``more``: there were more rows than it counted."""
 
     store_id: str
     now: int
@@ -54,7 +54,7 @@ class Look:
         return min(self.open, key=lambda record: record.created_at, default=None)
 
     def settled(self) -> int:
-        """How many records stand settled."""
+        """The number of settled records."""
         return sum(self.counts.get(int(state), 0) for state in _SETTLED)
 
 
@@ -101,7 +101,7 @@ def _newest(engine: Engine, before: Look | None) -> tuple[tuple[Record, ...], bo
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What two looks tell together: None where there was no former look at this store."""
+    """The difference between two looks; None if there was no previous look at this store."""
 
     seconds: float
     new: int
@@ -170,7 +170,7 @@ def line(seen: Look, changed: Change | None) -> str:
 
 
 def _backlog(seen: Look) -> list[str]:
-    """What waits in the outbox and the inbox; nothing where nothing does."""
+    """Describe the waiting events and messages; empty if there are none."""
     parts = []
     if seen.events is not None and seen.events.waiting:
         parts.append(f"{seen.events.waiting} events waiting (oldest {span_text(seen.events.oldest_us)})")

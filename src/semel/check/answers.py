@@ -227,7 +227,7 @@ def _sensitive(operation: CheckedOperation) -> Said:
 
 
 def _check_secrets(operation: CheckedOperation) -> Said:
-    """What is left to see of an operation whose answers keep a secret."""
+    """Check how an operation stores answers that hold secrets."""
     policy, sealer = operation.policy, operation.engine.core.sealer
     said = {
         "keep": f"stored as they are for {seconds(policy.answer_seconds)}",
@@ -343,7 +343,7 @@ def _metrics(operation: CheckedOperation) -> Said:
 
 
 def _new_keys(operation: CheckedOperation) -> str:
-    """What bounds how many new keys a caller brings."""
+    """The limit on a caller's new keys."""
     quota = operation.policy.quota or operation.engine.core.quota
     if quota is None:
         if operation.engine.backend.store.capabilities.counts_new_keys:

@@ -73,7 +73,7 @@ def load(spec: str) -> Any:
 
 
 def _is_own(name: str, value: object, module: str) -> bool:
-    """Whether a module's name is one that may have been meant: public, callable, and no class of somebody else's."""
+    """Whether a module's name is worth suggesting: public, callable, and not an imported class."""
     ours = getattr(value, "__module__", module) == module or not isinstance(value, type)
     return not name.startswith("_") and callable(value) and ours and not isinstance(value, ModuleType)
 

@@ -65,7 +65,7 @@ class CheckedOperation:
 
 
 class Mistake(NamedTuple):
-    """What makes requests fail whatever they say, and the remedy."""
+    """A mistake that makes every request fail, and its remedy."""
 
     said: str
     remedy: str
@@ -73,7 +73,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
+    """The discovered commands. ``unprotected``: routes that take commands without a declared operation."""
 
     kind: Kind
     operations: tuple[CheckedOperation, ...]
@@ -109,7 +109,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A middleware of ours: its surface (None: endpoints claim), its engine, and whether it manages the engine."""
+    """One of our middlewares: its settings (None if endpoints claim), its engine, and whether it manages the engine."""
 
     surface: HttpSettings | None
     engine: AnyEngine
@@ -171,7 +171,7 @@ def _takes_imports(endpoint: Any) -> bool:
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:
-    """What is declared of a function (``semel.functions.command``); None for anything else. Asks for its engine."""
+    """The declaration of a function (``semel.functions.command``), or None. Asks for its engine."""
     if isinstance(thing, type) or not isinstance(getattr(type(thing), "with_key", None), FunctionType):
         return None
     declared = getattr(thing, "_declared", None)

@@ -79,7 +79,7 @@ def downstream(operation: CheckedOperation) -> Said:
 
 
 def reconciliation(operation: CheckedOperation) -> Said:
-    """Who finds out an outcome that could not be proven."""
+    """How an unknown outcome is reconciled."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
         return "ok", "not needed: a crash leaves nothing", ""
@@ -112,7 +112,7 @@ def reconciliation(operation: CheckedOperation) -> Said:
 
 
 def retry(operation: CheckedOperation) -> Said:
-    """What a retry with the same key meets."""
+    """The effect of a retry with the same key."""
     policy = operation.policy
     if policy.on_error == "replay":
         return (
@@ -137,7 +137,7 @@ def retry(operation: CheckedOperation) -> Said:
 
 
 def ending(operation: CheckedOperation) -> Said:
-    """Who brings it to its end without its client."""
+    """How an execution is completed without its client."""
     if not operation.policy.resumable:
         return "ok", "only its client, by a retry: it never runs without it", ""
     if operation.completed:

@@ -14,7 +14,7 @@ from semel.reconciliation.worker import Reconciler
 
 
 class Reconciled(NamedTuple):
-    """Who finds out what became of an operation: the reconciler, as ``module:name``, and whether it was said to run."""
+    """An operation's reconciler as ``module:name``, and whether an option declared that it runs."""
 
     name: str
     reconciler: Reconciler

@@ -24,9 +24,7 @@ TABLES = "tables of the database"
 
 
 def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
-    """What is to be known of each server that the promise of these operations hangs on: its settings, and its tables
-    that no transaction vouches for.
-    """
+    """The shipping answers about each server behind these operations: its settings, and its non-transactional tables."""
     by_url: dict[str, list[CheckedOperation]] = {}
     for operation in operations:
         backend = operation.engine.backend

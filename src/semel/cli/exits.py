@@ -32,7 +32,7 @@ EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}"
 
 
 class CommandFailed(Exception):
-    """A command cannot do what was asked. The message names the argument and the remedy."""
+    """A command failed. The message names the argument and the remedy."""
 
     code = Exit.REFUSED
 

@@ -23,7 +23,7 @@ def connect(options: argparse.Namespace) -> Engine:
 
 
 def require_shared(store: Store, url: str) -> None:
-    """Raises UsageFailed: no other process sees what the store holds."""
+    """Raises UsageFailed for a store that other processes cannot see."""
     if not store.capabilities.shared_between_processes:
         scheme = url.partition("://")[0]
         raise UsageFailed(
@@ -32,13 +32,13 @@ def require_shared(store: Store, url: str) -> None:
 
 
 def url_of(options: argparse.Namespace) -> str:
-    """``--url``, or else what the environment says."""
+    """``--url``, or the environment's URL."""
     url: str = getattr(options, "url", None) or store_url()
     return url
 
 
 def source_of_url(options: argparse.Namespace) -> str:
-    """Where the store's URL comes from, as people say it."""
+    """The source of the store's URL, for people."""
     if getattr(options, "url", None):
         return "--url"
     return "$SEMEL_URL" if os.environ.get("SEMEL_URL") else "default"

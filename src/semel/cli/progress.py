@@ -81,7 +81,7 @@ class ProgressLine:
         self._stream.flush()
 
     def end(self) -> None:
-        """The work is over: a terminal's line is wiped, so that the result stands alone."""
+        """End the work and clear the terminal's line, so that only the result remains."""
         if self._drawn:
             print(_ERASE, end="", file=self._stream, flush=True)
             self._drawn = False

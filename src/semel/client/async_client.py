@@ -52,7 +52,7 @@ class AsyncIntent:
 
     @property
     def state(self) -> IntentState:
-        """What the journal said when this object was made: open, done, refused or doubt."""
+        """The journal's state of the intent when this object was made: open, done, refused or doubt."""
         return self._entry.state
 
     async def send(self, *, seconds: float | None = None) -> Outcome:
@@ -71,7 +71,7 @@ class AsyncIntent:
     async def child(
         self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]
     ) -> AsyncIntent:
-        """An intent of its own under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
+        """A separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return await self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 
 
@@ -160,7 +160,7 @@ class AsyncClient:
         return await self._intent(method, url, name, key, None, body)
 
     async def resume(self, *, limit: int = 1000) -> list[tuple[AsyncIntent, Outcome]]:
-        """Send what is open in the journal, oldest first, each with its own key and within the key's lifetime.
+        """Send the journal's open intents, oldest first, each with its own key and within the key's lifetime.
 
         Returns each intent with its outcome. One whose payload was not kept has the outcome NotYet, with the code
         ``PAYLOAD_NEEDED``.

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class IntentBody(TypedDict, total=False):
-    """What an intent sends beside its method and URL, as of ``httpx.request``."""
+    """The content of an intent besides its method and URL, as in ``httpx.request``."""
 
     json: Any
     content: bytes | str | None
@@ -74,7 +74,7 @@ class IntentBody(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Call the journal, and send back what it returns."""
+    """Call the journal, and send back its result."""
 
     call: Callable[[], Any]
 
@@ -99,7 +99,7 @@ Conversation: TypeAlias = Generator[Keep | Transmit | Sleep, Any, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a ``send()`` is doing, for a person who waits. Holds neither key nor payload.
+    """The progress of a ``send()``, for a person who waits. Contains neither key nor payload.
 
     ``attempt`` counts from 1; ``text`` says what happened; ``pause`` is how long it waits now, in seconds.
     """
@@ -130,7 +130,7 @@ class WantedRequest:
 
 
 class ClientCore:
-    """What both clients share: settings, the gates of origins, and the conversation."""
+    """The shared part of both clients: settings, the gates of origins, and the conversation."""
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ def to_answered(response: httpx.Response, at: float) -> Answered:
 
 
 def no_answer(error: httpx.RequestError) -> NoAnswer:
-    """What an exception of httpx proves. Raises ConfigurationError where the request itself cannot be sent."""
+    """Turn an httpx exception into evidence. Raises ConfigurationError if the request itself cannot be sent."""
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
         raise ConfigurationError(f"this request cannot be sent: {error}") from None
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

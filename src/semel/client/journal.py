@@ -80,14 +80,14 @@ class PayloadMismatch(SemelError):
 
 
 class JournalSeals(Protocol):
-    """What a journal needs of a :class:`semel.engine.sealer.Sealer`."""
+    """The part of :class:`semel.engine.sealer.Sealer` that a journal needs."""
 
     def seal(self, text: bytes, about: bytes) -> bytes:
         """``text``, sealed for ``about`` alone."""
         ...
 
     def open(self, kept: bytes, about: bytes) -> bytes:
-        """What was sealed for ``about``."""
+        """Decrypt data that was sealed for ``about``."""
         ...
 
 
@@ -135,7 +135,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a ``send()`` leaves behind."""
+    """The result of a ``send()``."""
 
     state: IntentState
     code: str | None = None
@@ -280,7 +280,7 @@ class Journal:
             return changed.rowcount == 1
 
     def conclude(self, claim: SendingClaim, ending: Ending) -> None:
-        """Write what a ``send()`` came to, and give the claim back. Of a lost claim only an end is written."""
+        """Write the result of a ``send()``, and release the claim. For a lost claim, write only a final result."""
         key, now = claim.entry.key, self._wall()
         is_over = ending.state != "open"
         keep = self.payloads and is_over

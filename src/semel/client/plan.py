@@ -51,7 +51,7 @@ _LINK: Final = re.compile(r'<([^>]*+)>\s*+((?:;\s*+[\w*-]++\s*+(?:=\s*+(?:"(?:[^
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much one ``send()`` may cost, and how many retries one origin may get.
+    """The limits of one ``send()``, and of the retries to one origin.
 
     Parameters:
         attempts: how often the request is sent, at most, 1 to 100.
@@ -93,7 +93,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """When an origin is left alone: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
+    """When to stop calling an origin: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
 
     Then one request probes it: a success closes the breaker, a failure opens it again.
 
@@ -157,7 +157,7 @@ class Circuit:
         self._closed_until: float | None = None  # None: closed; otherwise no request before this time
 
     def state(self, now: float) -> Literal["closed", "open", "half-open"]:
-        """What the breaker would say now."""
+        """The breaker's state now."""
         if self._closed_until is None:
             return "closed"
         return "open" if now < self._closed_until else "half-open"
@@ -183,7 +183,7 @@ class Circuit:
 
 
 class Gate(Protocol):
-    """What all plans of one origin share."""
+    """The state shared by all plans for one origin."""
 
     def admit(self, now: float, *, retry: bool) -> NotNow | None:
         """None where an attempt may be made now."""
@@ -237,12 +237,12 @@ class Answered:
 
     @property
     def replayed(self) -> bool:
-        """Whether the server says that this is the stored answer of an earlier attempt."""
+        """Whether the server marks this as the stored answer of an earlier attempt."""
         return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
 
     @property
     def lifetime_seconds(self) -> float | None:
-        """How long the server says it remembers the key, from its ``Idempotency-Key-Lifetime``; None if it does not.
+        """The server's ``Idempotency-Key-Lifetime`` in seconds; None if it is absent.
 
         >>> Answered(201, {"idempotency-key-lifetime": "PT24H"}).lifetime_seconds
         86400.0
@@ -257,7 +257,7 @@ class Answered:
 
     @property
     def documentation(self) -> str | None:
-        """Where a refusal is explained, as the server wrote it: its ``describedby`` link, or its ``type`` as a URL.
+        """The URL of a refusal's explanation: its ``describedby`` link, or its ``type`` if that is a URL.
 
         >>> Answered(409, {"link": '</problems#x>; rel="describedby"'}).documentation
         '/problems#x'
@@ -459,7 +459,7 @@ class Plan:
         return self._send(now)
 
     def after(self, event: Event, now: float) -> Action:
-        """The next action, after what came of the last one."""
+        """The next action after this event."""
         pending = self._pending
         if isinstance(event, Waited):
             assert pending == "pause"
@@ -562,7 +562,7 @@ class Plan:
         return self._finish_refusal(answer)
 
     def _finish_stored(self, answer: Answered) -> Finish:
-        """The answer that an earlier attempt earned is final, whatever it says."""
+        """Finish: the stored answer of an earlier attempt is final."""
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))

@@ -49,7 +49,7 @@ class Intent:
 
     @property
     def state(self) -> IntentState:
-        """What the journal said when this object was made: open, done, refused or doubt."""
+        """The journal's state of the intent when this object was made: open, done, refused or doubt."""
         return self._entry.state
 
     def send(self, *, seconds: float | None = None) -> Outcome:
@@ -66,7 +66,7 @@ class Intent:
         return key_of_child(self.key, name, ordinal)
 
     def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]) -> Intent:
-        """An intent of its own under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
+        """A separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 
 
@@ -151,7 +151,7 @@ class Client:
         return self._intent(method, url, name, key, None, body)
 
     def resume(self, *, limit: int = 1000) -> list[tuple[Intent, Outcome]]:
-        """Send what is open in the journal, oldest first, each with its own key and within the key's lifetime.
+        """Send the journal's open intents, oldest first, each with its own key and within the key's lifetime.
 
         Returns each intent with its outcome. One whose payload was not kept has the outcome NotYet, with the code
         ``PAYLOAD_NEEDED``.

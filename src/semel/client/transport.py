@@ -47,7 +47,7 @@ class NotSent(httpx.TransportError):
 
 
 class _Retrying:
-    """What both transports share."""
+    """The shared part of both transports."""
 
     def __init__(self, budget: Budget | None, breaker: Breaker | None, add_key: bool, bare: bool) -> None:
         self._budget = budget or Budget()

@@ -184,7 +184,7 @@ def _again(
 
 
 def _refused_places(engine: Engine, items: Items, id: bytes) -> set[int]:
-    """The places of items that the bulk's own limits refused, which nobody else knows; they failed without a name."""
+    """The places of items that the bulk's own limits refused; these items failed without a name."""
     places: set[int] = set()
     after = -1
     while page := _failed_items(engine, items, id, after, retryable=False):

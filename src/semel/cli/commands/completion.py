@@ -63,7 +63,7 @@ def script(shell: str) -> str:
 
 
 def _teach(action: Any, shtab: Any) -> None:
-    """What the grammar does not say of itself: which arguments are files, and the names of the states."""
+    """Add to the grammar the file arguments and the names of the states."""
     if action.metavar == "FILE":
         action.complete = shtab.FILE
     elif action.dest == "state":

@@ -58,7 +58,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Run the checks, and write what was asked for."""
+    """Run the checks and write the reports."""
     from semel.conform import CannotRun, CaseError, Report, Selection, conform, load_case
 
     selection = Selection(options.profile, _words(options.level), options.only)

@@ -51,7 +51,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Look, and print what was found."""
+    """Run the checks and print the findings."""
     engine = connect(options)
     try:
         findings, usable = examine(engine, full=options.full, progress=options.progress)
@@ -114,7 +114,7 @@ def examine(
 
 
 def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding]:
-    """What the server's settings say of a store that has no identity: it may have had one, and lost it."""
+    """Check the server's settings for a store without an identity: it may have lost one."""
     if identity is not None or not isinstance(engine.store, Observable):
         return
     with suppress(StoreError, SchemaError):  # the missing identity was told

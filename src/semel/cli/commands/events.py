@@ -184,7 +184,7 @@ def _moment(text: str) -> int:
 
 
 def _replay(options: argparse.Namespace, out: Output) -> int:
-    """Give a receiver what it has missed."""
+    """Send a receiver the events that it missed."""
     from semel.outbox.receivers import read_receivers, replay_to
 
     if options.to is None or options.receivers is None or options.id is not None:
@@ -217,7 +217,7 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
 
 
 def _parse_name(action: str, given: str | None) -> str | int:
-    """The id or the place of the event that is meant. Raises UsageFailed."""
+    """Parse an event's id or place. Raises UsageFailed."""
     raw = None if given is None else uuid_bytes(given)
     if raw is not None:
         return uuid_text(raw)

@@ -85,7 +85,7 @@ def _check(text: str) -> None:
 
 
 def find(engine: Engine, options: argparse.Namespace) -> Record:
-    """The record that was meant. Raises NotFound, and CommandFailed where several fit."""
+    """Find the record. Raises NotFound, and CommandFailed if several match."""
     text = options.key
     try:
         key = parse_key((text.encode("utf-8", "surrogateescape"),))
@@ -111,7 +111,7 @@ def find(engine: Engine, options: argparse.Namespace) -> Record:
 
 
 def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> str:
-    """What there is to say where nothing was found: perhaps the same key stands in another scope."""
+    """The message for a key without a record, with other scopes in which the key exists."""
     given = [name for name in ("tenant", "caller", "operation") if getattr(options, name)]
     if key is not None and given:
         anywhere = argparse.Namespace(**{**vars(options), "tenant": None, "caller": None, "operation": None})

@@ -233,7 +233,7 @@ def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
 
 @dataclass(slots=True)
 class Pace:
-    """How fast rows are booked between looks.
+    """The speed of booking rows between looks.
 
     >>> pace = Pace()
     >>> pace.look(0, 1000, 0.0), pace.look(200, 1000, 2.0)
@@ -244,7 +244,7 @@ class Pace:
     at: float = 0.0
 
     def look(self, done: int, rows: int | None, now: float) -> str:
-        """What there is to say of the pace after another look."""
+        """Describe the speed after another look."""
         before, self.done = self.done, done
         since, self.at = now - self.at, now
         if before is None or since <= 0:
@@ -283,7 +283,7 @@ def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
 
 
 def _find_job(engine: Engine, rows: ImportRows, name: str) -> Job:
-    """The one job of an id, a key, or what a key begins with. Raises NotFound and UsageFailed."""
+    """Find the one job with this id, key or key prefix. Raises NotFound and UsageFailed."""
     id = uuid_bytes(name)
     if id is not None:
         job = engine.perform("import", lambda: rows.by_id(id))

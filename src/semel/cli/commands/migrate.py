@@ -44,7 +44,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Migrate, and say what ran; or print what would run."""
+    """Migrate and print the migrations that ran, or print those that would run."""
     if options.sql:
         return _print_sql(options, out)
     engine = connect(options)

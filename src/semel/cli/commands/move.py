@@ -32,7 +32,7 @@ MEANWHILE: Final = "the source changed during the move: stop all writers, and ru
 
 @dataclass(slots=True)
 class Survey:
-    """What is to be moved: ids newest first, one after the other, and what stands in the way."""
+    """The records to move: ids, newest first, and the obstacles."""
 
     now: int = 0
     ids: bytearray = field(default_factory=bytearray)
@@ -42,7 +42,7 @@ class Survey:
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.ids) // ID_BYTES
 
 
@@ -175,7 +175,9 @@ def look(source: Engine, *, asked: bool = False) -> Survey:
 
 
 def copy(mover: Mover, survey: Survey, *, asked: bool = False) -> None:
-    """Copy what was surveyed, oldest first, so that lists keep about their order. Raises CommandFailed, StoreError."""
+    """Copy the surveyed records, oldest first, so that lists roughly keep their order. Raises CommandFailed,
+    StoreError.
+    """
     progress = ProgressLine("move", asked=asked, total=survey.count)
     done = 0
     for end in range(len(survey.ids), 0, -BATCH * ID_BYTES):

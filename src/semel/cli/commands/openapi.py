@@ -97,7 +97,7 @@ def _own_document(app: Any) -> dict[str, Any]:
 
 
 def _bare(operation: CheckedOperation) -> dict[str, Any]:
-    """What is known of an operation without its framework's description: its path's parameters."""
+    """Describe an operation that its framework does not: only the parameters of its path."""
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _SCHEMAS.get(kind, {"type": "string"})}
         for name, kind in _PARAMETER.findall(operation.path)

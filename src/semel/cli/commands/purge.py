@@ -105,7 +105,7 @@ def _keep_us(options: argparse.Namespace) -> int:
 
 
 def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int | None) -> tuple[Archive, int]:
-    """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
+    """Write the rows that the purge will delete to a complete file on disk, and return their number."""
     archive = Archive(engine, _keep_us(options), now)
     progress = ProgressLine("archive", asked=options.progress, total=known)
     count = 0
@@ -121,7 +121,7 @@ def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int |
 
 
 def _judge_time(engine: Engine, out: Output) -> int | None:
-    """The time at which every row is judged, where nothing explains how late the store's clock says it is.
+    """The time by which to judge every row, or None if the store's clock is implausibly late.
 
     Raises ConfigurationError on Redis, whose scripts read its own clock.
     """
@@ -146,7 +146,7 @@ def _work(dropped: int, forgotten: int) -> str:
 
 
 def _beside(total: PurgedAll) -> str:
-    """What hung on records and is gone, each kind that there was.
+    """List the dependent rows that were deleted, by kind.
 
     >>> _beside(PurgedAll(9, 0, 0, 2, 0, 5, 0)), _beside(PurgedAll(9, 0, 0, 0, 0, 0, 0))
     (', 2 operations, 5 messages', '')

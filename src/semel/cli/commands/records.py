@@ -142,7 +142,7 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
 
 
 def _check_wanted(options: argparse.Namespace) -> None:
-    """Raise UsageFailed where it is not clear which record is meant."""
+    """Raise UsageFailed if the options do not identify one record."""
     parts = ("key", "tenant", "caller", "operation")
     given = [f"--{name}" for name in parts if getattr(options, name) is not None]
     if options.operation_id is not None:

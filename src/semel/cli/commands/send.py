@@ -193,7 +193,7 @@ def _entry_document(entry: JournalEntry) -> Json:
 
 
 def _place(entry: JournalEntry) -> str:
-    """The address without what may be private in it."""
+    """The address without its private parts."""
     return entry.url.partition("?")[0].partition("#")[0]
 
 
@@ -216,7 +216,7 @@ def _say(out: Output, name: str, outcome: Outcome) -> None:
 
 
 def _explanation_link(outcome: Outcome) -> str:
-    """Where the server explains its refusal."""
+    """The link to the server's explanation of its refusal."""
     found = None if outcome.answer is None else outcome.answer.documentation
     return f" (explained at {found})" if found is not None else ""
 

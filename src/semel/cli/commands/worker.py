@@ -155,7 +155,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 class _Notes:
-    """What goes wrong while it works, as lines on stderr; why it does not begin is said once, by its end."""
+    """Prints errors of a running worker as lines on stderr; an error at start is printed once, at the end."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -201,7 +201,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
 
 
 def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
-    """Where events go."""
+    """The sink to publish to."""
     if options.receivers is None:
         return connect_sink(options.sink)
     try:
@@ -216,7 +216,7 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
 def _engine(
     options: argparse.Namespace, ends: Completing | None, notes: _Notes
 ) -> tuple[AsyncEngine, Prometheus | None]:
-    """The worker's own engine: on --url, on what the environment says, else on the store of what it completes.
+    """The worker's own engine: on --url, the environment's URL, or the store of the operations that it completes.
 
     And what counts its events, where they are asked for.
     """
