@@ -6,7 +6,7 @@ import json
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra, for a message that says what is missing.
+    """The command that installs an extra, for error messages.
 
     Parameters: ``extra`` its name, such as ``"postgresql"``.
 

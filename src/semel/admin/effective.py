@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The settings in force for one operation; ``records`` counts the records made with them, None for a declaration."""
+    """The settings in force for one operation; ``records`` counts the records with them, None for a declaration."""
 
     name: str
     route: str

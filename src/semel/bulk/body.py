@@ -174,7 +174,7 @@ class _Around:
         self._path: list[str | None] = []  # the member that each open object is at; None in an array
 
     def find(self, piece: bytes) -> bytes | None:
-        """What of the body is behind the bracket that begins the array; None as long as it has not come."""
+        """The part of the body after the bracket that begins the array; None until it arrives."""
         self._before += piece
         start = len(self._before) - len(self._before.lstrip(_SPACE))
         if self._before[start : start + 1] == b"[":
@@ -220,7 +220,7 @@ class _Around:
         return rest
 
     def behind(self, piece: bytes) -> None:
-        """Take what comes behind the array."""
+        """Consume the part after the array."""
         self._behind += piece
         self._check_size()
 
@@ -245,7 +245,7 @@ class _Around:
         return b"" if json.loads(canonical) == alone else canonical
 
     def missing(self) -> BulkRefused:
-        """What is wrong with an object in which the array did not come."""
+        """The error for an object without the array."""
         return BulkRefused(None, None, f"the body is not a JSON array, and has none at {self._pointer}")
 
     def _refuse_malformed(self) -> BulkRefused:

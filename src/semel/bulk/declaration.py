@@ -88,7 +88,7 @@ class BulkOptions(CallingOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkPolicy:
-    """What one bulk operation promises.
+    """The policy of one bulk operation.
 
     Parameters (spans in seconds, sizes in bytes):
         operation: its name.
@@ -173,7 +173,7 @@ class BulkPolicy:
 
     @property
     def list_terms(self) -> ListTerms:
-        """What a list may be."""
+        """The limits of a list."""
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
     def command(
@@ -222,7 +222,7 @@ class BulkPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """How a bulk ended: its operation's id, its tally, and whether this is the answer of an earlier call."""
+    """The result of a bulk: its operation's id, its tally, and whether it is an earlier call's answer."""
 
     operation_id: str
     tally: Tally
@@ -231,7 +231,7 @@ class BulkResult:
 
 @dataclass(frozen=True, slots=True)
 class BulkItem:
-    """What a bulk's handler gets: one item.
+    """One item, as a bulk's handler gets it.
 
     ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
     item's handler writes on (None for others); ``scope`` the list's: whose it is, and which operation's.
@@ -266,7 +266,7 @@ def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -
 
 
 def answer_of(tally: Tally) -> Succeeded:
-    """How a whole bulk ends: well, whatever its items did."""
+    """The answer of a whole bulk: a success, whatever the outcomes of its items."""
     return Succeeded(Answer(None, (), tally.packed()))
 
 
@@ -302,7 +302,7 @@ def check_detail(detail: object) -> None:
 
 
 def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
-    """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
+    """The outcome of an atomic item whose handler raised; whether it raised ItemFailed; whether it may have written."""
     if isinstance(error, ItemFailed):
         return _failure_outcome(listed, error), True, error.written
     outcome = listed.as_failed(type(error).__name__)
@@ -329,7 +329,7 @@ def _failure_outcome(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
 
 
 def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
-    """Whether an item's call is made once more in this run."""
+    """Whether this run calls an item's handler again."""
     final = isinstance(error, (ItemFailed, NothingHappened, *policy.nothing_happened))
     return policy.effects == "idempotent" and not final and tried < REPEATS
 
@@ -341,7 +341,7 @@ def left_by(
     error: Exception,
     cover: Callable[[ItemOutcome], ItemOutcome],
 ) -> Handled | None:
-    """What an atomic item's handler that raised means for its chunk; None: its outcome is noted, go on.
+    """The consequence of an atomic item's exception for its chunk; None: the outcome is recorded, continue.
 
     Parameters: ``cover`` makes of an outcome what is stored of it.
 
@@ -365,7 +365,7 @@ def replay_result(verdict: Refusal) -> BulkResult:
 
 
 def instead(verdict: Verdict) -> BulkResult:
-    """The result of a run whose end was refused: what the record says now."""
+    """The result of a run whose end was refused: the record's current outcome."""
     return _parse_result(superseded_result(verdict))
 
 
@@ -392,11 +392,11 @@ class ItemRollback:
         self._is_marked = False
 
     def begin_item(self) -> None:
-        """The next item: what was written so far is another one's."""
+        """Begin the next item: earlier writes belong to another one."""
         self._is_marked = False
 
     def mark(self) -> None:
-        """What was written so far is kept: from here on a rollback undoes this item's writes."""
+        """Keep the writes so far: a later rollback undoes only this item's writes."""
         self._is_marked = True
 
     def __call__(self, *args: Any) -> Any:
@@ -424,7 +424,7 @@ Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
 
 
 def check_counts(counts: Counts | None) -> dict[str, str]:
-    """What counts beside a list, as texts. Raises PolicyError where that is no mapping of names to values."""
+    """The values that count in addition to a list, as texts. Raises PolicyError unless they are a mapping."""
     given = counts() if callable(counts) else counts
     if given is None:
         return {}
@@ -434,7 +434,7 @@ def check_counts(counts: Counts | None) -> dict[str, str]:
 
 
 def check_source(items: object) -> None:
-    """Refuse what is no list of items, with the remedy."""
+    """Refuse a value that is not a list of items, with the remedy."""
     text = isinstance(items, (str, bytes, bytearray, dict))
     if text or not isinstance(items, (Iterable, AsyncIterable, PathLike)):
         raise PolicyError(
@@ -503,7 +503,7 @@ def with_details(page: list[ItemOutcome], operation_id: bytes, sealer: Seals | N
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """How a bulk is found that may be running elsewhere: by its operation's id, or by its key and whose it is."""
+    """Finds a bulk that may be running elsewhere: by its operation's id, or by its key and caller."""
 
     store: Store
     items: Items
@@ -519,7 +519,7 @@ class Looking:
     def progress(
         self, operation_id: str | None, key: str | None, caller: str | None, tenant: str
     ) -> Flow[Tally | None]:
-        """How far it is. Raises PolicyError where it is not said which bulk."""
+        """The progress of a bulk. Raises PolicyError if the arguments do not identify one."""
         if (operation_id is None) == (key is None) or (key is None) != (caller is None):
             raise PolicyError("progress needs the operation_id alone, or key= and caller= together")
         if key is not None and caller is not None:

@@ -70,7 +70,7 @@ class BulkEndpoint(Generic[R]):
         describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
 
     async def respond(self, request: AsgiRequest) -> Answer | AsyncTold:
-        """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
+        """Run the list of a request, continue it, or replay its answer. Raises errors that concern all items."""
         how = parse_request(
             self._surface,
             request.headers,
@@ -148,7 +148,7 @@ def bulk_endpoint(
     items_at: str | None,
     counts: Sequence[str] | None,
 ) -> BulkEndpoint[Any]:
-    """What ``semel.bulk`` makes. Raises ConfigurationError, when the application is built."""
+    """Build ``semel.bulk``. Raises ConfigurationError, when the application is built."""
     if not isinstance(bulk, AsyncBulk) or bulk._engine is not engine:
         raise ConfigurationError(
             "semel.bulk takes an AsyncBulk on the engine of this Semel: AsyncBulk(semel.engine, operation=...)"

@@ -37,7 +37,7 @@ UNSETTLED: Final = "the bulk is not settled: its totals omit {begun} of its item
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What handlers made of a chunk's first items.
+    """The handlers' results for a chunk's first items.
 
     ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
     its handler said so itself; otherwise it is tried once more, alone. ``conflict``: another transaction was first.
@@ -162,7 +162,7 @@ class BulkRun:
             )
 
     def read(self, *, begin: bool = False) -> Flow[BulkStanding]:
-        """Where the bulk is. Raises SupersededError."""
+        """Read the progress of the bulk. Raises SupersededError."""
         standing: BulkStanding | None = yield from ask(Perform("bulk", self._begin if begin else self._standing))
         if standing is None:
             raise SupersededError(TAKEN_OVER)
@@ -175,7 +175,7 @@ class BulkRun:
         return self.items.standing(self.grant)
 
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
-        """Write outcomes and what has begun in a commit of their own, until the store confirms it."""
+        """Write outcomes and started items in a separate commit, until the store confirms it."""
         was = self.tally
         for tried in range(TRIES_MAX):
             try:
@@ -222,7 +222,7 @@ class BulkRun:
 
 @dataclass(slots=True)
 class _Cut:
-    """How the next chunk is made, after failures of the former.
+    """How to cut the next chunk, after failures of the previous one.
 
     ``carried``: outcomes of items before it that are known and not written yet; ``ending``: that of the item after
     it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together;
@@ -358,7 +358,7 @@ def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
 
 
 def _cut_at_commit(run: BulkRun, cut: _Cut, page: list[ListedItem]) -> None:
-    """The database refused the commit for what an item wrote: the items are done one by one, and that one fails."""
+    """Handle a commit that the database refused because of one item: run the items one by one, so that it fails."""
     cut.ending = None
     if cut.exact and len(page) == 1:
         cut.carried.append(page[0].as_failed(HandlerRefused.__name__))

@@ -30,7 +30,7 @@ from semel.engine.backend import Backend
 
 
 class CallHandler(Ask[object]):
-    """Call the handler for one item; what it returned. What it raises is thrown into the flow."""
+    """Call the handler for one item, and return its result. Its exception is thrown into the flow."""
 
     __slots__ = ("item",)
 
@@ -50,7 +50,7 @@ class Pipelined(Ask[Handled]):
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """How the items of one run are handled, under its grant. ``clock`` in seconds."""
+    """The handling of one run's items, under its grant. ``clock`` in seconds."""
 
     policy: BulkPolicy
     backend: Backend
@@ -60,7 +60,7 @@ class Handling:
     clock: Callable[[], float] = time.monotonic
 
     def inside(self, needed: HandleInside) -> Flow[Handled]:
-        """A chunk's items, in its transaction. Raises what is wrong for all."""
+        """Handle a chunk's items in its transaction. Raises errors that concern all items."""
         connection = needed.unit.connection
         items = self._one_by_one(needed, connection)
         if needed.exact or not self.policy.pipelined or not hasattr(connection, "pipeline"):
@@ -107,7 +107,7 @@ class Handling:
         return outcome._replace(detail=seal_part(outcome.detail, about, self.policy.answers, self.sealer))
 
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
-        """One item that calls out, as often as it may. Raises what is wrong for all."""
+        """Handle one item with external effects, with its retries. Raises errors that concern all items."""
         item, tried = make_item(listed, self.scope, self.grant, None), 0
         while True:
             tried += 1

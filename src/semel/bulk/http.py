@@ -98,7 +98,7 @@ class BulkRequest(NamedTuple):
     honoured: Honoured = Honoured()
 
     def counts(self) -> dict[str, str]:
-        """What counts beside the list, once its body is read: head and envelope."""
+        """The values that count in addition to the list, once its body is read: head and envelope."""
         envelope = self.reader.envelope
         return dict(self.head) if not envelope else {**self.head, "envelope": envelope.decode()}
 
@@ -115,7 +115,7 @@ class ListForm(NamedTuple):
 
     @property
     def read_max(self) -> int:
-        """How many bytes of a body are read: a list that is larger than is taken may be the retry of a known one."""
+        """The number of body bytes to read: a list over the limit may be the retry of a known one."""
         return max(self.body_bytes_max, RETRY_BYTES_MAX)
 
     def broken(self, size: int) -> BulkRefused | None:
@@ -126,7 +126,7 @@ class ListForm(NamedTuple):
 
 
 def items_pointer(items_at: object) -> tuple[str, ...]:
-    """Where the items are in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
+    """The path to the items in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
 
     >>> items_pointer("/data/items")
     ('data', 'items')
@@ -147,7 +147,7 @@ def parse_request(
     params: Params = (),
     query: bytes = b"",
 ) -> BulkRequest | Answer:
-    """What becomes of a request by its head alone, or the answer that refuses it.
+    """Parse a request's head, or return the answer that refuses it.
 
     Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
     of its path; ``query`` as it came.
@@ -189,7 +189,7 @@ def parse_request(
 def _counted_parts(
     read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes]
 ) -> Mapping[str, str]:
-    """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
+    """The parts of a request's head that count in addition to its list; both list formats count as one."""
     counts = {f"path.{name}": value for name, value in params}
     counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if query:
@@ -399,7 +399,7 @@ class Telling:
         self._told = 0
 
     def begin(self) -> bytes:
-        """What comes before the items."""
+        """The part of the answer before the items."""
         head = json.dumps(self._head)
         return f"{head}\n".encode() if self._in_lines else f'{head[:-1]}, "items": ['.encode()
 
@@ -413,12 +413,12 @@ class Telling:
         return (before + ", ".join(written)).encode()
 
     def end(self) -> bytes:
-        """What comes behind them."""
+        """The part of the answer after the items."""
         return b"" if self._in_lines else b"]}"
 
 
 def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """What an answer says about one item.
+    """One item in an answer.
 
     >>> from semel.bulk.rules import ItemState
     >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]

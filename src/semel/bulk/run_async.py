@@ -109,7 +109,7 @@ class AsyncBulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """How far a bulk is, also while it runs in another process; None where there is none.
+        """The progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 

@@ -128,7 +128,7 @@ class Bulk:
             return result
 
     def _let_go(self, permit: Permit, error: BaseException | None) -> None:
-        """The caller was interrupted: what is handled is kept, and another run goes on."""
+        """Handle an interrupted caller: keep the finished items, so that another run continues."""
         if permit.last_word is not None or permit.handler_thread is None:
             self._engine._drop(permit, error)
         elif permit.grant.nonce in self._engine.core.live:
@@ -152,7 +152,7 @@ class Bulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """How far a bulk is, also while it runs in another process; None where there is none.
+        """The progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 

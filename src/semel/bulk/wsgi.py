@@ -100,7 +100,7 @@ class BulkView:
 
     @property
     def taken(self) -> ListForm:
-        """How lists are taken."""
+        """How lists are accepted."""
         surface, policy = self._surface, self.policy
         headers = tuple(name.encode() for name in (surface.counts if self._counts is None else self._counts))
         if surface.key_name in headers:
@@ -113,11 +113,11 @@ class BulkView:
         describe_bulk(operation, self.policy, self.taken, self._surface.key_header)
 
     def close(self) -> None:
-        """Wait for the lists whose clients were told 202."""
+        """Wait for the lists that were answered with 202."""
         self._accepted.close()
 
     def respond(self, environ: Mapping[str, Any], request: Any, params: Params) -> Answer | Told:
-        """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items.
+        """Run the list of a request, continue it, or replay its answer. Raises errors that concern all items.
 
         Parameters: ``request`` what the surface's ``caller`` function reads; ``params`` of its path.
         """
@@ -167,7 +167,7 @@ class _Work:
         self._size = 0
 
     def run(self, begun: Callable[[str], object] | None) -> BulkResult | Exception:
-        """How it ended."""
+        """Run the list, and return its end."""
         how = self._how
         try:
             return self._bulk.run(
@@ -185,7 +185,7 @@ class _Work:
             return error
 
     def tell(self, begun: queue.SimpleQueue[str | BulkResult | Exception]) -> None:
-        """Run it, and tell the request's thread once: that it has the key, or how it ended. Raises what comes later."""
+        """Run the list, and notify the request's thread once, on the claim or at the end. Raises later errors."""
         told: list[str] = []
 
         def tell_id(id: str) -> None:

@@ -1,4 +1,4 @@
-"""The shipping questions about outcomes: the transaction, the handler's calls, crashes, reconciliation and completion."""
+"""The shipping questions about outcomes: the transaction, calls, crashes, reconciliation and completion."""
 
 from __future__ import annotations
 

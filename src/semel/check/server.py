@@ -24,7 +24,7 @@ TABLES = "tables of the database"
 
 
 def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
-    """The shipping answers about each server behind these operations: its settings, and its non-transactional tables."""
+    """The shipping answers about each server behind these operations: settings, and non-transactional tables."""
     by_url: dict[str, list[CheckedOperation]] = {}
     for operation in operations:
         backend = operation.engine.backend

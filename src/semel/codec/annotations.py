@@ -134,7 +134,7 @@ class Shapes:
 
 
 def _is_computed(kind: Any, each: dataclasses.Field[Any]) -> bool:
-    """Whether a field is a method of its class, as a GraphQL type's resolvers are: it has no value of its own."""
+    """Whether a field is a method of its class, such as a GraphQL type's resolver: it has no value."""
     return not each.init and inspect.isroutine(getattr(kind, each.name, None))
 
 
@@ -142,7 +142,7 @@ _UNDECLARED: Final = (Any, object, inspect.Parameter.empty)
 
 
 def _plain_annotation(annotation: Any) -> Any:
-    """Without what says nothing about the form: Annotated, NewType, type aliases, Final and ClassVar."""
+    """The annotation without Annotated, NewType, type aliases, Final and ClassVar."""
     while True:
         if typing.get_origin(annotation) in (typing.Annotated, typing.Final):
             annotation = typing.get_args(annotation)[0]

@@ -105,7 +105,7 @@ def check_replays(
 
 
 def _types(declared: tuple[type[Exception], ...]) -> Iterator[type[Exception]]:
-    """The declared types and what this process knows of their subclasses."""
+    """The declared types, and the subclasses that this process knows."""
     for kind in declared:
         yield kind
         yield from _types(tuple(type.__subclasses__(kind)))
@@ -117,7 +117,7 @@ def _type_of(name: Any, declared: tuple[type[Exception], ...]) -> type[Exception
 
 
 def _arguments(error: Exception) -> tuple[Any, ...]:
-    """What the exception was made of. An OSError's own args leave its file names out; what it says to copy does not."""
+    """The arguments of an exception. An OSError's args lack its file names; its copy protocol has them."""
     own = isinstance(type(error).__reduce__, types.MethodDescriptorType)
     return tuple(error.__reduce__()[1]) if own else error.args
 
@@ -132,7 +132,7 @@ def _error_form(error: Exception) -> Any:
 
 
 def _members(error: Exception) -> Iterator[str]:
-    """What an exception holds besides args and attributes: slots, and the members of some of Python's own types."""
+    """The state of an exception besides args and attributes: slots, and members of some of Python's own types."""
     for kind in type(error).__mro__:
         if kind not in (BaseException, object):
             for name, member in vars(kind).items():

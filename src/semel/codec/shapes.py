@@ -30,7 +30,7 @@ class Shape(Protocol):
 
 
 def wrong(where: str, value: object, name: str) -> Unserialisable:
-    """The error of a value that is not what its annotation says."""
+    """The error for a value that does not match its annotation."""
     return Unserialisable(
         where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly the annotated type"
     )
@@ -247,7 +247,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of several types; the form says by name which."""
+    """One of several types; the JSON form names it."""
 
     arms: Mapping[str, Shape]
 
@@ -289,7 +289,7 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of a class of your own are written, where Semel knows no form for it.
+    """Encodes a class of your own that Semel has no form for.
 
     Parameters: ``kind``, exactly that class; ``encode`` makes of a value JSON values, tuples, sets, bytes, Decimal,
     UUID, dates or times; ``decode`` makes the value again. It serves results and, for fingerprints, arguments.

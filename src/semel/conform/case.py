@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class EffectCount:
-    """How effects are counted: exactly one of ``get``, ``sql``, ``file``, ``command``, ``webhook``.
+    """How to count effects: exactly one of ``get``, ``sql``, ``file``, ``command``, ``webhook``.
 
     ``settle_seconds`` passes before each count, for effects that happen after the answer.
     """
@@ -67,7 +67,7 @@ Hook = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much load is made. The upper bounds cannot be raised: this is a test of correctness, not of capacity."""
+    """The limits of the load. The upper bounds cannot be raised: this tests correctness, not capacity."""
 
     rounds: int = 20
     parallel: int = 40

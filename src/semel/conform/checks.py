@@ -35,7 +35,7 @@ def check(name: str) -> Callable[[Perform], Perform]:
 
 
 def missing(wanted: Check, case: Case) -> str:
-    """What the case lacks for a check; empty where it has all."""
+    """The parts of the case that a check lacks; empty if it has all."""
     has = {
         **{name: name in case.requests for name in REQUESTS},
         "numbers": "number_a" in case.requests,
@@ -72,7 +72,7 @@ def missing(wanted: Check, case: Case) -> str:
 
 
 def is_marked(t: Try, reply: Reply) -> bool:
-    """Whether an answer says that it is a replay."""
+    """Whether an answer is marked as a replay."""
     return (reply.header(t.case.replayed_header) or "").strip().lower() in ("true", "?1", "1")
 
 
@@ -122,7 +122,7 @@ async def crowd(t: Try, requests: Sequence[tuple[str, Request | None]]) -> list[
 
 
 def tally(replies: Sequence[Reply]) -> str:
-    """How often which answer came."""
+    """Count equal answers."""
     texts = [reply.text() for reply in replies]
     return ", ".join(f"{texts.count(text)} × {text}" for text in sorted(set(texts)))
 
@@ -895,7 +895,7 @@ async def _(t: Try) -> None:
 
 
 async def _status(t: Try) -> tuple[str, str, Reply, Request]:
-    """A key, the link to its operation's status, and what the link leads to."""
+    """A key, the link to its operation's status, and the link's target."""
     key = t.key()
     first = await t.first(key)
     link = status_link(", ".join(value for name, value in first.headers if name.lower() == "link"))

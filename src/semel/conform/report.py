@@ -19,7 +19,7 @@ _WORDS: Final = {"passed": "ok", "failed": "FAILED", "not-tried": "not tried"}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one check: ``outcome`` is passed, failed or not-tried; ``came`` says what came, or what lacks."""
+    """The result of one check: ``outcome`` is passed, failed or not-tried; ``came`` is what it observed or lacked."""
 
     check: Check
     outcome: str
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def failed(self) -> tuple[Result, ...]:
-        """What failed."""
+        """The failed checks."""
         return tuple(each for each in self.results if each.outcome == "failed")
 
     @property
@@ -61,7 +61,7 @@ class Report:
         )
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many of each level came out how."""
+        """Count the outcomes by level."""
         counted = Counter((each.check.level, each.outcome) for each in self.results)
         return {level: {outcome: counted[level, outcome] for outcome in _WORDS} for level in ("must", "should", "best")}
 

@@ -91,7 +91,7 @@ _HEADERS: Final = {
 
 
 class _Answer(Exception):
-    """A page that is not what was asked for."""
+    """A page in place of the requested one."""
 
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(text)
@@ -431,7 +431,7 @@ class Console:
         }
 
     def _of_database(self, what: str, read: Callable[[], T]) -> T:
-        """What a SQL database has; a page that says so where the store is none."""
+        """Read data of a SQL database; raise a page that explains a store that is not one."""
         try:
             return read()
         except ConfigurationError:

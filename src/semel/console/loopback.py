@@ -35,7 +35,7 @@ class Loopback:
         self._cookie = f"semel_console_{hosts[0].rpartition(':')[2]}"  # browsers tell no ports apart in cookies
 
     def operator(self, request: Request) -> str | None:
-        """Who has the cookie."""
+        """The operator who has the cookie."""
         try:
             cookie = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
         except CookieError:

@@ -41,7 +41,7 @@ _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a form says, as text."""
+    """The values of a form, as text."""
 
     word: str = ""
     status: str = ""
@@ -65,7 +65,7 @@ TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
 
 @dataclass(frozen=True, slots=True)
 class RecordedSteps:
-    """The steps of one command, in their order, with what is recorded of each.
+    """The steps of one command in their order, with the recorded state of each.
 
     ``open``: those that had begun, and of which nobody has recorded how they ended. ``resting``: nothing is in doubt,
     so that a word ends the whole command.
@@ -79,7 +79,7 @@ class RecordedSteps:
 
 
 class NotSettled(str):
-    """Why one record was not settled."""
+    """The reason that one record was not settled."""
 
 
 def recorded_steps(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
@@ -116,7 +116,7 @@ def call_names(record: Record, listed: object) -> list[str]:
 def word_of(
     form: Mapping[str, str], records: Sequence[Record] = (), recorded: RecordedSteps | None = None
 ) -> tuple[Word, dict[str, str]]:
-    """The word on these records, and what is wrong with it by field.
+    """The settlement in a form, and its errors by field.
 
     Parameters: ``recorded`` the steps of the only record.
 
@@ -170,7 +170,7 @@ def word_of(
 
 
 def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
-    """The store decides under the record's lock; this says the same in the words of the form."""
+    """The store's rules for steps, in the words of the form. The store decides under the record's lock."""
     if word.word == "step-succeeded" and word.ends:
         return (
             "Either the step in doubt succeeded and the command continues, or the outcome of each step ends it: "
@@ -223,7 +223,7 @@ def _wrong_body(word: Word) -> str | None:
 
 
 def form_fields(record: Record) -> dict[str, str]:
-    """One record as a form has it; ``seen`` is what the operator has looked at."""
+    """One record as form fields; ``seen`` identifies the version that the operator looked at."""
     return {
         "seen": seen_stamp(record),
         "id": uuid_text(record.operation_id),
@@ -246,7 +246,7 @@ def seen_stamp(record: Record) -> str:
 def settle_all(
     engine: Engine, chosen: Sequence[tuple[str, Record]], word: Word, operator: str, now: int, *, write: bool
 ) -> list[tuple[dict[str, str], str]]:
-    """What becomes of each record, or would become of it; a :class:`Refused` where nothing does."""
+    """Settle each record, or preview it; a :class:`Refused` for each that cannot be settled."""
     results: list[tuple[dict[str, str], str]] = []
     for seen, record in chosen:
         result: str
@@ -290,6 +290,6 @@ def _reason(word: Word) -> str:
 
 
 def _by_whom(engine: Engine, record: Record) -> str:
-    """Who was first, by the audit trail."""
+    """The actor who settled it first, by the audit trail."""
     audit = engine.perform("audit", lambda: engine.store.audit(record.id, 1))
     return f"; {audit[-1].actor} has settled it: {audit[-1].reason}" if audit else ""

@@ -34,7 +34,7 @@ def bound_now(now: int, newest: int | None) -> int:
 
 @dataclass(slots=True)
 class PurgeClock:
-    """What one process has seen of a store's clock since it began to look.
+    """One process's observations of a store's clock.
 
     Parameters: ``now`` and ``newest`` are microseconds of the store's clock, ``uptime`` seconds of this process's
     monotonic one, which no setting of the host's time moves.
@@ -45,7 +45,7 @@ class PurgeClock:
     _moved: int = field(default=0)
 
     def doubt(self, now: int, newest: int | None, uptime: float) -> int:
-        """How far the clock has moved without an explanation, in microseconds; 0 where a purge may believe it."""
+        """The unexplained movement of the clock in microseconds; 0 if a purge may trust it."""
         last, self._last = self._last, (now, uptime)
         if last is None:
             moved = clock_gap(now, newest)

@@ -74,7 +74,7 @@ _IDS: Final = frozenset({"operation_id", "record_id", "bulk_id"})
 
 
 def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row, naming its column; None where nothing is. Columns that are not given are not looked at.
+    """The damage of a row, naming its column; None if it is sound. Checks only the given columns.
 
     >>> damage_of("messages", {"consumer": "billing", "message_id": "m-1", "tries": 3}) is None
     True

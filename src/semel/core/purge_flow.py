@@ -26,7 +26,7 @@ KEEP_EVENTS_SECONDS: Final = 86_400.0
 
 
 class PurgedAll(NamedTuple):
-    """What a purge did, by kind. A bulk counts among its items."""
+    """The result of a purge, by kind. A bulk counts among its items."""
 
     scanned: int
     answers: int

@@ -20,7 +20,7 @@ REST_SECONDS_MAX: Final = 1.0
 
 
 class Walked(Protocol):
-    """What one chunk of any walk did: a record's goes on behind its place, an operation's behind its id."""
+    """The result of one chunk of a walk, with the place or id at which the next one continues."""
 
     @property
     def answers_dropped(self) -> int: ...
@@ -30,7 +30,7 @@ class Walked(Protocol):
 
 
 def rest_seconds(done: Walked, took: float) -> float:
-    """How long to leave the store alone after a chunk: as long as it took, where it wrote something.
+    """The pause after a chunk in seconds: as long as it took, if it wrote rows.
 
     A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.
 

@@ -97,7 +97,7 @@ _TIME_BITS = 57  # microseconds until the year 6536: no clock says more
 
 
 def is_sound(row: Record) -> bool:
-    """Whether every column holds what a store could have written there: the right type, and times that are times.
+    """Whether every column has a value that a store could have written: the right type, and valid times.
 
     SQLite keeps a value of any type in any column, so a flipped bit or a statement by hand may leave text for a time.
 
@@ -132,7 +132,7 @@ def uuid_of(row: Record) -> bytes:
 
 
 def state_of(row: Record) -> State | None:
-    """Where the record stands; None where what is stored is no state at all."""
+    """The state of the record; None if the stored value is not a state."""
     try:
         return State(row.state)
     except ValueError:

@@ -32,7 +32,7 @@ _OF_THE_BODY: Final = frozenset(
 
 
 class Seals(Protocol):
-    """What an engine needs of a sealer. ``about``: what the text belongs to, such as a record's id."""
+    """The sealer that an engine needs. ``about``: the owner of the text, such as a record's id."""
 
     def seal(self, text: bytes, about: bytes) -> bytes: ...
 
@@ -40,7 +40,7 @@ class Seals(Protocol):
 
 
 def validate_sealer(sealer: Seals | None) -> Seals | None:
-    """An engine's sealer. Raises ConfigurationError where it is none, before it would meet the first request."""
+    """Validate an engine's sealer. Raises ConfigurationError, before the first request."""
     if sealer is None or all(callable(getattr(sealer, name, None)) for name in ("seal", "open")):
         return sealer
     raise ConfigurationError(
@@ -105,12 +105,12 @@ def seal_answer(answer: Answer, id: bytes, state: State, sealer: Seals) -> Answe
 
 
 def about_answer(id: bytes, state: State, status: int | None) -> bytes:
-    """What a sealed answer is bound to."""
+    """The binding of a sealed answer."""
     return _ABOUT + id + _STATUS.pack(state, -1 if status is None else status)
 
 
 def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answer:
-    """The answer that was sealed. Raises what the sealer raises, and PolicyError where what it holds is no answer."""
+    """Decrypt an answer. Raises the sealer's errors, and PolicyError if the content is not an answer."""
     text = sealer.open(sealed.body, about_answer(id, state, sealed.status))
     try:
         [count] = _LENGTH.unpack_from(text, 0)
@@ -157,7 +157,7 @@ def cover(word: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
 def cover_answer(
     answer: Answer, kind: AnswerKind, id: bytes, state: State, policy: Policy, sealer: Seals | None
 ) -> tuple[Answer, AnswerKind]:
-    """What of an answer is stored, and as what."""
+    """The stored form of an answer, and its kind."""
     bare = Answer(answer.status, (), b"")  # no digest of the body either: a short secret could be tried out
     if kind != AnswerKind.KEPT or policy.answers == "forget":
         return bare, AnswerKind.NOT_KEPT
@@ -202,12 +202,12 @@ def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | No
 
 
 def about_step(id: bytes, step: str) -> bytes:
-    """What the sealed result of a step is bound to: its record, and its name as it is shown."""
+    """The binding of a step's sealed result: its record, and its displayed name."""
     return b"semel.step.1:" + id + step.encode()
 
 
 def about_item(operation_id: bytes, place: int) -> bytes:
-    """What the sealed detail of an item is bound to."""
+    """The binding of an item's sealed detail."""
     return b"semel.item.1:" + operation_id + place.to_bytes(8, "big")
 
 

@@ -25,6 +25,6 @@ milliseconds
 
 
 def check_count(name: str, value: object, *, most: int = COUNT_MAX) -> None:
-    """Refuse what is no whole number from 1 to ``most``. Raises PolicyError, naming the option."""
+    """Require a whole number from 1 to ``most``. Raises PolicyError, naming the option."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise PolicyError(f"{name} must be a whole number from 1 to {most}; it is {value!r}")

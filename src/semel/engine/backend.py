@@ -28,7 +28,7 @@ _NO_UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What an engine runs on. ``unit`` and ``unit_async`` are None where the store knows no transactions."""
+    """An engine's store and drivers. ``unit`` and ``unit_async`` are None for a store without transactions."""
 
     name: str
     store: Store
@@ -50,7 +50,7 @@ class Backend:
             raise ConfigurationError(_NO_UNITS.format(name=self.name))
 
     def locate(self, error: SchemaError) -> None:
-        """Let an error that says to migrate say which store, too; drivers do not know their URL."""
+        """Add the store's URL to an error that asks for a migration; drivers do not know it."""
         text = str(error)
         if self.url and text.endswith(MIGRATE):
             error.args = (f"{text} --url {quote_url(self.url)}",)
@@ -79,14 +79,14 @@ class Backend:
 
 
 class UnitRuns:
-    """How often one command's ATOMIC handler has run: again after a conflict of its transaction, but not for ever."""
+    """The runs of one command's ATOMIC handler: again after a transaction conflict, up to a limit."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._runs = 0
 
     def again(self, unit: AnyUnit | None, error: Exception) -> bool:
-        """Whether to run it once more, now that its unit ended with this error."""
+        """Whether to run the handler again after its unit ended with this error."""
         self._runs += 1
         return unit is not None and self._runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
 

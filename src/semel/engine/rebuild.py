@@ -26,7 +26,7 @@ _JSON: Final = (b"content-type", b"application/json")
 
 
 class Rebuilding(NamedTuple):
-    """What a builder is given: the command that was done, and what it made.
+    """A builder's input: the finished command, and its result.
 
     ``status`` is the original answer's, which the rebuilt one keeps (None where it is not HTTP's); ``resource_type``
     and ``resource_id`` are what the handler named with ``permit.result(type, id)``.
@@ -64,7 +64,7 @@ async def give_async(core: Core, command: Command, verdict: Verdict) -> Verdict:
 
 
 def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
-    """Make an answer again, in a thread of its own: what it does after its time limit changes nothing."""
+    """Rebuild an answer in a separate thread; a result after the time limit is ignored."""
     build = command.policy.rebuild
     if build is None:
         return _report_failure(core, command, verdict, "NoBuilder")
@@ -118,7 +118,7 @@ def _request(command: Command, verdict: Rebuild) -> Rebuilding:
 
 
 def _answer(value: Any, verdict: Rebuild) -> Answer:
-    """What a builder returned, under the original status, with such headers and such a body as a stored answer has.
+    """The builder's result under the original status, with the headers and body that a stored answer may have.
 
     Raises TypeError where an answer is not made of bytes.
     """
@@ -142,7 +142,7 @@ def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> R
 
 
 def _report_failure(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
-    """Tells the type of what went wrong, never its text, which may hold what the answer was to keep."""
+    """Report the type of the error, never its text, which may contain secrets of the answer."""
     core.tell("rebuilds", command.scope.operation, outcome=why)
     core.note_rebuild_failed(command.scope.operation, why)
     return NotReplayable(verdict.operation_id, verdict.resource_type, verdict.resource_id)

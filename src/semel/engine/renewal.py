@@ -66,7 +66,7 @@ class AbandonedClaims:
                 self._keeping.discard(nonce)
 
     def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
-        """The store said nothing of these: an outage that outlives the lease must not leave them UNKNOWN for ever."""
+        """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
         now = time.monotonic()
         for nonce in nonces:
             if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
@@ -114,7 +114,7 @@ class AsyncUpkeep:
         return task
 
     async def close(self) -> None:
-        """Wait for everything that was spawned; what was given up is released once more, seen or not."""
+        """Wait for all spawned tasks, and release abandoned claims again."""
         self._check_loop()
         self._closing = True
         while self._tasks:  # handlers are among them: their leases are renewed to the end
@@ -160,7 +160,7 @@ class AsyncUpkeep:
         return reply
 
     def repeat(self, word: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
-        """Repeat this settlement in a task of its own until the lease is over, or so many seconds if they are more."""
+        """Repeat this settlement in a separate task until the lease expires, or for this many seconds if longer."""
         until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
         return self.spawn(self._performer.drive(settle_until_confirmed(self._store, word, until)))
 
@@ -175,7 +175,7 @@ class AsyncUpkeep:
         self._schedule()
 
     async def renew(self) -> None:
-        """Renew what is due, in one call."""
+        """Renew the due leases in one call."""
         permits = self._core.due()
         renewals = self._core.renewals(permits)
         try:
@@ -279,7 +279,7 @@ class SyncUpkeep:
         self._wake()
 
     def renew(self) -> None:
-        """Renew what is due, in one call."""
+        """Renew the due leases in one call."""
         permits = self._core.due()
         if not permits:
             return

@@ -46,7 +46,7 @@ def settle_reported(
     cover: Cover | None = None,
     steps: Mapping[str, bool] | None = None,
 ) -> Flow[State]:
-    """Settle an execution by a report; the state that it has then. What was settled the same way stays as it is.
+    """Settle an execution by a report, and return its state. An equal earlier settlement stays unchanged.
 
     Parameters: ``cover`` makes of a report what is to be stored, by its operation's name; ``steps`` of each step that
     had begun whether it happened: the execution ends, also where none of them is in doubt.
@@ -119,7 +119,7 @@ def _settle(
 
 
 def _check_settled(state: State, outcome: Reported, operation_id: str) -> State:
-    """A report may come twice, and behind the handler's own answer: then it must agree with what is settled."""
+    """Check that a repeated report, or one after the handler's answer, agrees with the settled outcome."""
     if state in _AGREES.get(type(outcome), ()):
         return state
     raise ResolveRefused(

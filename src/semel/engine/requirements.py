@@ -39,7 +39,7 @@ _LOG: Final = logging.getLogger("semel")
 
 
 def introduce(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
-    """Who a store is, and what its server says of itself."""
+    """Read the store's identity and its server's settings."""
     identity = yield from store.identity()
     return identity, (yield from store.observe()) if isinstance(store, Observable) else []
 
@@ -84,7 +84,7 @@ class Needs:
             raise self._error(operation, self.refuse)
 
     def learn_kind(self, name: str, capabilities: Capabilities, *, accepts_loss: bool) -> None:
-        """Take note of what a store of this kind can promise at all.
+        """Record the durability of this kind of store.
 
         Raises ConfigurationError where it must be durable, and is not.
         """
@@ -105,7 +105,7 @@ class Needs:
             _LOG.warning(_OWN_MEMORY, name, repr(min(self._protected)), name)
 
     def learn(self, observed: Sequence[Observed], *, accepts_loss: bool) -> None:
-        """Take note of what the store's server says of itself.
+        """Record the observations about the store's server.
 
         Raises ConfigurationError where it cannot be used, or not for an operation declared so far.
         """

@@ -66,7 +66,7 @@ Refusal = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How ``run`` ended: the answer, whether it was replayed, and the operation's id."""
+    """The result of ``run``: the answer, whether it was replayed, and the operation's id."""
 
     answer: Answer
     replayed: bool
@@ -81,12 +81,12 @@ def stored_result(verdict: Refusal) -> Result:
 
 
 def own_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
-    """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
+    """The result of a command that ran here: the stored outcome, or ``instead`` if the store has a different one."""
     return Result(answer, False, permit.operation_id) if instead is None else superseded_result(instead)
 
 
 def superseded_result(instead: Verdict) -> Result:
-    """The result of a handler whose outcome was refused: what the record says now."""
+    """The result of a handler whose outcome was refused: the record's current outcome."""
     if isinstance(instead, Proceed):
         raise SupersededError(
             "this handler's outcome was refused: another attempt holds the record; retry with the same key"
@@ -96,7 +96,7 @@ def superseded_result(instead: Verdict) -> Result:
 
 
 def answer_from(returned: object) -> Answer:
-    """What a handler returned, if it is an answer; anything else is the developer's mistake, and settled as one.
+    """A handler's return value as an answer; any other type is the developer's error and settled as one.
 
     Raises TypeError, naming what to return.
     """
@@ -109,7 +109,7 @@ def answer_from(returned: object) -> Answer:
 
 
 def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> Outcome:
-    """The outcome of a handler that returned: what its answer means, or the definite refusal that it says itself.
+    """The outcome of a handler that returned: the meaning of its answer, or its explicit refusal.
 
     A status says it over HTTP; a handler without one returns ``Refused(answer)``.
     """

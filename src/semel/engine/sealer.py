@@ -92,7 +92,7 @@ class Sealer:
         return head + nonce + self._keys[name].encrypt(nonce, text, head + about)
 
     def open(self, kept: bytes, about: bytes) -> bytes:
-        """What was sealed for ``about``.
+        """Decrypt text that was sealed for ``about``.
 
         Raises ConfigurationError where its key is not in the ring, or it was never sealed; RecordUnreadableError where
         it was changed, or is another record's.

@@ -106,7 +106,7 @@ class Engine:
         return cls(connect_backend(url), **options)
 
     def open(self) -> None:
-        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
+        """Check that the store is migrated, has the recorded identity, and supports the declared operations.
 
         A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
@@ -117,7 +117,7 @@ class Engine:
         return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     def close(self) -> None:
-        """Wait for live handlers, and for what is being settled or released, then close the store."""
+        """Wait for live handlers, settlements and releases, then close the store."""
         self._upkeep.close()
         run_shielded(self.backend.driver.close)
 
@@ -136,7 +136,7 @@ class Engine:
         return self._performer.store_call(verb, make)
 
     def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
-        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+        """Reserve the command's key: a :class:`Permit`, or the verdict that prevents it.
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
 
@@ -153,7 +153,7 @@ class Engine:
         return met
 
     def _hold(self) -> Hold[Permit]:
-        """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
+        """The hold for a claim's permit: it ends the claim if its caller is interrupted."""
         return Hold(self._drop)
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
@@ -293,7 +293,7 @@ class Engine:
             raise
 
     def reread(self, permit: Permit) -> Verdict:
-        """What the record says now: the verdict that a refused settlement must be answered with."""
+        """Read the record's current verdict, to answer a refused settlement."""
         command = permit.command
         verdict = self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
         return give(self.core, command, verdict)

@@ -10,7 +10,7 @@ REST_SECONDS_MAX: Final = 30.0
 
 
 class Trouble:
-    """Logs an unexpected error once, until its loop works again, and says how long to rest before the next look.
+    """Logs an unexpected error once until its loop works again, and computes the pause before the next look.
 
     Parameters: ``what`` the loop's name for people.
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def whole(work: Coroutine[Any, Any, T]) -> tuple[T, asyncio.CancelledError | None]:
-    """Do it to its end in a task of its own, however often the caller is cancelled meanwhile.
+    """Run a coroutine to completion in a separate task, even if the caller is cancelled.
 
     Returns its result, and the cancellation if there was one: the caller ends what the result has begun, and raises it.
     Raises what the work raised; the cancellation instead, where there was one.

@@ -115,7 +115,7 @@ def _of_a_package(scheme: str, url: str) -> Backend:
 
 
 def _suggest_store(scheme: str) -> str:
-    """What an unknown scheme was probably meant to be; all that is known where nothing is near."""
+    """Suggest the scheme closest to an unknown one; all known schemes if none is close."""
     if scheme in _MEANT:
         return f": {_MEANT[scheme]}"
     known = sorted({*_SCHEMES, *entry_points(group=GROUP).names})

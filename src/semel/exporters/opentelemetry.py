@@ -146,7 +146,7 @@ class OpenTelemetry:
 
 
 def execution_context(operation_id: str, flags: int = TraceFlags.SAMPLED) -> SpanContext:
-    """Where every process finds the first execution of an operation: the trace whose id is the operation id.
+    """The trace context of an operation's first execution, in every process: the trace id is the operation id.
 
     >>> f"{execution_context('0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55').trace_id:032x}"
     '0199e0c47d3a7a529f0e6f2f4e1f6a55'

@@ -21,7 +21,7 @@ from semel.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):
-    """A path leads nowhere; says why."""
+    """A path leads nowhere; the message explains why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Path:
         return cls(text, root, tuple(steps))
 
     def find(self, arguments: Mapping[str, Any]) -> Any:
-        """What the path leads to. Raises NotThere."""
+        """Find the value at the path. Raises NotThere."""
         value, seen = arguments[self.root], self.root
         for step in self.steps:
             value, seen = _step(value, step, seen), f"{seen}.{step}"
@@ -98,7 +98,7 @@ MakeKey = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], str]
 
 
 def key_maker(key: object, parameters: Sequence[str]) -> MakeKey | None:
-    """How a call's key is made; None where every call must be given one.
+    """Make the function that derives a call's key; None if every call must provide one.
 
     Parameters: ``key`` as it was declared: a path, a tuple of paths, a function, or None.
 
@@ -178,7 +178,7 @@ _SAY_WHO: Final = (
 
 
 def caller_maker(caller: object, parameters: Sequence[str]) -> MakeCaller:
-    """How a call's caller is found. Raises ConfigurationError where it was not said."""
+    """Make the function that finds a call's caller. Raises ConfigurationError if it is not declared."""
     if caller is single_caller:
         only = single_caller({})
         return lambda arguments, args, kwargs: only

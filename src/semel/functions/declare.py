@@ -53,7 +53,7 @@ _HTTP_ONLY: Final = {
 
 
 class _Settings:
-    """What ``@command`` was given, until there is a function to check it against."""
+    """The options of ``@command``, until there is a function to check them against."""
 
     def __init__(self, engine: Any, name: str, **settings: Any) -> None:
         self.engine = engine
@@ -225,7 +225,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_function(function: Any) -> None:
-    """Refuse what is no call that could be protected. Raises ConfigurationError."""
+    """Refuse a function whose calls cannot be protected. Raises ConfigurationError."""
     name = getattr(function, "__qualname__", repr(function))
     if isinstance(function, Once | AsyncOnce):
         raise ConfigurationError(f"{name} is a command already ({function.operation!r})")

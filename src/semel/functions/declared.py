@@ -61,7 +61,7 @@ class ResultNotKept(NotReplayableError):
 
 
 class DeclaredCommand:
-    """A function that is a command: how it is named, bound, told apart, run and kept."""
+    """A declared command function: how it is named, bound, fingerprinted, run and stored."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class DeclaredCommand:
         return engine
 
     def shape(self) -> Shape:
-        """How results are kept. Raises ConfigurationError where the annotation has no safe form."""
+        """The shape of stored results. Raises ConfigurationError if the annotation has no safe form."""
         if self._shape is None:
             with self._shaping:  # a shape that another thread is still making has no fields yet
                 annotation = annotations_of(self.function)["return"]
@@ -155,7 +155,7 @@ class DeclaredCommand:
         return self._shape
 
     def shape_early(self) -> None:
-        """Refuse an annotation when the function is declared; one that names what comes later waits for a call."""
+        """Check an annotation at declaration; one with a forward reference is checked at the first call."""
         if self.kept is not None:
             self.kept.shape_early()
         if not isinstance(annotations_of(self.function)["return"], str):
@@ -282,7 +282,7 @@ class CommandCall:
         self._unkept: Unserialisable | None = None
 
     def arguments(self, permit: Permit | None) -> inspect.BoundArguments:
-        """What the function is called with."""
+        """The function's arguments."""
         self._permit = permit
         return self._declared.with_permit(self._arguments, permit)
 
@@ -359,7 +359,7 @@ class CommandCall:
     # --- to the caller --------------------------------------------------------------------------
 
     def end(self, result: Result) -> Any:
-        """What the caller gets: the result, or the declared exception. Raises CommandError where nothing is kept."""
+        """The caller's result, or the declared exception. Raises CommandError if neither is stored."""
         if result.replayed:
             return self._replay(result)
         if self._unkept is not None:
@@ -384,7 +384,7 @@ class CommandCall:
             ) from error
 
     def unconfirmed(self, error: StoreError) -> BaseException:
-        """What is raised where the store failed: before the function ran, or when it was over."""
+        """The exception for a store failure: before the function ran, or after it."""
         # An ATOMIC command is committed with its answer, or not at all: calling again is safe.
         if self._permit is None or (self._declared.atomic and not isinstance(error, NotReplicated)):
             return error

@@ -172,7 +172,7 @@ def _tag(tag: str, *parts: str | bytes) -> bytes:
 
 
 def recipe_of(names: Iterable[str]) -> str:
-    """The name of a recipe by what it counts."""
+    """The recipe's name, from the arguments that count."""
     return f"{VERSION}.{hashlib.sha256(frame(*sorted(names))).hexdigest()[:16]}"
 
 

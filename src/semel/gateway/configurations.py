@@ -24,7 +24,7 @@ _PROGRAM_SIZE: Final = 20_000  # of the key's grammar in RE2: 3,580, where Envoy
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What a configuration is made of.
+    """The input of a configuration.
 
     Parameters: ``operations`` that are guarded; ``upstreams`` as ``host:port``, which share one store; ``listen`` as
     ``host:port``; ``problems`` how refusals are written; ``seconds`` until an upstream's answer, None for longer than

@@ -76,7 +76,7 @@ class KeyGate:
         await send({"type": "http.response.body", "body": body})
 
     def _check(self, scope: Scope) -> Kind | bool:
-        """Why a request is refused; True where it has a key that passes, False where it has and needs none."""
+        """The refusal of a request; True if it has a valid key, False if it has none and needs none."""
         operation = self.finds(scope["method"], scope["path"], scope.get("raw_path") or b"")
         if operation is None or operation.header is None:
             return False

@@ -33,7 +33,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9/_~-]")
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What a gateway has to know of one operation.
+    """A gateway's view of one operation.
 
     Parameters: ``name`` for comments; ``methods`` in upper case; ``path`` a template such as ``/orders/{id}/cancel``,
     or one that ends with ``*``; ``required`` whether a request without a key is refused; ``header`` that has the key,
@@ -109,7 +109,7 @@ def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], 
 
 
 def longest(operations: Iterable[Guarded]) -> int:
-    """How long a proxy waits for an answer, in whole seconds: longer than any duplicate waits in the service."""
+    """A proxy's timeout in whole seconds: longer than any duplicate waits in the service."""
     return int(max((each.seconds for each in operations), default=0.0)) + MARGIN_SECONDS
 
 

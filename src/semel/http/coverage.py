@@ -120,7 +120,7 @@ def _fill(template: str, sample: str) -> str:
 
 
 def _view_of(app: object) -> View | None:
-    """How the framework inside can be asked; None where it is not known how."""
+    """The view lookup of the framework inside; None if unknown."""
     found = app
     for depth in range(_LAYERS_MAX):
         found = getattr(found, "__self__", found)  # app.wsgi_app is a method

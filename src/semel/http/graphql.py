@@ -14,7 +14,7 @@ _BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that gzip made small
 
 
 def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
-    """What a GraphQL answer means: ``Policy(success=graphql_success)``.
+    """The meaning of a GraphQL answer: ``Policy(success=graphql_success)``.
 
     Parameters: ``answer`` of one request, or of a batch (a JSON array); gzip is read.
 

@@ -28,7 +28,7 @@ _OPENING: Final = frozenset(b"[{")
 
 
 class _Unusable(ValueError):
-    """Why a document is no use, in words for its sender."""
+    """The reason that a document is unusable, for its sender."""
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -67,7 +67,7 @@ _DESCRIPTIONS: Final = {
 
 
 def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
-    """The `content` of a response that is one of these kinds of problem; :func:`add_schemas` adds what it refers to.
+    """The `content` of a response with these kinds of problem; :func:`add_schemas` adds the schemas that it refers to.
 
     >>> from semel.http.problems import TOO_LARGE
     >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["allOf"][0]
@@ -129,7 +129,7 @@ def describe_key(operation: dict[str, Any], policy: Policy, header: str, counts:
 
 
 def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None:
-    """Add what every answer says of its key to the good responses of an operation, and the responses that refuse it."""
+    """Add the key's headers to an operation's successful responses, and add the responses that refuse it."""
     responses = operation.setdefault("responses", {})
     for status, response in responses.items():
         if status.startswith("2"):

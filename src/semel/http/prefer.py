@@ -24,7 +24,7 @@ def prefers_async(lines: Iterable[bytes]) -> bool:
 
 
 def parse_wait(lines: Iterable[bytes]) -> int | None:
-    """The seconds of the first ``wait`` preference, or None. What is malformed is ignored, as the RFC asks.
+    """The seconds of the first ``wait`` preference, or None. Malformed preferences are ignored, as the RFC requires.
 
     >>> parse_wait([b"respond-async, wait=10"]), parse_wait([b"wait=soon"]), parse_wait([])
     (10, None, None)

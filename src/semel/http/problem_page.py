@@ -14,7 +14,7 @@ from semel.http.problems import anchor_of
 
 
 class ProblemEntry(NamedTuple):
-    """One code: the status it comes with, what has happened, and what to do."""
+    """One code: its status, its meaning, and what to do."""
 
     code: str
     status: int

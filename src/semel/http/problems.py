@@ -144,7 +144,7 @@ _ID: Final = "{id}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problems:
-    """How one surface writes its problem documents.
+    """Writes the problem documents of one surface.
 
     Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
     ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);

@@ -44,7 +44,7 @@ class CallerNotKnown(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """Why a call was refused: the ``kind`` of problem, a ``detail`` for people, and what the client may do now."""
+    """A refused call: the ``kind`` of problem, a ``detail`` for people, and the client's next action."""
 
     kind: Kind
     detail: str

@@ -153,7 +153,7 @@ class Route:
         self.counts_path = False
 
     def count_path(self) -> None:
-        """Let the path count in what is asked for: the operation is reached by several that do different things.
+        """Add the path to the fingerprint: several different routes share the operation.
 
         Records from before are still recognised, by their recipe's own id.
         """

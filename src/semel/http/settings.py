@@ -37,7 +37,7 @@ Uncovered = Literal["pass", "refuse-keyed", "refuse"]
 
 
 class Wanted(NamedTuple):
-    """What a caller asks for: the operation's name, who calls, and the parameters of its path.
+    """A caller's request: the operation's name, the caller, and the parameters of its path.
 
     For the status resource ``params`` is empty: it is asked about the operation that was found.
     """
@@ -59,7 +59,7 @@ def is_async(function: object) -> bool:
 
 
 class AnyEngine(Protocol):
-    """What both engines have and a surface needs."""
+    """The part of both engines that a surface needs."""
 
     core: Core
     backend: Backend
@@ -90,7 +90,7 @@ class MiddlewareSettings(EndpointSettings, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """How an application's commands are protected over HTTP.
+    """The HTTP protection of an application's commands.
 
     Parameters:
         engine: a :class:`~semel.engine.sync_engine.Engine` or :class:`~semel.engine.async_engine.AsyncEngine`.
@@ -206,15 +206,15 @@ class HttpSettings:
         return route
 
     def honoured(self, answer_seconds: float) -> Honoured:
-        """What every answer of an operation says of its key, once it is claimed."""
+        """The headers about the key on every answer of an operation after a claim."""
         return Honoured(self.lifetime_header, answer_seconds, self.problems.operations_path)
 
     def allows(self, request: Any, wanted: Wanted) -> bool:
-        """Whether the caller may do what is wanted, by a plain ``may`` function; True without one."""
+        """Whether the caller is allowed the request, by a plain ``may`` function; True without one."""
         return self.may is None or bool(self.may(request, wanted))
 
     async def allows_async(self, request: Any, wanted: Wanted) -> bool:
-        """As :meth:`allows`, on an event loop: what is no coroutine function runs in a thread."""
+        """As :meth:`allows`, on an event loop: a plain function runs in a thread."""
         if self.may is None:
             return True
         if is_async(self.may):

@@ -21,7 +21,7 @@ _NOT_READ: Final = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"
 
 
 class _Place:
-    """Where the resource of a surface is, and which requests are for it.
+    """The place of a surface's status resource, and its routing.
 
     Parameters: ``serve`` True: all below its path are; None: those that name an operation by id, key or reference, so
     that an application may have pages of its own there; False: none, the application serves it.

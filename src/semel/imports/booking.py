@@ -39,7 +39,7 @@ _ENDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row's handler gets.
+    """One row, as its handler gets it.
 
     ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it;
     ``connection`` what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether
@@ -65,7 +65,7 @@ RowHandler = Callable[[Row], Awaitable[object]]
 
 
 class RowOutcome(NamedTuple):
-    """What became of a row. ``number`` counts rows from 1; ``line``, ``column`` and ``reason`` of one that failed."""
+    """The outcome of a row. ``number`` counts rows from 1; ``line``, ``column``, ``reason`` belong to a failed one."""
 
     number: int
     state: Verdict
@@ -192,7 +192,7 @@ def _item_failed(bad: BadRow, *, written: bool) -> ItemFailed:
 
 
 def _move_ids_to_detail(returned: object) -> object:
-    """What a handler returned, with the ids in the detail. What is nothing that a handler returns stays as it is."""
+    """A handler's result with its ids moved into the detail. An unknown type stays unchanged."""
     done = Done(returned) if isinstance(returned, str) else returned
     if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
         return done
@@ -206,7 +206,7 @@ def _hide(detail: bytes | None, target_id: str | None, result_id: str | None) ->
 
 
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
-    """What a run would make of a row, in a transaction that will be undone: a failed row's writes are undone at once.
+    """Try a row in a transaction that is undone later: a failed row's writes are undone at once.
 
     Raises what is wrong for all rows, such as HandlerError where the handler ended the row's savepoint; and
     StoreUnavailable for a conflict.

@@ -70,7 +70,7 @@ class ImportEndpoint:
         describe_upload(operation, self.imports)
 
     async def upload(self, request: AsgiRequest) -> Answer:
-        """Take a file: 202 for a new job, 200 for the one that it has already; `preview=1` says what a run would do."""
+        """Accept a file: 202 for a new job, 200 for an existing one; `preview=1` describes a run without doing it."""
         problems = self._surface.problems
         try:
             caller = self._caller(request)
@@ -146,12 +146,12 @@ class ImportEndpoint:
         return self._surface.caller(request.asked)
 
     async def allows(self, request: AsgiRequest, supplier: str) -> bool:
-        """Whether this request may see and send what is this supplier's."""
+        """Whether this request may see and send this supplier's files."""
         allowed = self._may(request.own, supplier)
         return bool(await allowed if inspect.isawaitable(allowed) else allowed)
 
     def problem(self, error: SemelError) -> Answer:
-        """The answer to what was refused; a store's failure is logged."""
+        """The answer to a refused request; a store's failure is logged."""
         if not isinstance(error, RequestError):
             self._surface.outage.tell(error)
         return problem_of(self._surface.problems, error)
@@ -165,7 +165,7 @@ class Jobs:
         self.endpoints: dict[str, ImportEndpoint] = {}
 
     async def read(self, request: AsgiRequest) -> Answer:
-        """A job as it stands now."""
+        """The current state of a job."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
             job = await endpoint.imports.job(id)
@@ -176,7 +176,7 @@ class Jobs:
         return await self._of_job(request, answer)
 
     async def rows(self, request: AsgiRequest) -> Answer:
-        """What became of a job's rows: `state`, `after` a row's number, at most `limit`."""
+        """The outcomes of a job's rows: `state`, `after` a row's number, at most `limit`."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
             query = request.fields
@@ -248,7 +248,7 @@ def add_imports(
     jobs_path: str,
     idle_seconds: float,
 ) -> ImportEndpoint:
-    """What ``semel.imports`` does. Raises ConfigurationError, when the application is built."""
+    """Implements ``semel.imports``. Raises ConfigurationError, when the application is built."""
     if not isinstance(imports, Imports) or imports.engine is not semel.engine:
         raise ConfigurationError(
             "semel.imports takes Imports on the engine of this Semel: Imports(semel.engine, operation=...)"
@@ -277,7 +277,7 @@ def add_imports(
 
 
 def supplier_source(supplier: str | Callable[[Any], object]) -> SupplierOf:
-    """Where a request says whose file it is: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
+    """The source of a request's supplier: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
     if callable(supplier):
         return lambda request: supplier(request.own)
     kind, _, name = supplier.partition(":") if isinstance(supplier, str) else ("", "", "")

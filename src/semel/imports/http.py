@@ -55,7 +55,7 @@ _HEADERS: Final = ((b"content-type", b"application/json"), (b"cache-control", b"
 
 
 class FileHead(NamedTuple):
-    """What a request's head says of its file. ``boundary`` of a multipart form; None for a raw body."""
+    """The description of a file in a request's head. ``boundary`` of a multipart form; None for a raw body."""
 
     media_type: str
     boundary: bytes | None
@@ -66,7 +66,7 @@ class FileHead(NamedTuple):
 
 
 def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileHead:
-    """What the head of an upload says. Raises ImportRefused and InvalidBody, before a byte of the body is read."""
+    """Read the head of an upload. Raises ImportRefused and InvalidBody before reading the body."""
     read: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ:
@@ -111,7 +111,7 @@ def check_length(size: int, head: FileHead) -> None:
 
 
 def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
-    """202 for a job that was just made, 200 for one that was there: as it stands now."""
+    """202 for a new job, 200 for an existing one, with its current state."""
     location = f"{jobs_path}/{job.id}".encode()
     headers = [*_HEADERS, (MARK, b"created" if job.is_new else b"existing"), (b"location", location)]
     if not job.is_over:
@@ -120,7 +120,7 @@ def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
 
 
 def answer_job(job: ImportJob) -> Answer:
-    """A job as it stands now."""
+    """The current state of a job."""
     return _answer(200, job.document(), [*_HEADERS, *([] if job.is_over else [(b"retry-after", b"1")])])
 
 
@@ -135,7 +135,7 @@ def answer_rows(rows: list[RowOutcome], after: int | None) -> Answer:
 
 
 def answer_preview(preview: Preview) -> Answer:
-    """What a run would do."""
+    """The preview of a run."""
     return _answer(200, preview.document(), [*_HEADERS])
 
 
@@ -161,7 +161,7 @@ def problem_of(problems: Problems, error: SemelError) -> Answer:
 
 
 def describe_path(path: str, *, reads: bool) -> dict[str, Any]:
-    """What an OpenAPI document says of a path whose endpoint takes the request alone.
+    """Describe in OpenAPI a path whose endpoint takes only the request.
 
     Parameters: ``reads`` whether it answers a question about jobs, and may refuse that.
 

@@ -148,7 +148,7 @@ class JsonArray:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file; the line of an element is its number. Raises UnreadableFile for what is no array."""
+        """The rows of a file; the line of an element is its number. Raises UnreadableFile unless it is an array."""
         reader = ItemReader("array", self.row_bytes_max)
         number = 0
         try:
@@ -168,7 +168,7 @@ FORMATS: Final[dict[str, type[Any]]] = {"csv": Csv, "lines": JsonLines, "array":
 
 
 def packed_recipe(form: Format) -> str:
-    """How a file is read, as it is stored with its job."""
+    """The format of a file, as stored with its job."""
     return json.dumps({"version": RECIPE_VERSION, "form": form.form, **asdict(form)}, separators=(",", ":"))
 
 
@@ -197,7 +197,7 @@ def format_for(media_type: str, formats: tuple[Format, ...]) -> Format:
 
 
 def _check_charset(media_type: str, form: Format) -> None:
-    """Refuse a file that says of itself that it is written in another encoding than the declared one."""
+    """Refuse a file that declares a different encoding than its format."""
     for parameter in media_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -292,7 +292,7 @@ class _Physical:
         self.first = self._line + 1
 
     def leave(self) -> None:
-        """Skip what is left of a row that cannot be read: up to the line in which its quotes end, or the file."""
+        """Skip the rest of an unreadable row: up to the line in which its quotes end, or to the end of the file."""
         while self._quotes % 2 and self._read_line():
             pass
 

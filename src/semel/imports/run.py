@@ -94,7 +94,7 @@ _SCOPED: Final = "operation must be a text of 1 to 255 characters"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would do, and nothing of it is done.
+    """The description of a run that has not been done.
 
     Parameters: ``key`` the file has; ``job`` that has this key already (then a submission does nothing but answer
     with it); ``state`` the job would end in; ``counts``; ``rows`` the first verdicts that are not BOOKED.
@@ -253,7 +253,7 @@ class Imports:
 
     @property
     def handler(self) -> RowHandler:
-        """What books a row. Raises ConfigurationError where it was not declared."""
+        """Register the handler that books a row. Raises ConfigurationError for an undeclared import."""
         if self._handler is None:
             raise ConfigurationError(f"the imports {self.operation!r} have no handler; declare one: @imports.row")
         return self._handler
@@ -271,7 +271,7 @@ class Imports:
         version: str | None = None,
         client_key: str | None = None,
     ) -> ImportJob:
-        """Take a file, or find the job that its key has: the job as it stands now.
+        """Accept a file, or find the job of its key; returns the job's current state.
 
         Parameters: ``file`` bytes, a path, a file opened with ``"rb"``, or an async iterable of bytes; ``filename``
         data to show, never a path; ``version`` and ``client_key`` for the keys that are made of them.
@@ -389,7 +389,7 @@ class Imports:
     # --- looking ----------------------------------------------------------------------------------
 
     async def job(self, id: str) -> ImportJob | None:
-        """A job as it stands now; None where there is none of this id in these imports."""
+        """The current state of a job; None if these imports have no job with this id."""
         raw = uuid_bytes(id)
         job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
         if job is None or job.operation != self.operation:
@@ -404,7 +404,7 @@ class Imports:
     async def outcomes(
         self, id: str, *, after: int = 0, limit: int = 100, state: Verdict | None = None
     ) -> tuple[list[RowOutcome], int | None]:
-        """What became of a job's rows, those behind a row's number, and behind which number the next page begins."""
+        """The outcomes of a job's rows after a row number, and the number after which the next page begins."""
         job = await self.job(id)
         if job is None or job.bulk_id is None:
             return [], None
@@ -488,7 +488,7 @@ class Imports:
             await self._perform(lambda: self.rows_kept.postpone(job, int(seconds * SECOND_US), reason))
 
     async def _note_failure(self, job: Job, error: Exception) -> None:
-        """What is neither the store's nor the file's fault: tried again some times, each later than the last."""
+        """Handle an error of neither the store nor the file: retry a few times, with growing pauses."""
         code, reason = type(error).__name__, str(error)[:300]
         if isinstance(error, ContentMissing):
             code = CONTENT_MISSING
@@ -583,7 +583,7 @@ class Imports:
 
     @asynccontextmanager
     async def _open_content(self, job: Job) -> AsyncIterator[IO[bytes]]:
-        """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing and ContentUnreadable."""
+        """Open a job's bytes as a file, after verifying their digest. Raises ContentMissing and ContentUnreadable."""
         digest = job.sha256.hex()
         if job.content_ref is None:
             raise ContentMissing("the file's bytes are no longer kept")
@@ -604,7 +604,7 @@ class Imports:
             yield file
 
     async def _open_sealed(self, job: Job, file: IO[bytes], hashing: Any) -> None:
-        """Write what a job's frames hold into a file, a frame at a time."""
+        """Decrypt a job's frames into a file, one frame at a time."""
         address = address_of(job.sha256.hex(), is_sealed=True)
         opening = Opening(self.engine.core.sealer, job.sha256, job.size)
 
@@ -643,7 +643,7 @@ class Imports:
         client_key: str | None = None,
         rows_max: int = 1000,
     ) -> Preview:
-        """What a run would do with a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
+        """Preview a run of a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
 
         Atomic rows are booked in one transaction that is rolled back, so that each sees what those before it wrote;
         other handlers are not called, since nothing would undo their calls. What only a commit refuses (a deferred
@@ -780,7 +780,7 @@ class Imports:
 
 
 class _Trial:
-    """What a preview has seen so far."""
+    """The state of a preview so far."""
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
@@ -853,7 +853,7 @@ PAGES_MAX: Final = 40
 
 
 def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
-    """Queue a job that is over once more. Raises ImportRefused."""
+    """Queue an ended job again. Raises ImportRefused."""
     if not isinstance(reason, str) or not reason.strip() or len(reason) > 1000:
         raise ImportRefused("reason must say why, in 1 to 1000 characters: it is written into the audit", "NO_REASON")
     if ImportState(job.state) in OPEN_STATES:

@@ -47,7 +47,7 @@ def digest_of(address: str) -> str:
 
 
 def about_frame(digest: bytes, place: int, size: int) -> bytes:
-    """What a frame is bound to: the file's digest and size, and the frame's place from 0."""
+    """The binding of a frame: the file's digest and size, and the frame's place from 0."""
     return _ABOUT + digest + _PLACES.pack(place, size)
 
 
@@ -122,7 +122,7 @@ class Opening:
         self._opened = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """What is whole so far."""
+        """Add bytes, and return the complete frames so far."""
         self._waiting += piece
         while len(self._waiting) >= LENGTH.size:
             [length] = LENGTH.unpack_from(self._waiting)

@@ -41,7 +41,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a handler gets: the message's id, and the connection that commits with it.
+    """A handler's input: the message's id, and the connection that commits with it.
 
     ``receipt`` is None where it is to be handled; only :meth:`Inbox.within` hands out others.
     """
@@ -59,7 +59,7 @@ class Message:
 
 
 class _Inbox:
-    """What both forms share."""
+    """The shared part of both forms."""
 
     def __init__(self, backend: Backend, consumer: str, tries_max: int, keep_seconds: float) -> None:
         _check_text("consumer", consumer, CONSUMER_MAX)
@@ -106,7 +106,7 @@ class _Inbox:
     def _record_failure_or_retry(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int
     ) -> Flow[Receipt | None]:
-        """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
+        """The receipt of a delivery whose handler raised; None: raise its exception. BUSY: run it again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
             return (yield from undo(self._rows, unit, message_id)) or Receipt.BUSY
         return (yield from self._record_failure(message_id, unit, error, deliveries))
@@ -139,7 +139,7 @@ class Inbox(_Inbox):
         self._engine = engine
 
     def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
-        """Handle a message, unless it was: what the handler writes on ``message.connection`` commits with that fact.
+        """Handle a message once: the handler's writes on ``message.connection`` commit with the inbox's record of it.
 
         Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
         each try is counted before it begins, so that what ends its worker every time is parked.
@@ -217,7 +217,7 @@ class Inbox(_Inbox):
         return self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     def purge(self, *, chunk: int = 500) -> int:
-        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        """Delete expired messages of every consumer, a chunk at a time; returns their number."""
         return self._drive(purge_messages(self._engine.store, chunk)).forgotten
 
     def _drive(self, flow: Flow[T]) -> T:
@@ -294,7 +294,7 @@ class AsyncInbox(_Inbox):
         return await self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     async def purge(self, *, chunk: int = 500) -> int:
-        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        """Delete expired messages of every consumer, a chunk at a time; returns their number."""
         return (await self._drive(purge_messages(self._engine.store, chunk))).forgotten
 
     async def _drive(self, flow: Flow[T]) -> T:

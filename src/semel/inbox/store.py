@@ -24,7 +24,7 @@ _NEVER: Final = 2**31 - 1
 
 
 class Receipt(Enum):
-    """What became of a delivery. All but BUSY are acknowledged."""
+    """The outcome of a delivery. All but BUSY are acknowledged."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # it was handled before; nothing was done again
@@ -33,7 +33,7 @@ class Receipt(Enum):
 
 
 class Seen(NamedTuple):
-    """What is known of a message. ``parked_at`` in microseconds by the store's clock."""
+    """The recorded state of a message. ``parked_at`` in microseconds by the store's clock."""
 
     handled: bool
     tries: int
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 
     @property
     def receipt(self) -> Receipt | None:
-        """What a delivery of it gets; None: it is handled."""
+        """The receipt for a delivery of this message; None: it can be handled."""
         return Receipt.DUPLICATE if self.handled else Receipt.PARKED if self.parked_at is not None else None
 
 
@@ -58,7 +58,7 @@ class Tried(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What the consumers of a store have tried and not handled."""
+    """The messages that a store's consumers have tried and not handled."""
 
     tried: int
     parked: int
@@ -104,7 +104,7 @@ class InboxRows:
         return {"consumer": self._consumer, "message_id": message_id, **more}
 
     def look(self, message_id: str) -> Flow[Seen | None]:
-        """What is known of a message; None where it was never met."""
+        """The recorded state of a message; None if it is new."""
         rows = yield from self._dialect.rows(self._sql["look"], self._params(message_id))
         if not rows:
             return None
@@ -166,7 +166,7 @@ class InboxRows:
         return [_make_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
 
     def open(self, after: tuple[str, str], limit: int, *, parked: bool) -> Flow[list[Tried]]:
-        """A page of what was tried and not handled, of every consumer where this one's name is empty.
+        """A page of tried, unhandled messages; of every consumer if this one's name is empty.
 
         Parameters: ``after`` the consumer and the id of the last one of the page before; ``parked`` those alone.
         """
@@ -181,7 +181,7 @@ class InboxRows:
         return [_make_tried(row) for row in rows]
 
     def backlog(self) -> Flow[Backlog]:
-        """How many of every consumer's messages were tried and not handled. Looks at those alone."""
+        """Count every consumer's tried, unhandled messages. Reads only those."""
         [row] = yield from self._dialect.rows(self._sql["standing"], {})
         now, tried, parked, since = cast("tuple[int, int, int, int | None]", row)
         return Backlog(tried, parked, max(0, now - since) if isinstance(since, int) else 0)
@@ -191,6 +191,6 @@ class InboxRows:
         return (yield from self._dialect.write(self._sql["release"], self._params(message_id))) == 1
 
     def purge(self, chunk: int) -> Flow[Purged]:
-        """Forget a chunk of what is over, of every consumer."""
+        """Delete a chunk of expired messages, of every consumer."""
         gone = yield from self._dialect.write(self._sql["purge"], {"limit": chunk})
         return Purged(gone, 0, gone, None)

@@ -194,7 +194,7 @@ class EndpointCommands(Generic[R]):
     def _serve(
         self, name: str, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]], owner: Any = None
     ) -> Served[R]:
-        """What answers with ``respond``, as an endpoint of the framework's that says whose it is."""
+        """Make an endpoint for the framework that answers with ``respond`` and records its owner."""
         made = self._endpoint(respond)
         made.__name__ = name.replace(".", "_")
         setattr(made, SERVED, owner)
@@ -246,7 +246,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         filled: Filled,
     ) -> Any:
-        """Claim, then call the endpoint; or return the answer that stands in its way."""
+        """Claim, then call the endpoint; or return the answer that prevents it."""
         call = request.scope.get(CALL_KEY)
         if request.method not in UNSAFE_METHODS:
             raise ConfigurationError(
@@ -279,7 +279,7 @@ class EndpointCommands(Generic[R]):
         return (*params, (PATH, path_of(request.scope))) if declared.route.counts_path else params
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
-        """The status of an exception that is an answer, where it has no ``status_code`` that says so."""
+        """The status of an exception that is an answer without a ``status_code``."""
         return None
 
     async def _run(
@@ -312,7 +312,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         names: tuple[str, ...],
     ) -> Any:
-        """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when it returns."""
+        """Call the endpoint with an SQLAlchemy session, and flush it when the endpoint returns."""
         from semel.stores.sql.sqlalchemy import session_on
 
         with session_on(connection, expire_on_commit=False) as session:
@@ -351,7 +351,7 @@ def may_claim(endpoint: object) -> bool:
 async def call_endpoint(
     endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_thread: InThread
 ) -> Any:
-    """What an endpoint returns: a coroutine function on the loop, any other in a thread."""
+    """Call an endpoint: a coroutine function on the loop, any other in a thread."""
     if inspect.iscoroutinefunction(plain_function(endpoint)):
         return await endpoint(*args, **kwargs)
     result = await in_thread(endpoint, args, kwargs)

@@ -25,7 +25,7 @@ SERVED: Final = "__semel_served__"  # on an endpoint of Semel's own: its BulkEnd
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEndpoint:
-    """What ``@semel.command`` left on an endpoint."""
+    """The declaration that ``@semel.command`` left on an endpoint."""
 
     name: str
     policy: Policy
@@ -114,7 +114,7 @@ class Filled(NamedTuple):
 
 
 def plain_function(endpoint: Any) -> Any:
-    """The function behind a partial, a bound method or a callable object: what has the annotations."""
+    """The function with the annotations: behind a partial, a bound method or a callable object."""
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
@@ -140,7 +140,7 @@ def bulk_used_by(endpoint: Any) -> Any:
 
 
 def check_endpoint(endpoint: Any) -> None:
-    """Refuse what is no call that could be protected.
+    """Refuse an endpoint that cannot be protected.
 
     Raises ConfigurationError.
     """

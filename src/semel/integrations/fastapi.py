@@ -144,7 +144,7 @@ def _is_request(hint: Any) -> bool:
 def _signature(
     endpoint: Callable[..., Any], filled: Filled, hints: dict[str, Any], own: str | None
 ) -> inspect.Signature:
-    """What FastAPI shall see: without what Semel fills, with the request."""
+    """The signature for FastAPI: without the parameters that Semel fills, with the request."""
     signature = inspect.signature(endpoint)
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")

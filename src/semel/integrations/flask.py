@@ -69,7 +69,7 @@ _FIND: Final = "flask-sqlalchemy"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """What ``@semel.command`` was given for a view."""
+    """The arguments of ``@semel.command`` for a view."""
 
     name: str
     policy: Policy
@@ -437,7 +437,7 @@ class _State:
         self._is_joinable = False
 
     def declare(self, declared: DeclaredView) -> None:
-        """Make an operation on this engine of what was declared. Raises PolicyError and ConfigurationError."""
+        """Make an operation on this engine from a declaration. Raises PolicyError and ConfigurationError."""
         self.declared[declared.name] = declare_endpoint(
             self.engine,
             self.surface,
@@ -541,7 +541,7 @@ def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def _read(answered: Any, bytes_max: int) -> Any:
-    """What a view has answered, its stream read: it may read rows that are not committed yet.
+    """A view's answer with its stream read, because it may read uncommitted rows.
 
     One that is too long stays a stream. What is none of Flask's answers is left to the decorators above.
     """
@@ -573,7 +573,7 @@ def _status_of(answered: Any) -> int:
 
 
 def _note_exceptions(app: Flask) -> None:
-    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    """Report exceptions from outside the view to the capture, even if an error handler answers them."""
     handle = app.handle_user_exception
 
     def handle_noted(*args: Any) -> Any:

@@ -371,7 +371,7 @@ def _reading(caller: Any) -> Any:
 
 
 class _Capture:
-    """The capture around one route. Litestar has found the handler by then: it says whether a command may follow."""
+    """The capture around one route, after Litestar has found the handler."""
 
     def __init__(self, app: ASGIApp, semel: Semel) -> None:
         self._capture = CaptureMiddleware(

@@ -357,7 +357,7 @@ class _StreamedBody:
             self._end(RequestEntityTooLarge())
 
     def append(self, data: bytes) -> None:
-        """Take what has come."""
+        """Add received bytes."""
         self._held += data
         self._check_whole()
         if len(self._held) >= _HELD_BYTES and not self._is_awaited:
@@ -379,12 +379,12 @@ class _StreamedBody:
         self._news.set()
 
     def clear(self) -> None:
-        """Let go of what was read."""
+        """Release the bytes that were read."""
         self._held.clear()
         self._room.set()
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """A ``receive`` that waits until what came before was read."""
+        """A ``receive`` that waits until earlier bytes have been read."""
 
         async def receive_paced() -> Any:
             await self._room.wait()
@@ -429,7 +429,7 @@ def _response_of(answer: Answer) -> Response:
 
 
 def _note_exceptions(app: Quart) -> None:
-    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    """Report exceptions from outside the view to the capture, even if an error handler answers them."""
     handle = app.handle_user_exception
 
     async def handle_noted(error: Exception) -> Any:

@@ -353,7 +353,7 @@ def _link_errors(app: Starlette, semel: Semel) -> None:
 
 
 class _Refusing:
-    """An application that would not be protected as it is declared: its lifespan says so, else each request."""
+    """Fails an application that is not protected as declared: at its lifespan, otherwise at each request."""
 
     def __init__(self, app: Any, error: ConfigurationError) -> None:
         self.app = app

@@ -221,7 +221,7 @@ class Idempotent(FieldExtension):
             )
 
     def _declare(self, function: Any, signature: inspect.Signature, *, is_async: bool) -> Any:
-        """The resolver as a command of the field's arguments: what it is called with comes in ``semel_call``."""
+        """Declare the resolver as a command of the field's arguments, passed in ``semel_call``."""
 
         @functools.wraps(function)
         def plain(semel_call: _FieldCall, semel_permit: Permit | None, **arguments: Any) -> Any:
@@ -284,7 +284,7 @@ class Idempotent(FieldExtension):
             raise call.error_of(error) from error
 
     def _digested(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as they count: a file, wherever it stands among them, is its bytes."""
+        """The arguments as they count: each file, at any depth, is replaced by its bytes."""
         own = {each.kind for each in self._codecs}
         named = {name: _digest_value(arguments[name], own) for name in self._arguments if name in arguments}
         return {**arguments, **named}
@@ -312,14 +312,14 @@ class Idempotent(FieldExtension):
 
 @dataclass(frozen=True)
 class _FileBytes:
-    """What counts of a file; its name and its media type do not."""
+    """The part of a file that counts: its bytes, not its name or media type."""
 
     size: int
     sha256: bytes
 
 
 def _stream_of(value: Any) -> Any:
-    """The file behind what a framework makes of an upload, to be read without waiting; None where it is none."""
+    """The file of a framework's upload object, readable without waiting; None if it is not one."""
     for each in (value, getattr(value, "file", None), getattr(value, "stream", None)):
         methods = [getattr(each, name, None) for name in ("read", "seek", "tell")]
         if all(map(callable, methods)) and not any(map(inspect.iscoroutinefunction, methods)):
@@ -345,7 +345,7 @@ def _has_file(value: Any) -> bool:
 
 
 def _digest_value(value: Any, own: Collection[type]) -> Any:
-    """An argument whose files are their bytes, less what the application has a codec for."""
+    """An argument with files replaced by their bytes, except types that the application has a codec for."""
     if not _has_file(value) or (type(value) in own and not isinstance(value, Some)):
         return value
     stream = _stream_of(value)
@@ -390,7 +390,7 @@ class _FieldCall:
         self.failed: BaseException | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """What the command is called with. Raises ConfigurationError where the field is no command here."""
+        """The command's arguments. Raises ConfigurationError if the field is not a command here."""
         where = self.info.path
         if self.info.operation.operation.value != "mutation":
             raise ConfigurationError(
@@ -441,7 +441,7 @@ class _FieldCall:
         setattr(self.info, _PERMIT, permit)  # Strawberry makes an Info for each resolving of each field
 
     def error_of(self, error: SemelError) -> Exception:
-        """What the field raises: the resolver's own error and the developer's as they are, a verdict as GraphQL's."""
+        """The field's error: the resolver's own or the developer's unchanged, a verdict as a GraphQL error."""
         if error is self.failed:
             return error
         atomic = self.extension.policy.terms.effects is Effects.ATOMIC

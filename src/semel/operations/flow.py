@@ -123,7 +123,7 @@ def lapse(store: Store, limit: int) -> Flow[list[Record]]:
 
 
 def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
-    """As the store's; the operation says the same, in the same commit."""
+    """As the store's; updates the operation in the same commit."""
     if not is_kept_by(store):
         return (yield from store.resolve(word))
     operations = OperationRows(store)

@@ -47,7 +47,7 @@ class StatusQuery(NamedTuple):
 
 
 class FoundOperation(NamedTuple):
-    """What there is of one operation of the caller: its record, what outlives it, how far its bulk has come."""
+    """The parts of one operation: its record, its long-lived row, its bulk's progress."""
 
     row: Record | None
     kept: Operation | None
@@ -107,7 +107,7 @@ class _Queries:
         )
 
     def _look(self, asked: StatusQuery) -> Flow[list[FoundOperation]]:
-        """What there is under these names, of this caller alone: one run of the driver, whatever is asked for."""
+        """Find this caller's operations with these names, in one run of the driver."""
         store = self._store
         seen: list[tuple[Record | None, Operation | None]] = []
         if asked.what == "key":
@@ -189,7 +189,7 @@ class Operations(_Queries):
         self._engine = engine
 
     async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
-        """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
+        """The status of one operation; the ``caller`` function reads ``request``."""
         return await self._answer(self._query_by_id(operation_id, request), request)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
@@ -299,7 +299,7 @@ class OperationsApp:
         self._operations = operations
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``: what the codes mean."""
+        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``, the page of codes."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return

@@ -55,7 +55,7 @@ class TrackingStore:
         return getattr(self._store, verb)
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        """As the store's, one claim at a time: whoever meets another's reference commits nothing.
+        """As the store's, one claim at a time: a claim whose reference is in use commits nothing.
 
         Raises Held.
         """
@@ -109,7 +109,7 @@ class TrackingStore:
 
 
 def verdict_of(holder: SeenOperation, record: Record | None, claim: Claim) -> Verdict | None:
-    """What the operation that has a reference means to another command with the same one; None: nothing any more.
+    """The verdict for another command with a reference that is in use; None if it is free again.
 
     Its record tells, while there is one. Another caller learns that it is taken, and nothing else.
     """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """A message to the world, written in the transaction of what it tells."""
+    """A message for other systems, written in its effect's transaction."""
 
     id: str  # a UUID: the same for every run of the same execution
     topic: str

@@ -80,7 +80,7 @@ class Outbox:
         return event.id
 
     def depth(self) -> Depth:
-        """How many events wait, how many are parked, and for how long the oldest has been waiting (microseconds)."""
+        """The number of waiting and parked events, and the age of the oldest waiting one (microseconds)."""
         return self._engine.perform("events", self._events.depth)
 
 
@@ -167,7 +167,7 @@ class Emission:
         return event.id
 
     def with_events(self, word: Settlement) -> Settlement:
-        """The settlement that writes them, where it is a success; what is refused or unknown tells nobody anything."""
+        """The settlement with its events, if it is a success; a refused or unknown outcome publishes none."""
         if not self.events or word.state is not State.SUCCEEDED:
             return word
         return word._replace(events=tuple(self.events.values()))

@@ -25,7 +25,7 @@ _SETTLED: Final = "SELECT 1 / count(*), bool_and(outermost) FROM settled"
 
 
 class Depth(NamedTuple):
-    """How full an outbox is."""
+    """The number of events in an outbox."""
 
     waiting: int
     parked: int
@@ -33,7 +33,7 @@ class Depth(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an event is, without its payload."""
+    """An event's state, without its payload."""
 
     seq: int
     id: str
@@ -57,7 +57,7 @@ class Events:
     def due(
         self, lanes: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
     ) -> Flow[list[Waiting]]:
-        """What may be published now, in order.
+        """The events that may be published now, in order.
 
         Parameters: ``lanes`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
         ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
@@ -90,7 +90,7 @@ class Events:
         return (yield from self._change("retry", event, {}))
 
     def drop(self, event: str | int) -> Flow[bool]:
-        """Give a parked event up for good; False where it is not parked. ``event`` as of :meth:`park`."""
+        """Drop a parked event; False if it is not parked. ``event`` as in :meth:`park`."""
         return (yield from self._change("drop", event, {}))
 
     def _change(self, name: str, event: str | int, params: Values) -> Flow[bool]:
@@ -101,7 +101,7 @@ class Events:
         return (yield from self.dialect.write(self._sql[name], {**params, "id": event})) == 1
 
     def find(self, after: int, limit: int, *, parked: bool, topic: str | None = None) -> Flow[list[Waiting]]:
-        """A page of what is not published, oldest first; ``after`` a seq; ``parked`` and ``topic`` those alone."""
+        """A page of unpublished events, oldest first; ``after`` a seq; only ``parked`` ones, or one ``topic``."""
         params: Values = {"after": after, "limit": limit, "parked": int(parked), "topic": topic}
         rows = yield from self.dialect.rows(self._sql["find"], params)
         return [_waiting(row) for row in rows]
@@ -112,18 +112,18 @@ class Events:
         return [Place(*cast("tuple[int, str, str, str, str, int]", row)) for row in rows]
 
     def past(self, after: int, limit: int) -> Flow[list[Waiting]]:
-        """A page of what is published and not forgotten yet, oldest first; ``after`` a seq."""
+        """A page of published events that are still stored, oldest first; ``after`` a seq."""
         rows = yield from self.dialect.rows(self._sql["past"], {"after": after, "limit": limit})
         return [_waiting(row) for row in rows]
 
     def depth(self) -> Flow[Depth]:
-        """How full it is. Looks at every event that is not published."""
+        """Count the unpublished events. Reads all of them."""
         [row] = yield from self.dialect.rows(self._sql["depth"], {})
         now, waiting, parked, oldest = cast("tuple[int, int, int, int | None]", row)
         return Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)  # it may be damaged
 
     def topics(self, limit: int) -> Flow[list[tuple[str, Depth]]]:
-        """How full it is by topic, the topic whose oldest event waits longest first. Looks at every waiting event."""
+        """Count the unpublished events by topic, the one with the oldest event first. Reads all of them."""
         rows = yield from self.dialect.rows(self._sql["topics"], {"limit": limit})
         found = cast("list[tuple[int, str, int, int, int | None]]", rows)
         return [
@@ -151,7 +151,7 @@ def settle_with_events(
     settle: Callable[[Sequence[Settlement]], Flow[list[Settling]]],
     settlements: Sequence[Settlement],
 ) -> Flow[list[Settling]]:
-    """Settle, and write the events of what stands, in one commit."""
+    """Settle, and write the events of the successful settlements, in one commit."""
     emitting = any(word.events for word in settlements)
     if emitting:
         yield from dialect.together()
@@ -264,6 +264,6 @@ def _waiting(row: Row) -> Waiting:
 
 
 def shorten(reason: str) -> str:
-    """A reason that fits into a line, without what no store can keep."""
+    """Shorten a reason to one line, without characters that stores cannot encode."""
     text = " ".join(reason.encode("utf-8", "replace").decode().replace("\x00", "").split())
     return text if len(text) <= REASON_LETTERS_MAX else f"{text[: REASON_LETTERS_MAX - 1]}…"

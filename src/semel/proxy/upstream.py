@@ -74,7 +74,7 @@ class Upstream:
         self._pool = httpcore.AsyncConnectionPool(tls, max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one connection, as ASGI requires."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":

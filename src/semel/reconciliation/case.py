@@ -59,5 +59,5 @@ class Case:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What was emitted so far."""
+        """The events emitted so far."""
         return tuple(self._emission.events.values())

@@ -39,7 +39,7 @@ Asks = Callable[[Case], Finding | Awaitable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Reconciler:
-    """How it is found out what became of one operation's executions. Made by :func:`reconciler`."""
+    """Finds the outcomes of one operation's unknown executions. Made by :func:`reconciler`."""
 
     operation: str
     ask: Asks
@@ -91,7 +91,7 @@ def reconciler(
 
 @dataclass(slots=True)
 class Round:
-    """What one round has come to."""
+    """The result of one round."""
 
     asked: int = 0
     settled: int = 0
@@ -255,7 +255,7 @@ class Reconciling(Loop):
 
 
 async def _ask(each: Reconciler, case: Case) -> Finding:
-    """What the reconciler says; whatever it raises is no finding: still unknown, and why."""
+    """Ask the reconciler; its exception counts as still unknown, with the reason."""
     try:
         async with asyncio.timeout(each.timeout_seconds):
             found: Any

@@ -26,7 +26,7 @@ _REMEDY: Final = (
 
 
 class KeptArguments:
-    """How the arguments of one function are kept for a run without its caller.
+    """Stores the arguments of one function for a run without its caller.
 
     Parameters: ``names`` of the parameters that are kept; ``receiver`` of a method, which is not.
     """
@@ -134,7 +134,7 @@ class KeptArguments:
 
 
 def find_kept(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The parameters that are kept: all that count, and what was left out but has no default."""
+    """The stored parameters: all that count, and excluded ones without a default."""
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters
     return tuple(name for name in names if name in counted or parameters[name].default is empty)

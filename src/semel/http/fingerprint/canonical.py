@@ -66,7 +66,7 @@ def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
 
 
 def plain_json(body: bytes, depth_max: int) -> bytes | None:
-    """The canonical bytes of a document that every parser reads alike; None where that takes a closer look.
+    """The canonical bytes of a document that all parsers read the same way; None if that is not certain.
 
     Such a document is JSON that any handler can read and any answer can repeat: it holds no escape, no number beyond
     15 digits, nothing beyond ASCII, no name twice, and at most ``depth_max`` arrays and objects.

@@ -82,7 +82,7 @@ _FURTHER = b"7:further"
 
 
 class Facts(NamedTuple):
-    """What a request says besides its body.
+    """A request's facts besides its body.
 
     Args:
         operation: the operation's stable name, not the path.
@@ -223,7 +223,7 @@ class Fingerprinter:
         return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def prepare(self, facts: Facts) -> Subject | None:
-        """What all requests have in common that differ in path, query and body alone; None where no body is plain JSON.
+        """The part shared by requests that differ only in path, query and body; None if no body is plain JSON.
 
         Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding.
         """
@@ -338,7 +338,7 @@ class Subject:
 
 
 class _Hash(Protocol):
-    """What hashlib's and hmac's objects have in common."""
+    """The shared interface of hashlib and hmac objects."""
 
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -689,7 +689,7 @@ def _media(value: str) -> tuple[_Kind, str, str]:
 
 
 def _media_of(value: str) -> tuple[_Kind, str, str]:
-    """How to read a body of this media type, the media type's canonical text, and that of its parameters."""
+    """The parser for a media type, its canonical text, and the canonical text of its parameters."""
     media = parse_media_type(value)
     if media is None:
         return "raw", f"?{value}", ""
@@ -720,7 +720,7 @@ def _boundary(value: str) -> bytes:
 
 
 class Version(NamedTuple):
-    """What one version of the algorithm does in its own way.
+    """The rules specific to one version of the algorithm.
 
     Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``subject`` the facts that
     come again as bytes, and ``request`` those of one request, which follow them.

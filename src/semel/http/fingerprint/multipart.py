@@ -264,7 +264,7 @@ def _by_name(part: tuple[bytes, bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What the header block of one part says."""
+    """The header block of one part."""
 
     name: str = ""
     filename: str | None = None
@@ -281,7 +281,7 @@ class _Part:
 
 
 def _parse_part(block: bytes) -> _Part | None:
-    """Read a header block; None if it is malformed, ambiguous, or says something this file cannot represent."""
+    """Read a header block; None if it is malformed, ambiguous or not representable here."""
     # Latin-1 keeps every byte apart from every other; what they mean is not needed.
     fields: dict[str, str] = {}
     for line in block.decode("latin-1").split("\r\n"):

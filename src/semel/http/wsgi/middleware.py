@@ -85,11 +85,11 @@ class SemelMiddleware:
         self._key_variable = f"HTTP_{self.surface.key_header.upper().replace('-', '_')}"
 
     def close(self) -> None:
-        """Wait for the handlers whose clients were told 202 (``Prefer: respond-async``)."""
+        """Wait for the handlers whose requests were answered with 202 (``Prefer: respond-async``)."""
         self._accepted.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request, as WSGI says."""
+        """Serve one request, as the WSGI interface requires."""
         with self._threads:
             return self._serve(environ, start_response)
 
@@ -179,7 +179,7 @@ class SemelMiddleware:
 
 
 class WsgiCall:
-    """One protected call of the application: the ``start_response`` that it gets, and what it adds up to."""
+    """One protected call of the application: its ``start_response``, and the collected answer."""
 
     def __init__(
         self,
@@ -204,12 +204,12 @@ class WsgiCall:
         self._dropped = False
 
     def run(self, environ: Environ, spool: Spool) -> Iterable[bytes]:
-        """Call the application to its end, settle, and give what may leave."""
+        """Call the application, settle, and return the answer that may leave."""
         self._permit.handler_thread = get_ident()
         return self.read(lambda: self._app(environ, self.start_response), spool.close)
 
     def read(self, begin: Callable[[], Iterable[bytes]], end: Callable[[], None]) -> Iterable[bytes]:
-        """Read the application's answer to its end, settle, and give what may leave.
+        """Read the application's whole answer, settle, and return the answer that may leave.
 
         Parameters: ``begin`` gives the application's iterable, or raises what it raised; ``end`` gives back what the
         request's body took, once nothing reads it any more.
@@ -250,7 +250,7 @@ class WsgiCall:
         return pieces if error is None else Closing(pieces, lambda: _raise(error))
 
     def settle(self, error: BaseException | None) -> Answer | None:
-        """Settle what the application's end means; the answer that may leave, if any."""
+        """Settle the outcome of the application; returns the answer that may leave, if any."""
         return settle_call(self._engine, self._exchange, self._permit, self._capture, error)
 
     # --- what the application gets ------------------------------------------------------------
@@ -321,7 +321,7 @@ class WsgiCall:
         return not self._capture.endless and time.monotonic() < self._permit.deadline_monotonic
 
     def end_of_stream(self, error: BaseException | None) -> None:
-        """The streamed application has ended: close it and settle. Raises what it raised."""
+        """The streamed application has ended: close it and settle. Raises its exception."""
         try:
             self._close_iterable()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
@@ -336,7 +336,7 @@ class WsgiCall:
             error = None  # it holds this frame
 
     def _end(self) -> IncompleteAnswer | None:
-        """The answer has ended: what is wrong with it, if anything."""
+        """The error of an ended answer, if any."""
         self._capture.end()
         return None if self._capture.complete else IncompleteAnswer(CUT)
 
@@ -392,7 +392,7 @@ class _Through:
 
 
 class Closing:
-    """An iterable with an act at its close: where a server hears of what came after the answer."""
+    """An iterable with an action at its close, in which a server sees errors after the answer."""
 
     def __init__(self, pieces: Iterable[bytes], act: Callable[[], None]) -> None:
         self._pieces = pieces
@@ -425,7 +425,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:
-    """Read the body as far as the server says that it goes."""
+    """Read the body up to the length that the server gives."""
     source: IO[bytes] = environ.get("wsgi.input") or io.BytesIO()
     length: str = environ.get("CONTENT_LENGTH") or ""
     endless = bool(environ.get("wsgi.input_terminated"))

@@ -80,7 +80,7 @@ class RouteCall(InsideCall):
         return Closing(chain((first,), rest), lambda: close_each(pieces))
 
     def _answer_instead(self, answer: Answer, pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
-        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        """Send Semel's own answer in place of the application's; then raise the application's exception."""
         assert self.capture is not None
         try:
             close_each(pieces)
@@ -111,7 +111,7 @@ class RouteCall(InsideCall):
     # --- for the view's wrapper -----------------------------------------------------------------
 
     def accept(self) -> Answer | None:
-        """Have the granted request run once more from the outside, in a thread of its own; 202 for its client.
+        """Run the granted request again from the outside, in a separate thread; answer the client with 202.
 
         None where there is no place: then the client waits.
         """
@@ -135,7 +135,7 @@ class RouteCall(InsideCall):
         return self.command(engine, surface, route, params, environ, head, self.body)
 
     def note(self, error: BaseException) -> None:
-        """The framework met this exception after the claim; what the view itself raised counts for more."""
+        """Note an exception that the framework caught after the claim; the view's own exception has priority."""
         if self.has_claimed and self.failure is None:
             self.failed(error)
 
@@ -213,7 +213,7 @@ class _HeldAnswer(WsgiCall):
 
 
 class CaptureMiddleware:
-    """Stands around a WSGI application whose views claim for themselves.
+    """Wraps a WSGI application whose views claim for themselves.
 
     Parameters: ``app`` and ``engine``; ``bytes_max`` says how much of a body is kept for a claim; ``waiters_max`` as
     :class:`~semel.http.wsgi.middleware.SemelMiddleware` has it; ``check`` is called before each request and raises

@@ -53,7 +53,7 @@ class InboxMiddleware(Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        """Dramatiq's own hook: what an actor may be declared with."""
+        """Dramatiq's own hook: the options that an actor may declare."""
         return {"inbox", "id_of"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:

@@ -128,7 +128,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
 
 
 def _count_deliveries(raw: Any) -> int:
-    """How often the broker has delivered it, if it says so."""
+    """The number of deliveries, if the broker reports it."""
     if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
         return int(raw.metadata.num_delivered)
     headers = getattr(raw, "headers", None)

@@ -41,7 +41,7 @@ class RedisStreamConsumer:
         self._id_of = id_of
 
     async def turn(self, *, batch: int = 10, wait_seconds: float = 5.0) -> int:
-        """Take over what was left, then what is new; how many entries were met."""
+        """Handle abandoned entries, then new ones; returns their number."""
         _, left, *_ = await self._client.xautoclaim(
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
@@ -55,7 +55,7 @@ class RedisStreamConsumer:
         return len(left) + len(fresh)
 
     async def serve(self) -> None:
-        """Take what comes until cancelled."""
+        """Handle entries until cancelled."""
         while True:
             await self.turn()
 
@@ -74,7 +74,7 @@ class RedisStreamConsumer:
 
 
 def _pairs(said: Any) -> list[tuple[Any, list[Entry]]]:
-    """What XREADGROUP answers: a list of pairs, or a mapping of lists in the newer protocol."""
+    """The reply to XREADGROUP: a list of pairs, or a mapping of lists in the newer protocol."""
     if isinstance(said, dict):
         return [(name, [entry for part in parts for entry in part]) for name, parts in said.items()]
     return list(said or ())

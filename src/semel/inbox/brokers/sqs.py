@@ -149,7 +149,7 @@ class SqsConsumer(PulledConsumer[Delivery]):
         return str(delivery["MessageId"])
 
     def deliveries_of(self, delivery: Delivery) -> int:
-        """How often SQS has delivered it, about."""
+        """The approximate number of SQS deliveries."""
         return int(delivery.get("Attributes", {}).get("ApproximateReceiveCount", 1))
 
     def group_of(self, delivery: Delivery) -> str | None:
@@ -215,7 +215,7 @@ def payload_of(delivery: Delivery) -> bytes:
 
 
 def what_is_wrong(error: BotoCoreError | ClientError, queue: str) -> str | None:
-    """What a person must put right before AWS answers otherwise; None where waiting may help."""
+    """The problem that a person must fix at AWS; None if waiting may help."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return (
             "boto3 found no complete credentials: give the process a role, or set AWS_ACCESS_KEY_ID and "

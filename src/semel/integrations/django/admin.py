@@ -47,7 +47,7 @@ _AWAY: Final = (StoreError, SchemaError)
 
 
 class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
-    """Which records a list has."""
+    """The filter of the record list."""
 
     id = forms.CharField(required=False, max_length=64, label="Operation id")
     state = forms.ChoiceField(
@@ -62,7 +62,7 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
     database = forms.CharField(required=False, max_length=_TEXT_MAX, widget=forms.HiddenInput)
 
     def query(self) -> Find:
-        """What is asked of the store: one page."""
+        """The query for one page."""
         given = self.cleaned_data
         name = given["state"]
         states = () if not name else (State.FAILED_NOT_REPLAYABLE if name == RETRYABLE else State[name],)
@@ -148,7 +148,7 @@ class Named(NamedTuple):
 
     @property
     def seen(self) -> str:
-        """What an operator has looked at: of a record that has gone on since, nothing is settled."""
+        """The version that the operator looked at: if the record has changed since, settling is refused."""
         return f"{self.name}:{self.record.fence}:{step_of(self.record.doubt) or ''}"
 
 
@@ -161,7 +161,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never: settling has a permission of its own."""
+        """Never: settling needs a separate permission."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
@@ -248,7 +248,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
     # --- settling -------------------------------------------------------------------------------------
 
     def settle_view(self, request: Any) -> Any:
-        """A form for a word on some records; then what it would do; then it is done."""
+        """Settle some records: show a form, then a preview, then do it."""
         self._check_may_see(request)
         if not self.has_settle_permission(request):
             raise PermissionDenied
@@ -319,7 +319,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return TemplateResponse(request, f"admin/semel/record/{name}.html", whole, status=status)
 
     def _away(self, request: Any, name: str, context: dict[str, Any], error: Exception) -> Any:
-        """The store does not answer: said on the page, without what the error names."""
+        """Show a page for an unavailable store, without the error's text."""
         tables = "its tables do not fit this version: run manage.py migrate"
         away = tables if isinstance(error, SchemaError) else "it did not answer; try again"
         return self._page(request, name, {**context, "away": away}, 503)
@@ -342,7 +342,7 @@ def _place(database: str) -> tuple[str, ProjectStore]:
 
 
 def _find(name: str) -> Named:
-    """A record by the name that pages have for it. Raises Http404, and what the store raises."""
+    """Find a record by its name on the pages. Raises Http404, and the store's errors."""
     database, _, id = name.partition(":")
     database, place = _place(database)
     record = by_whole_id(place.engine, id)

@@ -24,7 +24,7 @@ class _RolledBack(Exception):
 
 
 class AtomicRun:
-    """What is left to do of an ATOMIC view when Django's transaction is over.
+    """The rest of an ATOMIC view's work, after Django's transaction has ended.
 
     A definite refusal is stored; and an answer that the store knows says so.
     """
@@ -139,7 +139,7 @@ def _capture_answer(exchange: Exchange, response: Any) -> Answer | None:
 
 
 def _render(response: Any, request: Any) -> Any:
-    """The response with its body at hand: what is rendered or streamed may read the transaction's rows."""
+    """Render the response, and read its stream, because both may read the transaction's rows."""
     if getattr(response, "is_rendered", True) is False:
         if hasattr(response, "data") and hasattr(request, "accepted_renderer"):  # REST framework's
             response.accepted_renderer = request.accepted_renderer

@@ -163,7 +163,7 @@ class DjangoCall(InsideCall):
         return response
 
     def _add_honoured(self, response: Any) -> Any:
-        """An answer that is not kept, with what every first answer says of its key."""
+        """Add the headers about the key to an answer that is not stored."""
         assert self.exchange is not None
         assert self.permit is not None
         return with_lines(response, self.exchange.honours(self.permit))
@@ -192,7 +192,7 @@ class DjangoCall(InsideCall):
         return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
 
     def _error_behind(self, status: int) -> BaseException | None:
-        """The view's exception, where the answer that was made of it says nothing of the command: no status but 4xx.
+        """The view's exception, if its answer proves nothing about the command: any status but 4xx.
 
         A middleware may answer each exception with its error page, and a page is no proof of success.
         """
@@ -293,7 +293,7 @@ class _Through:
 
 
 def again(request: Any, body: bytes) -> Any:
-    """The same request once more, unread, with what the middlewares have put on it."""
+    """The same request again, unread, with the attributes that middlewares have set."""
     environ = getattr(request, "environ", None)
     if environ is not None:
         length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -325,7 +325,7 @@ def _may_claim(request: Any) -> bool:
 
 
 def _length_of(request: Any) -> int | None:
-    """How long the body is announced; None where it ends with its stream."""
+    """The announced length of the body; None if it ends with its stream."""
     length = request.META.get("CONTENT_LENGTH") or ""
     if str(length).isdecimal():
         return int(length)

@@ -24,7 +24,7 @@ _AFTER: Final = (  # what changes answers: inside of the capture, a first answer
 
 
 def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Everything that can be said without a database."""
+    """The checks that need no database."""
     try:
         here = site()
         here.place(here.database)

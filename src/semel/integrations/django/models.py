@@ -19,7 +19,7 @@ class _NoRows(models.Manager):  # type: ignore[misc]  # Django ships no types
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """A record of a command: what the permissions ``semel.view_record`` and ``semel.settle_record`` are about."""
+    """A record of a command, for the permissions ``semel.view_record`` and ``semel.settle_record``."""
 
     id = models.CharField(primary_key=True, max_length=64)
     objects = _NoRows()

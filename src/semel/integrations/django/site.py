@@ -30,7 +30,7 @@ _OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What ``@semel.command`` was given for a view."""
+    """The arguments of ``@semel.command`` for a view."""
 
     name: str
     policy: Policy
@@ -130,7 +130,7 @@ class Site:
 
     @property
     def surface_options(self) -> dict[str, Any]:
-        """What the settings say of a surface."""
+        """A surface's options from the settings."""
         return {"caller": self._caller, **self._options}
 
     # --- stores -----------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Site:
             return found
 
     def url(self, alias: str) -> str:
-        """The store's URL: as SEMEL['URL'] says, or that of the database."""
+        """The store's URL: SEMEL['URL'], or that of the database."""
         if self._url is not None and alias == self.database:
             return self._url
         return databases.store_url_of(alias)
@@ -197,7 +197,7 @@ class Site:
             place.engine.close()
 
     def resumed_user(self, caller: Caller) -> Any:
-        """The user of a request that is run without its client: as SEMEL['RESUMED_USER'] says, or Django's own."""
+        """The user of a request that runs without its client, by SEMEL['RESUMED_USER'] or Django's own rule."""
         from django.contrib.auth import get_user_model
         from django.contrib.auth.models import AnonymousUser
 
@@ -266,7 +266,7 @@ def names_at(view: Any) -> Iterator[str]:
 
 
 def find_declared(method: Any) -> Declared | None:
-    """What a method of a class is declared as, also where ``@api_view`` has made it of a function."""
+    """The declaration of a class's method, even if ``@api_view`` made the class from a function."""
     inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
     for each in (method, *inner):
         if isinstance(declared := getattr(each, DECLARED, None), Declared):
@@ -275,7 +275,7 @@ def find_declared(method: Any) -> Declared | None:
 
 
 def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """The function that says who calls: as SEMEL['CALLER'] names it, or Django's user."""
+    """The caller function: SEMEL['CALLER'], or one that reads Django's user."""
     if given is None:
 
         def from_user(request: Any) -> Caller | None:
@@ -314,7 +314,7 @@ def _function(name: str, given: Any) -> Any:
 
 
 def _id_of(user: Any) -> str:
-    """What tells a user from all others: the primary key, and the class unless it is AUTH_USER_MODEL or made of it."""
+    """A user's unique id: the primary key, and the class unless it derives from AUTH_USER_MODEL."""
     kind = user.__class__  # of a lazy user, the class behind it
     name = settings.AUTH_USER_MODEL.lower()
     for each in kind.__mro__:
@@ -356,7 +356,7 @@ def engine(using: str | None = None) -> Engine:
 
 
 def _change(*, setting: str, **_: Any) -> None:
-    """A test has overridden SEMEL: what is declared stays, and everything else is read again."""
+    """Handle a test's override of SEMEL: keep the declarations, and read all settings again."""
     if setting == "SEMEL":
         while _SITES:
             _SITES.pop().close()

@@ -98,7 +98,7 @@ def command(
 
 
 def _check_view(view: Any) -> None:
-    """Refuse what is no view that could be protected. Raises ConfigurationError."""
+    """Refuse a view that cannot be protected. Raises ConfigurationError."""
     if isinstance(getattr(view, DECLARED, None), Declared):
         raise ConfigurationError(f"{view.__qualname__} is declared twice; one view is one operation")
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
@@ -176,7 +176,7 @@ async def _serve_async(
 
 
 def _check_outside(what: str) -> None:
-    """Refuse what is on record piece by piece, inside of a transaction that would undo all of it."""
+    """Refuse steps inside a transaction whose rollback would undo their records."""
     if databases.is_in_block():
         raise ConfigurationError(
             f"{what} inside a Django transaction, whose rollback would undo the record: put "

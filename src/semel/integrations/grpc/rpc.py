@@ -41,7 +41,7 @@ _NOT_HERE: Final = {
 
 
 class Call(NamedTuple):
-    """What ``caller=`` is asked about: the method, the metadata (the last value of each name), and gRPC's context."""
+    """The input of ``caller=``: the method, the metadata (the last value of each name), and gRPC's context."""
 
     method: str
     metadata: Mapping[str, str | bytes]
@@ -54,7 +54,7 @@ CallerOfCall = Callable[[Any], Caller | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rpc:
-    """How one unary method is protected.
+    """The protection of one unary method.
 
     Parameters:
         policy: of the operation. A refusal's gRPC code means what its HTTP status means (``NOT_FOUND`` is a definite
@@ -187,7 +187,7 @@ class DeclaredRpc:
         return None
 
     def wait_seconds(self, remaining: float | None) -> float:
-        """How long a duplicate waits: less than the client does, so that it hears the verdict."""
+        """The waiting time of a duplicate: shorter than the client's, so that it gets the verdict."""
         most = self.policy.wait_seconds
         return most if remaining is None else min(most, max(0.0, remaining * 0.8))
 

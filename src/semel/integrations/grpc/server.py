@@ -65,13 +65,13 @@ class _Run:
         return answer
 
     def result(self, result: Result) -> RpcEnd:
-        """What leaves: of a call that ran here all that it said, of a replay what was kept."""
+        """The end of the call for the client: complete if it ran here, the stored part for a replay."""
         if result.replayed or self.ended is None:
             return RpcEnd.of_answer(result.answer).also((OPERATION, result.operation_id), (REPLAYED, "true"))
         return self.ended.also((OPERATION, result.operation_id))
 
     def refusal(self, error: BaseException) -> RpcEnd:
-        """How a call ends that raised. Raises the error again where it is the method's own or the developer's."""
+        """The end of a call that raised. Raises the error again if it is the method's own or the developer's."""
         if isinstance(error, _RolledBack):
             return error.end
         unconfirmed = self.permit is not None and isinstance(error, StoreError)

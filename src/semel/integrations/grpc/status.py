@@ -59,7 +59,7 @@ _MESSAGE: Final = b"grpc-message"
 
 @dataclass(frozen=True, slots=True)
 class RpcEnd:
-    """How a call ended: its code, its text for people, its trailing metadata, and the response's bytes if it is OK."""
+    """The end of a call: its code, message, trailing metadata, and the response's bytes if it is OK."""
 
     code: Code
     details: str = ""
@@ -67,7 +67,7 @@ class RpcEnd:
     body: bytes = b""
 
     def answer(self, kept: frozenset[str]) -> Answer:
-        """The answer that is stored: of the trailing metadata what is named in ``kept``, and the error's details."""
+        """The stored answer: the trailing metadata named in ``kept``, and the error's details."""
         pairs = [(name.encode(), _raw(value)) for name, value in self.trailing if name in kept or name == DETAILS]
         if self.code is not Code.OK:
             pairs = [(_STATUS, b"%d" % self.code.value[0]), (_MESSAGE, self.details.encode()), *pairs]
@@ -138,7 +138,7 @@ _CODES: Final[dict[Kind, Code]] = {
 
 
 def refuse(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
-    """How a call ends that Semel refused; None for an error that is the developer's, not the call's.
+    """The end of a call that Semel refused; None for an error of the developer.
 
     Parameters: ``maybe_done`` where an ATOMIC method has run, so that it may have been committed.
     """

@@ -77,7 +77,7 @@ class Sink(Protocol):
 
 
 def message_headers(event: Event) -> dict[str, str]:
-    """What travels beside the payload, on every broker that knows headers."""
+    """The headers sent with the payload, to every broker that supports headers."""
     return {
         **dict(event.headers),
         "semel-id": event.id,

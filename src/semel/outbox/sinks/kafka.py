@@ -150,7 +150,7 @@ class KafkaSink:
                 await _end(producer)
 
     async def _abandon(self) -> None:
-        """Let go of a producer that would go on to send what the relay will send again."""
+        """Abandon a producer that would otherwise resend events that the relay will resend."""
         producer, self._producer = self._producer, None
         self._topics.clear()
         if producer is not None:

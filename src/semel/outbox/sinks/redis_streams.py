@@ -43,7 +43,7 @@ class Streams:
         self._create = create
 
     async def append(self, entries: Sequence[tuple[str, Fields]]) -> list[AppendRefused | None]:
-        """Append to each stream its entry, in one round trip; what the server said of each.
+        """Append an entry to each stream in one round trip; returns the server's reply for each.
 
         Raises AppendLost: nobody knows which of them are there.
         """
