@@ -59,7 +59,7 @@ _STATUS: Final[dict[type[Exception], int]] = {Unreachable: 503, TimedOut: 504, B
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes of one application share."""
+    """The shared parts of one application's routes."""
 
     app: FastAPI
     engine: AsyncEngine
@@ -71,7 +71,7 @@ class Parts:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who is calling, by the bearer token, or by the cookie of the form without scripts; 401 for all others."""
+    """The caller, by the bearer token or the cookie of the form without scripts; 401 for all others."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if request.url.path == "/checkout" and not scheme:
         scheme, token = "bearer", request.cookies.get(page.COOKIE, "")
@@ -147,7 +147,7 @@ def _add_pages(parts: Parts, settings: Settings) -> None:
 
 
 def ledger_path(engine: AsyncEngine, name: str) -> Path:
-    """Where another system's ledger lies: beside the database."""
+    """The path of the other system's ledger: beside the database."""
     driver = engine.backend.driver
     if not isinstance(driver, SqliteDriver):
         raise ConfigurationError(f"the reference service runs on sqlite:///, not on {engine.backend.name}")
@@ -203,7 +203,7 @@ def _add_payments(parts: Parts) -> None:
 
     @parts.app.get("/payments", dependencies=[_BEARER], responses=_NOBODY)
     async def list_payments(caller: Caller = Depends(caller_of)) -> list[PaymentListed]:
-        """What the provider has really charged for this caller."""
+        """List the charges that the provider really has for this caller."""
         return [_list_item(charge) for charge in await asyncio.to_thread(provider.charges, caller.id)]
 
     @parts.app.get("/payments/{payment_id}", dependencies=[_BEARER], responses=_READ)

@@ -53,12 +53,12 @@ class Teller:
         self._out.say_styled("bold", f"{len(self.steps)}. {title}")
 
     def saw(self, line: str) -> None:
-        """What a client saw."""
+        """Print a client's view."""
         self.steps[-1].saw.append(line)
         self._out.say(f"   {line}")
 
     def expect(self, text: str, held: bool) -> None:
-        """What was promised, and whether it is so."""
+        """Print an expectation, and whether it holds."""
         self.steps[-1].expectations.append(Expectation(text, held))
         self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ NOT SO:'} {text}")
 

@@ -34,7 +34,7 @@ _DEMO = """
 
 
 def commands(url: str, settings: Settings) -> str:
-    """What to try, as lines for a shell."""
+    """Commands to try, as lines for a shell."""
     return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
 
 

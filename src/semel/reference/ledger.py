@@ -21,7 +21,7 @@ _CREATED_MODE: Final = 0o600
 
 
 class LedgerLine(TypedDict):
-    """One line: the derived key it was asked for with, its own id, the caller, and what it says."""
+    """One line: its derived key, its own id, the caller, and its content."""
 
     key: str
     id: str
@@ -40,7 +40,7 @@ class Ledger:
         self._read_bytes = 0
 
     def append(self, entry: LedgerLine, *, once: bool) -> LedgerLine:
-        """Write an entry durably; with ``once``, the first entry under the same key stands instead."""
+        """Append an entry durably; with ``once``, keep an existing entry under the same key instead."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if len(line) > ENTRY_BYTES_MAX:
             raise ValueError(f"a ledger entry is at most {ENTRY_BYTES_MAX} bytes; this one has {len(line)}")
@@ -76,7 +76,7 @@ class Ledger:
                 os.close(file)  # which gives the lock back
 
     def _catch_up(self, file: int) -> None:
-        """Read what was written since, up to the last whole line."""
+        """Read the new lines, up to the last complete one."""
         size = os.fstat(file).st_size
         if size <= self._read_bytes:
             return

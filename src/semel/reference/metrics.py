@@ -18,7 +18,7 @@ from semel.reference.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class MetricsPlace:
-    """Where Prometheus is answered, and the folder in which the workers count together."""
+    """The address of the metrics page, and the folder with the workers' shared counts."""
 
     listening: socket.socket
     folder: str
@@ -32,7 +32,7 @@ class MetricsPlace:
 
 @contextmanager
 def serve_metrics(settings: Settings) -> Iterator[MetricsPlace | None]:
-    """What ``SEMEL_METRICS`` asks for. Raises ConfigurationError, naming it, where it cannot be had."""
+    """Serve metrics as ``SEMEL_METRICS`` requires. Raises ConfigurationError, naming it, if that is impossible."""
     if settings.metrics is None:
         yield None
         return
@@ -79,5 +79,5 @@ class Page:
         return either
 
     def close(self) -> None:
-        """Close the store. What was counted stays."""
+        """Close the store. Counts remain."""
         self._store.close()

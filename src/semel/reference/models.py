@@ -96,7 +96,7 @@ class NoteOut(Strict):
 
 
 class RefusedRequest(BaseModel):
-    """What the application itself refuses, before a key is looked at."""
+    """A request that the application refuses before it reads a key."""
 
     detail: str
 

@@ -32,7 +32,7 @@ _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Say(Protocol):
-    """Where the service prints: the command line's output."""
+    """Prints the service's messages to the command line's output."""
 
     def say(self, *lines: str) -> None:
         """Lines for people."""
@@ -120,7 +120,7 @@ class Supervisor:
         self._has_terminal = os.isatty(0)
 
     def run(self) -> int:
-        """Serve until told to end; 0, or 1 where workers cannot start."""
+        """Serve until asked to end; 0, or 1 if workers cannot start."""
         lifeline, self._held_end = os.pipe()
         try:
             with self._signals() as woken:
@@ -212,7 +212,7 @@ class Supervisor:
     # --- waiting and ending -------------------------------------------------------------------
 
     def _end_workers(self, woken: int) -> None:
-        """Ask each worker to drain, wait, and kill what does not end in time."""
+        """Ask each worker to drain, wait, and kill those that do not end in time."""
         for worker in self._workers:
             worker.end()
         while self._workers:

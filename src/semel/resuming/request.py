@@ -40,7 +40,7 @@ class KeptRequest(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
+    """Stands in for the permit while an application is asked whether it would reach the endpoint."""
 
     command: Command
 

@@ -57,7 +57,7 @@ class _Resumable:
 
 
 class CompleterOptions(TypedDict, total=False):
-    """What a :class:`Completer` is given beside its engine, as keyword arguments."""
+    """The keyword arguments of a :class:`Completer` besides its engine."""
 
     every_seconds: float
     rest_seconds: float
@@ -106,11 +106,11 @@ class Completer(Loop):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of what is registered."""
+        """The names of the registered operations."""
         return tuple(self._operations)
 
     def register(self, operation: str, policy: Policy, handler: Handler) -> None:
-        """How an operation goes on without its client.
+        """Register how to complete an operation without its client.
 
         Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
         that the command was made with as ``request``, and answers as the operation's own handler does. If it has an
@@ -190,7 +190,7 @@ class Completer(Loop):
         return begun
 
     async def _complete(self, known: _Resumable, found: Abandoned) -> bool:
-        """One execution; whether it came to its end here. What a handler raises has been settled with its command."""
+        """Complete one execution; returns whether it ended here. A handler's exception is settled with its command."""
         rest = self._rest_seconds * 2 ** min(found.attempt, 10)
         self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
         try:
@@ -228,7 +228,7 @@ class Completer(Loop):
         return True
 
     def _left_to_others(self, found: Abandoned) -> bool:
-        """Somebody else was quicker. It has not failed here: where they die, it is taken over at once."""
+        """Another process was faster. This is not a failure here: if it dies, the execution is taken over at once."""
         self._rests.pop(found.id, None)
         return False
 
@@ -238,7 +238,7 @@ class Completer(Loop):
         asyncio.get_running_loop().call_exception_handler(what)
 
     async def _run(self, command: Command, handler: Handler, found: Abandoned, request: bytes) -> Result:
-        """Run the handler under a claim. Raises what the engine raises; _HandlerFailed, once it is settled."""
+        """Run the handler under a claim. Raises the engine's errors, and _HandlerFailed once it is settled."""
         raised: list[Exception] = []
         try:
             if isinstance(self.engine, AsyncEngine):
@@ -302,7 +302,7 @@ def _check_next(permit: Permit, found: Abandoned) -> None:
 
 
 def _command(row: Record, kept: Operation | None, policy: Policy) -> Command:
-    """The command of a record whose client has gone: its key is not known, so it is named by what the record holds.
+    """The command of a record without its client: the key is unknown, so the record identifies it.
 
     Its reference is in its operation's row from the claim on; the record has it only once somebody has settled it.
     """

@@ -130,7 +130,7 @@ def _join_names(names: list[str]) -> str:
 
 
 def state_text(step: Step) -> str:
-    """What is recorded of a step, for people.
+    """Describe the recorded state of a step for people.
 
     >>> state_text(Step("mail", 0, 1, repeatable=True))
     'had begun, and may be repeated'

@@ -54,7 +54,7 @@ _UNSEEN: Final = (
 
 
 class StepLedger:
-    """What the holder of one grant knows of its steps.
+    """The steps known to the holder of one grant.
 
     Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
     """
@@ -108,7 +108,7 @@ class StepLedger:
         return step
 
     def _with_room_for(self, step: Step) -> Steps:
-        """The list with a place for each step that was asked for before this one: the next run asks in that order."""
+        """The list with a place for each earlier step: the next run calls them in that order."""
         known = {*(each.identity for each in self._steps), step.identity}
         room = (each._replace(disproved=True) for each in self._passed if each.identity not in known)
         return (*self._steps, *room)
@@ -185,20 +185,20 @@ class StepLedger:
             self._written = changes
 
     def undo(self, opened: tuple[Step, AnyUnit, Recorded]) -> Flow[None]:
-        """The call has raised: nothing of it remains, and it may be asked for again."""
+        """Undo a call that raised: nothing of it remains, and it may be called again."""
         step, unit, _ = opened
         self._running.discard(step.identity)
         self._asked.discard(step.identity)
         yield from self._roll_back(unit)
 
     def _roll_back(self, unit: AnyUnit) -> Flow[None]:
-        """What the call wrote is undone; where the server could not undo all of it, the operation is UNKNOWN."""
+        """Roll back the call's writes; if the server could not undo all of them, the operation is UNKNOWN."""
         yield from ask(Rollback(unit))
         if has_left_writes(unit):
             self.doubt = NOT_ROLLED_BACK
 
     def _confirm(self, step: Step, packed: bytes) -> Flow[None]:
-        """A commit that was not answered: what is recorded is the evidence."""
+        """Resolve an unanswered commit: the recorded state is the evidence."""
         try:
             seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         except StoreError:
@@ -220,7 +220,8 @@ class StepLedger:
     # --- the end of the run -------------------------------------------------------------------
 
     def close(self, outcome: Outcome) -> Flow[None]:
-        """Before the last word: learn what was never asked for, and write the results that an answer does not replace.
+        """Before the outcome: check for recorded steps that were not called, and write results not covered by an
+        answer.
 
         Where the store fails, the last word says what is in doubt.
         """
@@ -239,7 +240,7 @@ class StepLedger:
                 self.doubt = unwritten.doubt
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of this run means: see :func:`semel.steps.rules.outcome_after`."""
+        """The outcome of this run: see :func:`semel.steps.rules.outcome_after`."""
         return outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
 
     @property

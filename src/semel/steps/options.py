@@ -11,7 +11,7 @@ REQUEST_BYTES_MAX: Final = 1024 * 1024  # of a resumable operation, beside its r
 
 
 class Resumed(NamedTuple):
-    """Which record a command without its client goes on with: its key is not known any more."""
+    """Identifies the record that a command without its client continues: its key is unknown."""
 
     id: bytes
     key_hash: bytes
@@ -67,7 +67,7 @@ def check_steps(policy: Options, effects: Effects) -> None:
 
 
 def check_request(policy: Options, request: object, resumed: Resumed | None) -> None:
-    """Raise PolicyError where a command has a request that nobody asked for or lacks one, RequestTooLarge."""
+    """Raise PolicyError for a missing or superfluous stored request, RequestTooLarge for a large one."""
     if not policy.resumable:
         raise PolicyError("a command's request is kept for resumable operations only: declare Policy(resumable=True)")
     if resumed is not None:

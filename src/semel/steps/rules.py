@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """What it is asked for by: a name, and an ordinal where the name is used several times."""
+        """The identity of a step: its name, and an ordinal if the name is used several times."""
         return self.name, self.ordinal
 
     @property
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """What an UNKNOWN record says that was lost in this step."""
+        """The doubt of a record that is UNKNOWN because of this step."""
         return f"{DOUBT}{self.shown}"
 
 
@@ -120,7 +120,7 @@ def _unpack(packed: bytes, count: int) -> Steps:
 
 
 def find(steps: Steps, identity: Identity) -> Step | None:
-    """The step that is asked for by this."""
+    """Find the step with this identity."""
     return next((step for step in steps if step.identity == identity), None)
 
 
@@ -161,7 +161,7 @@ def doubtful(steps: Steps) -> Step | None:
 
 
 def standing(steps: Steps) -> tuple[State, str | None]:
-    """What a record's state and doubt are while its steps are these.
+    """The state and doubt of a record with these steps.
 
     CLAIMED lapses to "run again": all that has begun is finished or may be repeated. PROCESSING lapses to UNKNOWN.
     """
@@ -214,7 +214,7 @@ def check_name(name: object, ordinal: object) -> None:
 
 
 def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int) -> Met:
-    """What a run that asks for a step meets.
+    """Decide how to treat a step that a run calls.
 
     Parameters: ``recorded`` all steps of this execution; ``asked`` what this run has asked for before; ``want`` the
     step as the code declares it now, started now.

@@ -44,7 +44,7 @@ _AWAITED: Final = (Awaitable, Coroutine)
 
 
 class StepBook:
-    """What both forms share: the steps of one permit."""
+    """The shared part of both forms: the steps of one permit."""
 
     def __init__(self, permit: Permit, backend: Backend, sealer: Seals | None) -> None:
         self._permit = permit
@@ -56,7 +56,7 @@ class StepBook:
         self.ledger = StepLedger(StepRows(backend.store), permit.grant, terms.dedup_us)
 
     def want(self, name: str, ordinal: int, *, repeat: bool) -> Step:
-        """The step as it is asked for, started now. Raises StepError, SupersededError."""
+        """The step for this call, started now. Raises StepError, SupersededError."""
         check_name(name, ordinal)
         permit = self._permit
         if permit.settling:
@@ -70,15 +70,15 @@ class StepBook:
         return Step(name, ordinal, max(now, self._claimed_at), repeat)
 
     def proves_nothing(self, error: BaseException) -> bool:
-        """Whether what a call has raised proves that it had no effect."""
+        """Whether a call's exception proves that it had no effect."""
         return isinstance(error, (NothingHappened, *self._permit.command.policy.nothing_happened))
 
     def conflicts(self, error: BaseException, runs: int) -> bool:
-        """Whether local writes met another transaction, and may be made once more: all of them were undone."""
+        """Whether local writes conflicted with another transaction and may run again: all of them were undone."""
         return runs < UNIT_RUNS_MAX and self._backend.conflicts(error) and self.ledger.doubt != NOT_ROLLED_BACK
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of the handler means."""
+        """The outcome of the handler's end."""
         return self.ledger.outcome(outcome)
 
     def keep(self, step: Step, value: Any, shape: Shape) -> Any:
@@ -175,7 +175,7 @@ class SyncSteps(StepBook):
 
 
 class AsyncSteps(StepBook):
-    """Steps on an event loop. What is recorded is never cut in half by a cancelled caller: it is known what it says."""
+    """Steps on an event loop. Recording completes even if the caller is cancelled."""
 
     def __init__(self, permit: Permit, backend: Backend, performer: AsyncPerformer) -> None:
         super().__init__(permit, backend, performer.sealer)
@@ -261,12 +261,14 @@ class AsyncSteps(StepBook):
             raise StepError(f"step {name!r} was called inside a local step, and would wait for that step's transaction")
 
     async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
-        """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
+        """Perform a flow to its end, even if the caller is cancelled meanwhile; returns its result and the
+        cancellation.
+        """
         return await whole(self._performer.drive(flow))
 
 
 def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
-    """The same, with what was begun given to the hold as well."""
+    """As _whole, and hand the result to the hold."""
     met = yield from begun
     if not isinstance(met, Finished):
         hold.give(met)
@@ -277,7 +279,7 @@ def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
 
 
 def shape_of(name: str, call: object, returns: Any) -> Shape:
-    """How a step's result is written: as it was declared, or as the call's own annotation says.
+    """The shape of a step's result: as declared, or the call's own annotation.
 
     Raises StepError where what is given is no function, ConfigurationError where its type has no safe form.
     """

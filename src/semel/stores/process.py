@@ -16,7 +16,7 @@ class Inherited(Protocol):
     """Something that a child of its process inherits, and must not use as it is."""
 
     def begin_process(self) -> None:
-        """Start with nothing, in a forked child. What the parent still uses is left alone, not closed."""
+        """Reset state in a forked child. The parent's connections are left alone, not closed."""
 
 
 _watched: weakref.WeakSet[Inherited] = weakref.WeakSet()

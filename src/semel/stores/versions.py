@@ -36,7 +36,7 @@ class Versions:
     dialect: Dialect
 
     def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
-        """Decide on a record that is there, and write what that grants; no verdict where it was forgotten meanwhile.
+        """Decide on an existing record, and write the grant; no verdict if it was deleted meanwhile.
 
         Parameters: ``here``: in a transaction that is open already, and holds the row's lock.
         """
@@ -72,7 +72,7 @@ class Versions:
         return verdicts
 
     def rewrite_all(self, rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
-        """Write what each rule makes of its record; answers the ids of those that were written."""
+        """Apply each rule to its record; returns the ids of the written ones."""
         done: set[bytes] = set()
         left = sorted(rules)
         while left:

@@ -62,7 +62,7 @@ class Bench:
         return seen
 
     def race(self, makes: Sequence[MakeFlow[T]]) -> list[T]:
-        """Perform flows at once: each in a thread of its own, or each in a task of its own."""
+        """Perform flows concurrently: each in its own thread or task."""
         driver: Any = self.backend.driver
         if self._runner is not None:
 

@@ -36,7 +36,7 @@ CASES: Final[Mapping[str, Case]] = {
 
 
 def run(name: str, make: MakeSubject, mode: Mode) -> None:
-    """Run one case on a new store; an AssertionError says what does not hold.
+    """Run one case on a new store; an AssertionError names the failure.
 
     Parameters: ``name`` of the case; ``make`` makes a new, empty subject on the given clock; ``mode`` sync
     or async: which half of the driver performs.

@@ -40,10 +40,10 @@ class World(Protocol):
     clock: SettableClock
 
     def do(self, make: MakeFlow[T]) -> T:
-        """Perform a whole flow at once: for what comes before and after the programs."""
+        """Perform a whole flow at once, before or after the programs."""
 
     def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
-        """One step of a flow that stands at ``needed``; returns where it stands then, or raises StopIteration."""
+        """Take one step of a flow from ``needed``; returns its new position, or raises StopIteration."""
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -147,7 +147,7 @@ def _empty(connection: sqlite3.Connection) -> None:
 
 @cache
 def _emptying() -> list[tuple[str, list[Any]]]:
-    """The statements that bring a store back to what it was when it was new, with the rows that they insert."""
+    """The statements that reset a store to its new state, with the rows that they insert."""
     statements: list[tuple[str, list[Any]]] = []
     connection = _connect()
     for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -197,7 +197,7 @@ class _Actor:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One interleaving: who moved when, what each program returned, and the world afterwards."""
+    """One interleaving: the order of moves, each program's result, and the final state."""
 
     schedule: tuple[int, ...]
     results: tuple[Any, ...]

@@ -35,7 +35,7 @@ Verb = Callable[[Store, Grant], MakeFlow[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Where the record stands when the verbs begin: what was done to it, under which policy."""
+    """The state of the record before the verbs, and its policy."""
 
     name: str
     policy: Policy
@@ -188,14 +188,14 @@ TRIPLE_SITUATIONS: Final = ("running", "lapsed EXTERNAL", "lapsed IDEMPOTENT", "
 
 @dataclass(slots=True)
 class Counted:
-    """How much was checked."""
+    """The number of checked orders."""
 
     cases: int = 0
     interleavings: int = 0
 
 
 class NotAtomic(AssertionError):
-    """An order of steps gave what no order of whole verbs gives."""
+    """An order of steps gave a result that no order of whole verbs gives."""
 
 
 def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
@@ -206,7 +206,7 @@ def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
 
 
 def triples() -> Iterator[tuple[Situation, tuple[str, ...]]]:
-    """Three of the writing verbs at once, in the situations in which they meet."""
+    """Three of the writing verbs at once, in the situations in which they interact."""
     for situation in SITUATIONS:
         if situation.name in TRIPLE_SITUATIONS:
             for names in combinations(TRIPLES, 3):
@@ -251,7 +251,7 @@ def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
 
 
 def _state_text(replies: list[Any], held: Any) -> str:
-    """A text to compare. How many records a purge looked at says nothing about any of them."""
+    """A text to compare. The number of records that a purge read is left out."""
     said = [reply._replace(scanned=0) if isinstance(reply, Purged) else reply for reply in replies]
     return repr((said, held))
 
@@ -271,7 +271,7 @@ def _in_order(
     order: Sequence[int],
     passing: frozenset[int],
 ) -> tuple[list[Any], Any]:
-    """What whole verbs give in this order: their replies, each in its place, and what the store holds."""
+    """The results of whole verbs in this order: their replies and the final state of the store."""
     world = _prepare(make, situation, grant)
     try:
         replies: list[Any] = [MAY_PASS.get(name) for name in names]
@@ -296,7 +296,7 @@ def _prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> W
 
 
 def _first_grant(situation: Situation) -> Grant:
-    """What a first claim is granted in every world: their clocks start alike."""
+    """The grant of a first claim, equal in every world because all clocks start at the same time."""
     if situation.name not in _GRANTS:
         world = MemoryWorld()
         [verdict] = world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))

@@ -42,7 +42,7 @@ class AsyncmyLoop:
         self._lifo: AsyncLifo[Taken] = AsyncLifo(self._open, server.connections_max)
 
     def start(self, make: MakeFlow[T]) -> asyncio.Task[T]:
-        """Run a flow in a task of its own, which no cancelled caller cuts."""
+        """Run a flow in a separate task, which a cancelled caller does not interrupt."""
         task = asyncio.get_running_loop().create_task(self.run(make))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -87,7 +87,7 @@ class AsyncmyLoop:
         return await open_connection(asyncmy.Connection, self._server, deadline, client_flag=OWN)
 
     async def close_idle(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self._lifo.forget_idle():
             await close(connection)
 
@@ -96,7 +96,7 @@ class AsyncmyLoop:
         drop(self._lifo)
 
     async def close(self) -> None:
-        """Wait for what is on its way, then close what is idle."""
+        """Wait for running calls, then close idle connections."""
         while self.tasks:
             await asyncio.wait(set(self.tasks))
         await self.close_idle()
@@ -129,7 +129,7 @@ async def close(connection: Any) -> None:
 
 
 def drop(lifo: AsyncLifo[Taken]) -> None:
-    """Close what is idle on a loop that is over."""
+    """Close idle connections of a closed loop."""
     for connection, _ in lifo.forget_idle():
         transport, connection._transport = connection._transport, None
         if transport is not None:

@@ -73,7 +73,7 @@ def rights(held: Set[str], *, has_role: bool) -> Finding:
 
 
 def defaults(sql_mode: str, isolation: str) -> Finding:
-    """The finding on what the connections begin with that handlers write on.
+    """The finding on the default settings of the handlers' connections.
 
     >>> defaults("", "REPEATABLE-READ").level
     'note'

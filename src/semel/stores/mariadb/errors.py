@@ -73,7 +73,7 @@ class MariadbRefused(Exception):
 
 
 def parse_refusal(error: Exception) -> MariadbRefused | None:
-    """The server's own word in what a client library raised; None where the connection was lost under it.
+    """The server's error in a client library's exception; None if the connection was lost.
 
     Both libraries put the number first. Those from 2000 to 2999 are the client's, and so is 0.
     """
@@ -94,7 +94,7 @@ def is_elsewhere(error: MariadbRefused) -> bool:
 
 
 def store_error(error: MariadbRefused) -> StoreError | SchemaError:
-    """The error to raise for what the server answered to a statement."""
+    """The error for a server's error reply to a statement."""
     if error.code in _UNDECIDED:
         return StoreTimeout(f"MariaDB: the statement was interrupted ({_line(error.text)}): not known yet")
     if error.code == 1146:
@@ -128,7 +128,7 @@ def cannot_connect(error: Exception) -> StoreUnavailable:
 
 
 def another_server(version: str) -> ConfigurationError:
-    """The error to raise for a server that lacks what every claim needs."""
+    """The error for a server without a feature that every claim needs."""
     return ConfigurationError(
         f"this server is {_line(version)}; Semel needs MariaDB 10.6 or newer (INSERT … RETURNING and SKIP LOCKED, "
         "the first of which MySQL does not have)"

@@ -53,7 +53,7 @@ class MariadbHome:
         self._known: weakref.WeakKeyDictionary[Any, Greeting] = weakref.WeakKeyDictionary()
 
     def greeting(self, raw: Any) -> Greeting | None:
-        """What was told on this connection, if it was admitted before."""
+        """The server info of a connection that was admitted before."""
         return self._known.get(raw)
 
     @property
@@ -131,7 +131,7 @@ class JoinedMariadb(_Joined):
         return bool(self._raw.open) and _perform(self._raw, self._transaction.settle(needed))
 
     def rollback(self) -> None:
-        """End what the join itself began and in which nothing was written: the claim met a verdict."""
+        """End a transaction that the join began and wrote nothing in, because the claim was refused."""
         if self._began and self._raw.open:
             _perform(self._raw, _roll_back())
 

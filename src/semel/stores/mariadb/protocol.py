@@ -38,7 +38,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class MariadbServer:
-    """Where a MariaDB store is, and how it is talked to.
+    """The address and options of a MariaDB store's server.
 
     Parameters: ``host``, ``port`` or ``socket`` (a path); ``user``, ``password`` (never shown), ``database``; ``tls`` a
     context, None without; ``connections_max`` per process (and per event loop); ``patience_seconds`` how long a call
@@ -73,7 +73,7 @@ class MariadbServer:
         return options if self.tls is None else {**options, "ssl": self.tls}
 
     def session(self) -> str:
-        """What Semel's own connections are set to, whatever the server's defaults."""
+        """The session settings of Semel's own connections, whatever the server's defaults."""
         return (
             "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
@@ -82,7 +82,7 @@ class MariadbServer:
 
 
 class Greeting(NamedTuple):
-    """What a server says of itself, and of a connection, when that opens."""
+    """A server's info, read when a connection opens."""
 
     packet_max: int
     rolls_back_on_timeout: bool

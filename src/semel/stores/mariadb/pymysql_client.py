@@ -81,7 +81,7 @@ class PymysqlThreads:
         return open_connection(pymysql.connect, self._server, deadline, client_flag=OWN)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self._lifo.forget_idle():
             close(connection)
 
@@ -120,7 +120,7 @@ def is_sound(error: BaseException) -> bool:
 
 
 def wait_for(connection: Any, seconds: float | None) -> None:
-    """How long each answer is waited for from now on; None for as long as it takes."""
+    """Set the timeout of each answer from now on; None for no timeout."""
     connection._read_timeout = connection._write_timeout = seconds  # PyMySQL 1.1: read before each use of the socket
 
 

@@ -22,7 +22,7 @@ class SeveralStatements(Ask[list[Any]]):
 
 
 class SettleAnd(Execute):
-    """A settlement inside an ATOMIC unit, and what is written behind it if it stands."""
+    """A settlement inside an ATOMIC unit, and the rows to write after it if it succeeds."""
 
     __slots__ = ("also",)
 

@@ -16,7 +16,7 @@ SYNC_WAIT: Final = 7  # reads, UPDATE and DELETE, INSERT: each of Semel's statem
 
 
 def observe() -> Flow[list[Observed]]:
-    """What the server says of itself."""
+    """Read the server's settings."""
     rows = yield from ask(Query(SQL["read_settings"], {}))
     return list(judge({str(name).lower(): str(value) for name, value in rows}))
 

@@ -44,7 +44,7 @@ _ROOMS: Final[Mapping[str, str]] = {
 
 
 class Dialect(Protocol):
-    """How one database is spoken to."""
+    """The dialect of one database."""
 
     @property
     def name(self) -> str:
@@ -63,16 +63,16 @@ class Dialect(Protocol):
         """
 
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
-        """How many rows a writing statement has changed. On PostgreSQL it ends with ``RETURNING 1``."""
+        """The number of rows that a writing statement changed. On PostgreSQL it ends with ``RETURNING 1``."""
 
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
-        """The same statement for many rows, in one round trip where the database can; the sum of what it changed.
+        """The same statement for many rows, in one round trip if the database can; returns the number of changed rows.
 
         On PostgreSQL every parameter but ``:now`` is the array of a column, and the statement unnests them.
         """
 
     def together(self) -> Flow[None]:
-        """What follows in this flow is committed as one."""
+        """Commit the rest of this flow as one."""
 
 
 class Sqlite:
@@ -190,7 +190,7 @@ MARIADB: Final = Mariadb()
 
 
 def dialect_of(store: Any, noun: str) -> Dialect:
-    """How a store's database is spoken to.
+    """The dialect of a store's database.
 
     Parameters: ``store`` any store; ``noun`` what it is needed for, such as ``"steps"``.
 

@@ -30,7 +30,7 @@ SEQ_MAX: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class Horizon:
-    """Where one process's reaper has come to: behind ``after``, only ``open`` records may still be open."""
+    """The position of one process's reaper: before ``after``, only ``open`` records may still be open."""
 
     after: int | None = None
     open: dict[bytes, int] = field(default_factory=dict)  # record id -> seq
@@ -108,7 +108,7 @@ class Walk:
 
 
 def count_states(statement: Statement) -> Flow[dict[int, int]]:
-    """How many records stand in each state, a page in order of creation at a time.
+    """Count the records in each state, reading pages in order of creation.
 
     All in one statement would take longer than a call may, once there are some millions. Parameters: ``statement``
     answers state, count and the last place for each state of the page after ``:after``.

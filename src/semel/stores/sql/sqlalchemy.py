@@ -146,7 +146,7 @@ class JoinedSession:
             raise ConfigurationError(_SECOND.format(name=self._name))
 
     def leave(self) -> None:
-        """Undo what was not committed, and give the session back to its own engine."""
+        """Roll back uncommitted changes, and return the session to its own engine."""
         _joined.set(self._outer)
         try:
             if self._session.in_transaction():
@@ -284,7 +284,7 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def postgres_server(connection: Any) -> tuple[Any, ...]:
-    """What tells the server and database of a psycopg connection from others."""
+    """The identity of a psycopg connection's server and database."""
     info = connection.info
     return info.host, info.port, info.dbname, info.server_version
 

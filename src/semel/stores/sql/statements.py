@@ -91,7 +91,7 @@ class Script(Ask[None]):
 
 
 class Together(Ask[None]):
-    """What this flow asks from here on is one transaction. A driver that makes every flow one ignores it."""
+    """Run the rest of this flow as one transaction. A driver that makes every flow one ignores it."""
 
     __slots__ = ()
 

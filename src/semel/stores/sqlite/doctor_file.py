@@ -24,7 +24,7 @@ _ELSEWHERE: Final = "put the file on a local disk of the host (in a container: a
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file lies: the mount's place, its file system's type, and its options."""
+    """The mount of a file: its path, file system type and options."""
 
     place: str
     kind: str

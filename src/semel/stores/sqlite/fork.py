@@ -27,7 +27,7 @@ class Forking(Protocol):
     path: str
 
     def before_fork(self) -> bool:
-        """Close what is idle and hold still; whether that was all."""
+        """Close idle connections and pause; returns whether none was in use."""
 
     def after_fork(self) -> None:
         """In the parent: go on."""

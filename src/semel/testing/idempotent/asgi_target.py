@@ -143,7 +143,7 @@ class _Exchange:
 
 
 class _Lifespan:
-    """The application's lifespan, in a task of its own."""
+    """The application's lifespan, in a separate task."""
 
     def __init__(self, app: Any, state: dict[str, Any]) -> None:
         self._app = app

@@ -19,7 +19,7 @@ METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent once: over HTTP a method, a target, headers and a body; to a function its arguments.
+    """One request: over HTTP a method, a target, headers and a body; for a function its arguments.
 
     >>> Request("POST", "/payments", body=b"{}").text()
     'POST /payments'
@@ -179,14 +179,14 @@ def _type(value: Any) -> dict[str, str]:
 
 
 def _of(given: Any, number: int) -> Any:
-    """A payload, or what the function makes that was given in its place."""
+    """A payload, or the result of the function that was given in its place."""
     if not callable(given):
         return given
     return given(number) if inspect.signature(given).parameters else given()
 
 
 def alter(value: Any, members: tuple[str, ...] = ()) -> Any:
-    """A JSON value of the same shape that says something else, in the first of ``members`` where they are given.
+    """Change a JSON value but keep its shape, in the first of ``members`` if they are given.
 
     >>> alter({"amount": 1250, "currency": "EUR"}), alter(["a"]), alter(True), alter({})
     ({'amount': 1251, 'currency': 'EUR'}, ['a2'], False, {'another': 1})

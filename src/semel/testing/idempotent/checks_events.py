@@ -165,8 +165,7 @@ async def _takeover(probe: Probe, log: EventLog, usual: list[Told]) -> None:
 def _judge(
     probe: Probe, sent: str, told: Sequence[Told], usual: Sequence[Told], *, done: bool, ran_again: bool
 ) -> bool:
-    """Whether one command has told what one command tells. ``ran_again``: its handler may have run more than once, so
-    that what it publishes itself may come again, under the same ids."""
+    """Whether a command published the events of one command. ``ran_again``: its handler may have run more than once."""
     due = len({each.id for each in usual})
     ids = {each.id for each in told}
     came = f"{_count_text(len(told))}, where one command tells {_count_text(due)}"
@@ -212,7 +211,7 @@ def _judge(
 
 
 def _same_runs(probe: Probe, sent: str, permits: Sequence[Permit], told: Sequence[Told], *, done: bool) -> bool:
-    """Whether the first run was about to tell what was told in its place."""
+    """Whether the first run would have published the same events."""
     if not done or not permits or permits[0].emission is None:
         return True
     first = [as_told(event) for event in permits[0].emission.events.values()]

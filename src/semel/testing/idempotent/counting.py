@@ -70,7 +70,7 @@ class Spy:
 
     @property
     def count(self) -> int:
-        """How often it was called."""
+        """The number of calls."""
         return len(self.calls)
 
 

@@ -52,7 +52,7 @@ class EventLog:
         return [told for engine in self._engines.values() for told in await _read(engine)]
 
     async def since(self, before: Sequence[Told]) -> list[Told]:
-        """What was told since."""
+        """The events published since."""
         left = Counter(before)
         new: list[Told] = []
         for each in await self.told():
@@ -107,6 +107,6 @@ def as_told(thing: Any) -> Told:
 
 
 def _digest(payload: Any) -> str:
-    """What tells two payloads apart: of bytes themselves, of other values as sorted JSON."""
+    """A digest that distinguishes payloads: of bytes themselves, of other values as sorted JSON."""
     raw = payload if isinstance(payload, bytes) else json.dumps(payload, sort_keys=True, default=repr).encode()
     return hashlib.sha256(raw).hexdigest()

@@ -111,7 +111,7 @@ class FunctionTarget:
 
 
 def reply_of(returned: Any) -> Reply:
-    """What a call returned, as a reply."""
+    """A call's result as a reply."""
     if isinstance(returned, Result):
         return Reply(returned.answer.status, body=returned.answer.body, replay=returned.replayed)
     if isinstance(returned, BulkResult):

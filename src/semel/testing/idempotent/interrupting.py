@@ -25,7 +25,7 @@ from semel.testing.faults import Crash
 
 
 class Moment(Enum):
-    """When the run dies."""
+    """The moment at which the run dies."""
 
     BETWEEN_CHUNKS = "when some items were finished, before the next ones"
     AFTER_HANDLERS = "after the handlers of some items, before their outcomes were stored"
@@ -99,7 +99,7 @@ class _WatchedRun(BulkRun):
         self._witness.handed |= places
 
     def _count_finished(self) -> set[int]:
-        """Inside, what its last commit has counted; outside, what was handed out by an earlier ask."""
+        """Inside, the count at its last commit; outside, the items handed out by an earlier request."""
         return {place for place in self._handed if not self.inside or place < self.tally.done}
 
     def _die(self) -> None:

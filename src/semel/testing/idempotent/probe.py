@@ -40,7 +40,7 @@ _AUTHENTICATE: Final = "give the headers of a caller that may do this: headers={
 
 
 class Attempted:
-    """One command under one key: how often its effect happened so far, and what came."""
+    """One command under one key: the number of its effects so far, and its replies."""
 
     def __init__(self, probe: Probe, key: str, number: int, before: int) -> None:
         self._probe = probe
@@ -56,7 +56,7 @@ class Attempted:
         return self._probe.case.first(self.number)
 
     async def send(self, request: Request | None = None, fate: Fate = Fate.ANSWERED) -> Reply:
-        """One attempt; ``last`` says how often the effect happened meanwhile, ``grown`` how often in all."""
+        """Send one attempt; ``last`` counts its effects, ``grown`` all effects so far."""
         probe = self._probe
         reply = await probe.target.attempt(self.request if request is None else request, self.key, fate)
         await self.count()
@@ -127,14 +127,14 @@ class Probe:
         return Attempted(self, self.key(purpose), self._numbers, await read_count(self.case.effects))
 
     def find(self, check: str, sent: str, came: str, means: str, change: str) -> None:
-        """Note what is wrong. Where a plain retry fails already, that is the cause to name."""
+        """Record a finding. If a plain retry already fails, name that as the cause."""
         if self.cause and check in _CONSEQUENCES:
             told = next((each for each in self.findings if each.change == self.cause), None)
             change = self.cause if told is None else f"the cause is most likely that of: {title(told.check)}"
         self.findings.append(Finding(check, sent, came, means, change))
 
     def remark(self, text: str) -> None:
-        """Note what is worth knowing and not wrong, once."""
+        """Record a remark, once."""
         if text not in self.remarks:
             self.remarks.append(text)
 
@@ -217,7 +217,7 @@ class Probe:
                 )
 
     def _cause(self, retry: Reply, grown: int) -> str:
-        """Why a plain retry is not safe; empty where it is."""
+        """The reason that a plain retry is unsafe; empty if it is safe."""
         if retry.came is Came.KEY_REUSED:
             return (
                 "something changes the request between two attempts (a timestamp, a trace id, a new nonce in the "

@@ -27,7 +27,7 @@ _CODE_HEADER: Final = "semel-code"
 
 
 class Came(Enum):
-    """What an attempt came to."""
+    """The result of an attempt."""
 
     DONE = "it was done"
     MISSING_KEY = "refused: the key is missing"
@@ -76,7 +76,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], Came], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one attempt came to.
+    """The reply to one attempt.
 
     Parameters: ``status`` and ``headers`` of an HTTP answer (None and empty for calls); ``body`` its bytes, or the
     representation of what a call returned; ``error`` what was raised instead; ``replay`` whether the answer says of
@@ -101,7 +101,7 @@ class Reply:
 
     @property
     def came(self) -> Came:
-        """What it came to."""
+        """The result of the attempt."""
         if self.lost:
             return Came.LOST
         if self.error is not None:

@@ -40,7 +40,7 @@ class NotTried:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was seen of one target: what held, what did not, what was not tried, and remarks."""
+    """The observations about one target: passed checks, failures, skipped checks and remarks."""
 
     target: str
     request: str
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong (what was not tried is not counted)."""
+        """Whether no check failed (untried checks do not count)."""
         return not self.findings
 
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Report:
         return "\n".join(lines)
 
     def untried(self) -> str:
-        """What was not tried, and what to give so that it is; empty where everything was."""
+        """The untried checks, and the arguments that they need; empty if all were tried."""
         checks: dict[str, list[str]] = {}
         for each in self.not_tried:
             checks.setdefault(each.reason, []).append(each.check)
@@ -96,14 +96,14 @@ class NotIdempotent(AssertionError):
 
 
 class NotTriedWarning(UserWarning):
-    """The target is safe to retry as far as it was tried, and something was not tried; the text says what to give.
+    """The tested checks passed, but some were not tried; the text names the missing arguments.
 
     With ``filterwarnings = ["error::semel.testing.idempotent.NotTriedWarning"]`` it fails the test.
     """
 
 
 class CannotRun(AssertionError):
-    """The test itself cannot be run as it stands: ``reason`` says why, ``remedy`` what to change."""
+    """The test cannot run: ``reason`` explains why, ``remedy`` what to change."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"this cannot be tested: {reason}\n{_label_lines('remedy', remedy)}")

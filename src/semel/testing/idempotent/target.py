@@ -20,7 +20,7 @@ PARALLEL: Final = 8
 
 
 class Fate(Enum):
-    """What becomes of the answer."""
+    """The fate of the answer."""
 
     ANSWERED = "the answer arrives"
     LEAVES = "the client goes away before the answer"
@@ -39,7 +39,7 @@ class Target(Protocol):
 
     @property
     def found(self) -> Discovered | None:
-        """What is known of its operations."""
+        """The target's known operations."""
 
     async def open(self) -> None:
         """Start it; raises CannotRun with the remedy."""
@@ -88,7 +88,7 @@ def target_of(thing: Any, case: Case) -> Target:
 
 
 def name_of(thing: Any) -> str:
-    """What a report calls an application or a function."""
+    """A report's name for an application or function."""
     title = getattr(thing, "title", None)
     if isinstance(title, str) and title and title != "FastAPI":
         return title

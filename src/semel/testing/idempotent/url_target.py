@@ -50,7 +50,7 @@ class UrlTarget:
         self._threads.close()
 
     async def attempt(self, request: Request, key: str | None, fate: Fate) -> Reply:
-        """Send one request on a connection of its own."""
+        """Send one request on a new connection."""
         return await self._threads.run(lambda: self._send(request, key, fate))
 
     def _send(self, request: Request, key: str | None, fate: Fate) -> Reply:

@@ -15,7 +15,7 @@ from semel.testing.idempotent.threads import Threads
 
 
 class WsgiTarget:
-    """A WSGI application, such as a Flask application or what stands around it.
+    """A WSGI application, such as a Flask application or one wrapped in middlewares.
 
     Parameters: as :class:`~semel.testing.idempotent.asgi_target.AsgiTarget`. The application opens its own engine.
     """

@@ -121,7 +121,7 @@ def _check(app: Any, cases: Sequence[Case]) -> None:
 
 
 def why(name: str) -> str:
-    """Why a test is required.
+    """The reason that a test is required.
 
     >>> why("missing_key_refused")[:59]
     'A client that forgets its key is not protected, and nobody '
