@@ -86,9 +86,7 @@ def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: C
     assert "interrupted: no process runs it; send it again" in said(capsys, "monday", "--url", url)[1]
 
 
-def test_what_may_be_tried_again_comes_out_of_the_same_list(
-    url: str, operation: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_retryable_items_come_from_the_original_list(url: str, operation: str, tmp_path: Path, capsys: Capture) -> None:
     whole, other = tmp_path / "list.jsonl", tmp_path / "other.jsonl"
     whole.write_text("".join(json.dumps(case) + "\n" for case in CASES))
     other.write_text("".join(json.dumps(case) + "\n" for case in CASES[::-1]))

@@ -118,7 +118,7 @@ def test_an_interrupted_list_goes_on_whatever_the_limits_are_by_now(make_fellow:
 
 
 @pytest.mark.parametrize("items", ["text", {"a": 1}, b"[]", 7])
-def test_what_is_no_list_is_told_so(make_fellow: Make, items: Any) -> None:
+def test_a_value_that_is_not_a_list_is_refused(make_fellow: Make, items: Any) -> None:
     with pytest.raises(PolicyError, match="items must be an iterable"):
         make_fellow().run(items, nothing)
 
@@ -176,7 +176,7 @@ def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(
     on_loop.close()
 
 
-def test_what_may_be_tried_again_is_the_list_of_a_new_bulk(make_fellow: Make) -> None:
+def test_retryable_items_form_the_list_of_a_new_bulk(make_fellow: Make) -> None:
     async def some(item: BulkItem) -> None:
         if item.value["n"] % 3 == 0:
             raise OSError("the disk is full")

@@ -73,7 +73,7 @@ def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in said
 
 
-def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = document(capsys, f"{SHOP}:app")
     assert level_of(found, "payments.create", "gateway retries") == ("open", "cannot be seen from here")
     assert "nothing seals or shortens them" in level_of(found, "payments.create", "sensitive answers")[1]

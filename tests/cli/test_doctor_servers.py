@@ -238,7 +238,7 @@ def test_redis(capsys: Capture) -> None:
     assert "with this host's within 0." in found["clock"]["detail"]
 
 
-def test_what_is_short_is_said() -> None:
+def test_what_is_short_is_reported() -> None:
     assert look_at_connections(89, 100).level == "ok"
     assert look_at_connections(90, 100).level == "warning"
     assert room(1 << 30, 1_000_000, 900_000).level == "ok"
@@ -250,7 +250,7 @@ def test_what_is_short_is_said() -> None:
     assert judge_rights([("semel_audit", "SELECT")]).level == "warning"
 
 
-def test_clocks_that_disagree_are_said_with_their_distance() -> None:
+def test_clocks_that_disagree_are_reported_with_their_distance() -> None:
     assert clock_offset(10_000_000, 13_000_000, 10_100_000).detail.startswith(
         "store and host are 3 s apart (the store is ahead)"
     )

@@ -287,7 +287,7 @@ def test_another_record_in_its_place_is_not_touched(first: str, places: dict[str
         assert row(engine, "made") == before
 
 
-def test_a_source_that_is_written_to_is_told(
+def test_a_source_that_is_written_to_is_reported(
     first: str, places: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Mover.move

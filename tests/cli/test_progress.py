@@ -36,7 +36,7 @@ def shown(stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, a
     return stream.getvalue()
 
 
-def test_nobody_is_told_who_did_not_ask() -> None:
+def test_progress_is_printed_only_on_request() -> None:
     assert shown(StringIO(), (1, 2), (), asked=False, total=9) == ""
 
 

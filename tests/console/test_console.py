@@ -313,7 +313,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     assert calls == ["charge", "mail"]
 
 
-def test_of_two_operators_who_end_a_command_the_second_is_told(store: Engine) -> None:
+def test_of_two_operators_who_end_a_command_the_second_is_reported(store: Engine) -> None:
     id, _ = between_steps(store, "k", [])
     olga, igor = console(store, "olga"), console(store, "igor")
     said = {f"step:{EVIL}": "happened", "confirmed": "yes"}
@@ -598,7 +598,7 @@ def test_a_form_that_is_too_long_is_refused(store: Engine) -> None:
     assert console(store).post("/settle", data={f"f{n}": "x" for n in range(400)}).status_code == 400
 
 
-def test_a_store_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_reported_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "semel.db"
     engine = Engine.connect(f"sqlite:///{path}")
     client = console(engine)

@@ -70,14 +70,14 @@ def test_of_mariadb(code: int, meant: type[SemelError]) -> None:
 @pytest.mark.parametrize(
     "error", [(2006, "gone away"), (2013, "lost"), (2014, "out of sync"), (0, ""), ("closed",), ()]
 )
-def test_what_mariadbs_libraries_say_themselves_is_no_word_of_the_server(error: tuple[object, ...]) -> None:
+def test_errors_of_mariadbs_libraries_are_not_server_errors(error: tuple[object, ...]) -> None:
     assert mariadb_errors.parse_refusal(pymysql.OperationalError(*error)) is None
 
 
 @pytest.mark.parametrize(
     "error", [psycopg.OperationalError("server closed the connection"), psycopg.InterfaceError("closed")]
 )
-def test_what_psycopg_says_itself(error: psycopg.Error) -> None:
+def test_psycopgs_own_errors_are_mapped(error: psycopg.Error) -> None:
     assert type(psycopg_driver.to_error(error)) is UNDECIDED
     assert psycopg_driver.is_stale(error)
     assert not psycopg_driver.is_stale(psycopg_patience.Overdue("no answer"))  # a server that hangs: no second one
@@ -96,7 +96,7 @@ def test_what_psycopg_says_itself(error: psycopg.Error) -> None:
         (asyncpg.DataError("no integer"), StatementRefused),
     ],
 )
-def test_what_asyncpg_raises(error: BaseException, meant: type[SemelError]) -> None:
+def test_asyncpgs_errors_are_mapped(error: BaseException, meant: type[SemelError]) -> None:
     assert type(asyncpg_driver.to_error(error)) is meant
 
 

@@ -217,7 +217,7 @@ def test_a_thread_that_comes_meanwhile_waits_for_it() -> None:
     assert taken == [1]
 
 
-def test_one_that_is_interrupted_is_somebody_elses_next() -> None:
+def test_an_interrupted_first_look_passes_to_the_next_caller() -> None:
     """Ctrl-C belongs to its thread alone: who waits for that look takes one of its own."""
     core = Core(None, None, 1, 1)
     begun, go = Event(), Event()

@@ -118,9 +118,7 @@ def test_atomic_is_refused_where_it_is_declared(declares: Declares, store: str) 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_atomic_command_that_nobody_declared_is_refused_before_its_handler(
-    in_memory: bool, mode: Mode, url: str
-) -> None:
+def test_an_undeclared_atomic_command_is_refused_before_its_handler(in_memory: bool, mode: Mode, url: str) -> None:
     with closing(Shell(mode, connect_backend("memory://" if in_memory else url))) as shell:
         shell.open()
         with pytest.raises(ConfigurationError, match=ATOMIC):
@@ -205,7 +203,7 @@ def test_a_function_does_not_start_there(url: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_command_that_nobody_declared_is_refused_before_its_handler(url: str, mode: Mode) -> None:
+def test_an_undeclared_command_is_refused_before_its_handler(url: str, mode: Mode) -> None:
     with closing(Shell(mode, connect_backend(url))) as shell:
         shell.open()
         with pytest.raises(ConfigurationError, match=FORGETS):

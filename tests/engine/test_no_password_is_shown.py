@@ -27,7 +27,7 @@ def test_it_is_in_no_representation(url: str) -> None:
 
 @pytest.mark.parametrize("password", ["ge@heim", "ge@@heim", "ge%zzheim", "geheim%", "ge/@heim"])
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
-def test_a_password_that_was_not_encoded_is_told_and_not_quoted(scheme: str, password: str) -> None:
+def test_an_unencoded_password_is_reported_and_not_quoted(scheme: str, password: str) -> None:
     url = f"{scheme}://app:{password}@127.0.0.1:1/shop"
     with pytest.raises(UrlError) as told:
         connect_backend(url)

@@ -542,7 +542,7 @@ def test_a_result_that_is_another_than_declared(
         (HandlerRefused("db1.internal says no"), True, "Nothing was done."),
     ],
 )
-def test_a_store_that_fails_is_told_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
+def test_a_store_that_fails_is_reported_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
     why = RefusedCall.of(error, maybe_done=maybe_done)
 
     assert why is not None

@@ -95,7 +95,7 @@ def test_the_first_caller_gets_what_went_through_the_store(stage: Stage) -> None
     assert first is not shared
 
 
-def test_a_result_that_cannot_be_kept_is_told_at_once_and_nothing_runs_again(stage: Stage) -> None:
+def test_a_result_that_cannot_be_kept_is_reported_at_once_and_nothing_runs_again(stage: Stage) -> None:
     ran: list[Any] = []
 
     def charge(order: str) -> Any:
@@ -219,7 +219,7 @@ def test_any_other_exception_is_unknown_to_those_who_ask_later(stage: Stage) -> 
         once("A")
 
 
-def test_an_exception_that_cannot_be_kept_is_told_at_once(stage: Stage) -> None:
+def test_an_exception_that_cannot_be_kept_is_reported_at_once(stage: Stage) -> None:
     def charge(order: str) -> str:
         error = Declined("x")
         error.response = Plain()  # type: ignore[attr-defined]

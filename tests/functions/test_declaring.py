@@ -80,7 +80,7 @@ def declare(function: Any, engine: Any = ENGINE, name: str = "refused", **settin
     ],
     ids=lambda each: each[:20] if isinstance(each, str) else "",
 )
-def test_what_is_no_call_is_refused(function: Any, says: str) -> None:
+def test_an_invalid_call_is_refused(function: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         declare(function, key="order")
 

@@ -137,7 +137,7 @@ def test_the_command_writes_what_the_application_declares(
         (["--upstream", "a:80", "--force"], "give --output FILE"),
     ],
 )
-def test_what_cannot_be_used_is_named(
+def test_an_unusable_argument_is_named(
     options: list[str], says: str, application: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["gateway", application, "--for", "nginx", *options]) == 2

@@ -107,7 +107,7 @@ def test_a_key_of_the_callers_own_stays(send: Send) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.INTERNAL, Code.UNKNOWN, Code.RESOURCE_EXHAUSTED])
-def test_what_a_retry_does_not_help_is_not_sent_again(send: Send, code: Code) -> None:
+def test_a_call_that_a_retry_cannot_help_is_not_sent_again(send: Send, code: Code) -> None:
     ended, server = send(code)
     assert (ended, len(server.keys)) == (code, 1)
 

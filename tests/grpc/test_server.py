@@ -100,7 +100,7 @@ def test_two_keys_in_one_call_are_refused(serve: Serve) -> None:
     assert (call.code(), service.seen) == (Code.INVALID_ARGUMENT, [])
 
 
-def test_a_call_of_nobody_does_nothing(serve: Serve) -> None:
+def test_a_call_without_a_caller_does_nothing(serve: Serve) -> None:
     service = serve()
     call = service.send(account=None)
     assert (call.code(), reason(call)[0], service.seen) == (
@@ -283,7 +283,7 @@ def test_a_forgotten_answer_is_sent_once(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("made", [None, "no message"])
-def test_what_is_no_response_leaves_a_doubt_and_is_not_done_again(serve: Serve, made: Any) -> None:
+def test_an_invalid_response_leaves_a_doubt_and_is_not_repeated(serve: Serve, made: Any) -> None:
     """The method ran: what it returns cannot be sent, and whether it had its effect is not known."""
     service = serve(lambda request, context: made)
     assert service.send().code() is Code.UNKNOWN
@@ -417,7 +417,7 @@ def test_a_wrong_declaration_is_refused_at_once(operations: Any, said: str) -> N
         )
 
 
-def test_who_calls_must_be_said() -> None:
+def test_a_caller_function_is_required() -> None:
     with pytest.raises(ConfigurationError, match="caller= is missing"):
         SemelInterceptor(Engine.connect("memory://"), operations={METHOD: Policy()})
 
@@ -450,7 +450,7 @@ def test_metadata_of_grpcs_own_cannot_be_named() -> None:
         Rpc(policy=Policy(replay_headers=frozenset({"grpc-status"})))
 
 
-def test_a_commit_that_was_not_confirmed_is_not_told_as_nothing_done() -> None:
+def test_an_unconfirmed_commit_is_not_reported_as_nothing_done() -> None:
     before, after = (refuse(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
 
     assert before is not None

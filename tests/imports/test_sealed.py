@@ -164,7 +164,7 @@ def double(path: Path, home: Home) -> None:
 
 
 @pytest.mark.parametrize("spoil", [flip, swap, cut, shorten, make_plain, double])
-def test_a_sealed_file_that_was_changed_is_never_booked_and_mended_by_whoever_sends_it_again(
+def test_a_changed_sealed_file_is_never_booked_and_repaired_by_the_next_upload(
     here: Place, tmp_path: Path, spoil: Callable[[Path, Home], None]
 ) -> None:
     sealed_by(here, {"2026": NEW})

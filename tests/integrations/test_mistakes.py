@@ -123,7 +123,7 @@ def test_a_command_without_a_key_or_with_half_a_fingerprint_is_refused(key: str,
         Command(SCOPE, key, fingerprint, "v1", Policy())
 
 
-def test_a_handler_that_returns_no_answer_is_told_and_its_command_settled() -> None:
+def test_a_handler_that_returns_no_answer_is_reported_and_its_command_settled() -> None:
     command = Command(SCOPE, "k", bytes(32), "v1", Policy())
 
     def handler(permit: Permit) -> Any:

@@ -43,7 +43,7 @@ def test_a_text_is_written_in_the_connections_encoding(conninfo: str) -> None:
         assert execute(connection, (b"SELECT $1::text, octet_length($1::text)", ("ä",))) == [("ä", 2)]
 
 
-def test_the_first_refusal_is_told_and_nothing_behind_it_is_done(connection: psycopg.Connection[Any]) -> None:
+def test_the_first_refusal_is_raised_and_later_statements_do_not_run(connection: psycopg.Connection[Any]) -> None:
     execute(connection, (b"BEGIN", None), (ECHO, VALUES))
     with pytest.raises(psycopg.errors.DivisionByZero):
         execute(connection, (b"SELECT 1 / $1::integer", (0,)), (b"COMMIT", None))
@@ -52,7 +52,7 @@ def test_the_first_refusal_is_told_and_nothing_behind_it_is_done(connection: psy
     assert execute(connection, (ECHO, VALUES)) == [VALUES]
 
 
-def test_names_that_somebody_dropped_are_forgotten_and_none_is_used_twice(
+def test_dropped_prepared_names_are_forgotten_and_never_reused(
     connection: psycopg.Connection[Any],
 ) -> None:
     execute(connection, (ECHO, VALUES))

@@ -218,7 +218,7 @@ def test_a_body_is_read_by_its_media_type(media_type: str, json: bool, form: boo
     assert alike(media_type, part % b"Content-Disposition", part % b"content-disposition") is multipart
 
 
-def test_every_way_to_read_a_body_is_told_apart() -> None:
+def test_every_way_to_read_a_body_is_distinguished() -> None:
     """The same bytes under two ways are two requests; what cannot be parsed is taken as it came."""
     ways = ["application/json", "application/x-www-form-urlencoded", "text/plain", "no media type"]
     digests = {Fingerprinter(Recipe()).digest(facts(f'{way}; pad="{LONG}"'), b"7") for way in ways}

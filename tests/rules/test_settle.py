@@ -125,7 +125,7 @@ def test_a_lease_given_back_is_over_for_its_holder() -> None:
 
 
 @pytest.mark.parametrize(("state", "doubt"), list(itertools.product(State, ["lapsed", "error", None])))
-def test_who_may_renew(state: State, doubt: str | None) -> None:
+def test_only_the_current_holder_may_renew(state: State, doubt: str | None) -> None:
     """The holder of an open record, lapsed or not, and of one that is UNKNOWN by lapse alone."""
     grant, row = grant_and_row()
     row = row._replace(state=state, doubt=doubt)
@@ -171,7 +171,7 @@ def test_a_mark_is_for_open_records(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_an_abandonment_is_for_claims_that_nobody_settled(state: State) -> None:
+def test_only_an_unsettled_claim_is_abandoned(state: State) -> None:
     grant, row = grant_and_row()
     row = row._replace(state=state)
     written = abandon_row(row, grant.nonce, NOW)
@@ -186,7 +186,7 @@ def test_an_abandonment_is_for_claims_that_nobody_settled(state: State) -> None:
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("effects", Effects)
-def test_who_lapses(state: State, effects: Effects) -> None:
+def test_a_lapse_depends_on_state_and_lease(state: State, effects: Effects) -> None:
     _, row = grant_and_row()
     row = row._replace(state=state, effects=effects)
     assert lapse_row(row, row.lease_until - 1) is None
@@ -220,7 +220,7 @@ def test_an_idempotent_command_lapses_past_its_bounds(
 
 
 @pytest.mark.parametrize(("state", "lapsed", "forced"), list(itertools.product(State, [True, False], [True, False])))
-def test_what_an_operator_may_settle(state: State, lapsed: bool, forced: bool) -> None:
+def test_an_operator_settles_only_unknown_or_lapsed_records(state: State, lapsed: bool, forced: bool) -> None:
     """UNKNOWN, or PROCESSING and lapsed; before the deadline only by force."""
     grant, row = grant_and_row()
     row = row._replace(state=state)

@@ -27,7 +27,7 @@ class Given:
     "given",
     [Given(), Given(resumable=True, attempts_max=2), Given(attempts_max=1), Given(on_error="x", on_unprotected="x")],
 )
-def test_what_goes_together(given: Given) -> None:
+def test_valid_step_options_are_accepted(given: Given) -> None:
     check_steps(given, Effects.EXTERNAL)
 
 
@@ -78,13 +78,13 @@ def test_without_steps_anything_goes(effects: Effects) -> None:
         ),
     ],
 )
-def test_what_does_not_and_what_to_do(given: Given, effects: Effects, told: str) -> None:
+def test_invalid_step_options_are_refused_with_the_remedy(given: Given, effects: Effects, told: str) -> None:
     with pytest.raises(PolicyError) as refused:
         check_steps(given, effects)
     assert str(refused.value) == told
 
 
-def test_whose_request_is_kept() -> None:
+def test_only_a_resumable_operation_stores_its_request() -> None:
     resumable = Given(resumable=True)
     check_request(resumable, b"x" * REQUEST_BYTES_MAX, None)
     check_request(resumable, None, Resumed(b"", b"", b""))  # the record has it already
@@ -126,12 +126,12 @@ def test_a_request_is_sealed_where_there_is_a_sealer() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key", b"key", object(), {}])
-def test_what_is_no_sealer(wrong: Any) -> None:
+def test_an_invalid_sealer_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"sealer must be a Sealer, .* it is of type {type(wrong).__name__}$"):
         validate_sealer(wrong)
 
 
-def test_what_is_one() -> None:
+def test_a_valid_sealer_is_accepted() -> None:
     turning = Turning()
     assert validate_sealer(turning) is turning
     assert validate_sealer(None) is None

@@ -193,7 +193,7 @@ def test_a_state_is_named_or_none() -> None:
         (Find(operation="refund", lapsed=True), False),
     ],
 )
-def test_who_is_on_the_page(query: Find, belongs: bool) -> None:
+def test_a_page_has_the_matching_records(query: Find, belongs: bool) -> None:
     row = a_row()
     assert matches(row, query, row.lease_until) is belongs
 

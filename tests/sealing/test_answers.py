@@ -181,7 +181,7 @@ def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: P
 
 
 @pytest.mark.parametrize("kind", LOCAL, indirect=True)
-def test_the_status_is_sealed_too_and_a_seal_that_is_said_to_be_none_is_not_shown(place: Place) -> None:
+def test_the_status_is_sealed_too_and_a_seal_relabelled_as_plain_is_not_shown(place: Place) -> None:
     process = place.process()
     process.run(command("status", SEAL), pay)
     process.run(command("kind", SEAL), pay)

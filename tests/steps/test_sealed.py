@@ -121,7 +121,7 @@ def test_it_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], wor
         (None, SEALER, ConfigurationError, "opens_plain=True"),
     ],
 )
-def test_what_does_not_open_is_told_and_not_run(
+def test_what_does_not_open_is_reported_and_not_run(
     keeps: Any, opens: Any, error: type[Exception], said: str, world: World
 ) -> None:
     claim(world, sealer=keeps)
@@ -137,7 +137,7 @@ def test_what_does_not_open_is_told_and_not_run(
 
 
 @pytest.mark.parametrize("kind", SERVERS[:1])
-def test_requests_from_before_the_sealer_go_on_where_that_is_said(world: World) -> None:
+def test_requests_from_before_the_sealer_continue_where_allowed(world: World) -> None:
     claim(world)
     world.clock.advance(LEASE_US + 1)
     seen: list[bytes] = []
@@ -188,7 +188,7 @@ def test_keys_that_are_none_are_refused(keys: Any, said: str) -> None:
         Sealer(keys)
 
 
-def test_what_is_no_sealer_is_refused_at_once() -> None:
+def test_an_invalid_sealer_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"sealer must be a Sealer.*it is of type dict"):
         Engine.connect("memory://", sealer={"2026": NEW})  # type: ignore[arg-type]
 

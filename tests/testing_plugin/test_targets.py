@@ -251,7 +251,7 @@ def test_a_request_with_several_effects(memory: AsyncEngine, provider: Provider)
     assert any("grew the effect counter by 3; that counts as one effect" in remark for remark in report.remarks)
 
 
-def test_a_part_of_the_effect_outside_of_the_claim_is_told_as_counts(provider: Provider) -> None:
+def test_a_part_of_the_effect_outside_of_the_claim_is_reported_as_counts(provider: Provider) -> None:
     """The tutorial's own fault: a charge in a dependency, beside the one in the handler."""
     app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
 
