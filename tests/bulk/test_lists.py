@@ -42,7 +42,7 @@ WRONG = [
     ([b'{"clientItemId": %s}' % (b"1" * 5000)], "ITEM_MALFORMED", "item 0, clientItemId: it has 5000 characters"),
     ([{"clientItemId": "#1"}], "ITEM_MALFORMED", "it begins with '#'"),
     ([{"clientItemId": "a\x00"}], "ITEM_MALFORMED", "control character"),
-    ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not one JSON value"),
+    ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not a JSON value"),
     ([{}, object()], "ITEM_MALFORMED", "item 1: it cannot be written as JSON"),
     ([float("nan")], "ITEM_MALFORMED", "item 0: it cannot be written as JSON"),
     ([{"text": "x" * 200}], "ITEM_TOO_LARGE", "item 0: it has 211 bytes, more than 200"),

@@ -151,7 +151,7 @@ def test_a_bulks_records_tell_that_they_are_a_bulks_and_not_its_items_effects(se
     with shelf.engine() as engine:
         Bulk(engine, operation="cases", effects="atomic").run([{}], lambda item: None, key="k", caller="alice")
     [operation] = semel("config", "--json").document["operations"]
-    assert (operation["effects"], operation["level"][:42]) == ("BULK", "a list of items, each with an outcome of i")
+    assert (operation["effects"], operation["level"][:42]) == ("BULK", "a list of items, each with its own outcome")
     assert "effects" not in operation["settings"]
     assert operation["guarantees"][0]["holds"] == "not promised"
 

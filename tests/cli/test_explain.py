@@ -35,33 +35,33 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
     "running": (lambda shelf: shelf.abandoned("k"), "believed alive", Situation.PROCESSING_LIVE, "Wait", "ask again"),
     "lapsed": (
         lambda shelf: shelf.abandoned("k", ago_us=HOUR_US),
-        "ran out",
+        "expired",
         Situation.EXTERNAL_LAPSED,
         "semel settle",
         "finding out",
     ),
     "lapsed idempotent": (
         lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
-        "ran out",
+        "expired",
         Situation.IDEMPOTENT_LAPSED,
         "No action",
         "it runs",
     ),
-    "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "Nothing", "first answer"),
-    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "Nothing", "first answer"),
-    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "Nothing", "it runs"),
+    "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "No action", "first answer"),
+    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
+    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
     "expired": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60),
         "EXPIRED",
         Situation.EXPIRED,
-        "Nothing",
+        "No action",
         "your own reference",
     ),
     "expired, new": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60, after_expiry="new"),
         "EXPIRED",
         Situation.EXPIRED_NEW,
-        "Nothing",
+        "No action",
         "it runs",
     ),
     "unknown": (lambda shelf: shelf.unknown("k"), "ConnectionError", Situation.UNKNOWN, "semel settle", "finding out"),
@@ -100,7 +100,7 @@ def test_the_end_of_retention_is_shown(semel: Run, shelf: Shelf) -> None:
     kept = {key: semel("explain", key, "--json").document["story"]["kept"] for key in ("kept", "open", "over")}
     assert "is replayed until 20" in kept["kept"]
     assert "is new afterwards" in kept["kept"]
-    assert "never expires" in kept["open"]
+    assert "never expire" in kept["open"]
     assert "next purge" in kept["over"]
 
 

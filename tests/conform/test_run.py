@@ -187,9 +187,7 @@ async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Api, "_answer", paged)
     async with serving() as (url, case):
-        with pytest.raises(
-            CannotRun, match=r"has stopped growing during the checks; count in .effects. with something"
-        ):
+        with pytest.raises(CannotRun, match=r"has stopped growing during the checks; in .effects., use a count"):
             await conform(url, case, Selection("semel", only=["json"]))
 
 

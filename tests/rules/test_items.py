@@ -87,7 +87,7 @@ def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: N
     [
         (b"[" * 70 + b"]" * 70, None, "ITEM_TOO_LARGE", "nested"),
         (b"{", None, "ITEM_MALFORMED", "it is not a JSON value in UTF-8, or repeats a member"),
-        (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not one JSON value"),
+        (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not a JSON value"),
         (b'{"id":1.5}', "id", "ITEM_MALFORMED", "it is a float; it must be a text"),
         (b'{"id":false}', "id", "ITEM_MALFORMED", "it is a bool; it must be a text"),
         (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a unique name"),

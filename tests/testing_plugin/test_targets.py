@@ -266,7 +266,7 @@ def test_a_part_of_the_effect_outside_of_the_claim_is_reported_as_counts(provide
     assert "0.5 times" not in said
     [retry] = [each for each in report.findings if each.check == "same_key_and_payload_replays"]
     assert "the counter grew by 1 again; a normal request grows it by 2" in retry.came
-    assert "a part of the effect stands outside of what is protected" in retry.change
+    assert "a part of the effect is outside the protected handler" in retry.change
     assert any("the first request grew the effect counter by 2" in remark for remark in report.remarks)
 
 

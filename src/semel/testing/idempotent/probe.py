@@ -229,7 +229,7 @@ class Probe:
         if retry.replay:
             part = "the effect" if grown >= self.unit else "a part of the effect"
             return (
-                f"{part} stands outside of what is protected, before the claim: in a dependency, a middleware or a "
+                f"{part} is outside the protected handler, before the claim: in a dependency, a middleware or a "
                 "signal. Move it into the handler, below @semel.command"
             )
         if self.makes_keys:
