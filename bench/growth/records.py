@@ -20,8 +20,8 @@ from semel.core.identity import key_hash, record_id, uuid7_bytes
 from semel.core.model import AnswerKind, Claim, Record, State
 from semel.core.outcomes import Refused, Succeeded
 from semel.core.record import answer_digest, pack_headers
-from semel.core.settle import settled_row
-from semel.stores.memory.store import granted_row
+from semel.core.settle import settle_row
+from semel.stores.memory.store import grant_row
 
 OPERATION: Final = "POST /payments"
 RECIPE: Final = "growth"
@@ -102,7 +102,7 @@ def record(number: int, settled: int, bits: bytes, *, answer_dropped: bool) -> R
     grant = first_grant(claim, began)
     said = answer(number)
     outcome = Refused(said) if said.status == 422 else Succeeded(said)
-    _, row = settled_row(granted_row(None, claim, grant), settlement(grant, outcome), settled)
+    _, row = settle_row(grant_row(None, claim, grant), settlement(grant, outcome), settled)
     assert row is not None
     assert row.state in (State.SUCCEEDED, State.FAILED_REPLAYABLE)
     # What a purge leaves of an answer that is over.

@@ -7,7 +7,7 @@ from typing import Final
 from semel.core.decide import first_grant
 from semel.core.model import Claim, Record, Scope
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_000_000 * SECOND
@@ -22,4 +22,4 @@ def claim_of(policy: Policy, nonce: int = 1) -> Claim:
 def begun(policy: Policy) -> Record:
     """The record of that command while its handler runs."""
     claim = claim_of(policy)
-    return granted_row(None, claim, first_grant(claim, NOW))
+    return grant_row(None, claim, first_grant(claim, NOW))

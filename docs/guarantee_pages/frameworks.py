@@ -39,7 +39,7 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         f"{_BERRY}::test_a_retry_gets_the_first_result_under_another_selection_alias_and_spelling",
     ),
     Feature.BEFORE: (
-        f"{_GRPC}::test_a_call_of_nobody_does_nothing",
+        f"{_GRPC}::test_a_call_without_a_caller_does_nothing",
         f"{_BERRY}::test_permissions_come_before_the_claim_and_before_each_replay",
     ),
     Feature.DERIVED: (

@@ -51,7 +51,7 @@ INVARIANTS: Final = (
         "with steps continues, and never repeats a finished step, whatever is settled about the others.",
         (
             "tests/steps/test_did_not_happen.py::test_a_finished_charge_is_never_made_again",
-            "tests/crash/test_pause.py::test_an_external_holder_keeps_its_truth_until_somebody_else_settles",
+            "tests/crash/test_pause.py::test_an_external_holders_outcome_counts_until_an_operator_settles",
             "tests/crash/test_kill.py::test_kills",
             "a_lapsed_external_command_is_never_run_again",
         ),

@@ -6,12 +6,12 @@ from typing import Final
 
 from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import table
-from semel.admin.describe import shown_state
+from semel.admin.describe import state_label
 from semel.core.command_flow import settlement
-from semel.core.decide import TABLE, Situation, decide, first_grant, lapsed_situation
+from semel.core.decide import TABLE, Situation, classify_lapsed, decide, first_grant
 from semel.core.model import Answer, Effects, Settled, State
 from semel.core.outcomes import Outcome, Released, classify_answer, classify_exception
-from semel.core.settle import lapsed_row, settled_row
+from semel.core.settle import lapse_row, settle_row
 from semel.errors import NothingHappened
 from semel.policy import Policy
 
@@ -41,7 +41,7 @@ _STATUS: Final = {ENDS[0]: 201, ENDS[1]: 303, ENDS[2]: 409, ENDS[3]: 429, ENDS[4
 
 def _situation(found: Situation) -> str:
     """What the row is called: as operators read it."""
-    return shown_state(found.value)
+    return state_label(found.value)
 
 
 def ends() -> str:
@@ -80,10 +80,10 @@ def _after(policy: Policy, outcome: Outcome) -> str:
         return f"rolled back, no record → **{verdict}**"
     row = begun(policy)
     word = settlement(first_grant(claim_of(policy), NOW), outcome)
-    reply, after = settled_row(row, word, NOW)
+    reply, after = settle_row(row, word, NOW)
     assert isinstance(reply, Settled)
     assert after is not None
-    state = shown_state(State(after.state).name) if after.lease_until else "lease released"
+    state = state_label(State(after.state).name) if after.lease_until else "lease released"
     verdict = type(decide(after, claim_of(policy, 2), NOW + SECOND)).__name__
     return f"{state} → **{verdict}**"
 
@@ -92,7 +92,7 @@ def after_crash(policy: Policy) -> str:
     if policy.terms.effects is Effects.ATOMIC:
         return f"rolled back, no record → **{TABLE[Situation.NEVER_SEEN].verdict.__name__}**"
     row = begun(policy)
-    found = lapsed_situation(row, row.lease_until)
-    reaped = lapsed_row(row, row.lease_until)
-    state = "PROCESSING, lapsed" if reaped is None else shown_state(State(reaped.state).name)
+    found = classify_lapsed(row, row.lease_until)
+    reaped = lapse_row(row, row.lease_until)
+    state = "PROCESSING, lapsed" if reaped is None else state_label(State(reaped.state).name)
     return f"{state} → **{TABLE[found].verdict.__name__}**"

@@ -10,7 +10,7 @@ from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import HEADER, table
 from semel.core.decide import TABLE, situation
 from semel.core.model import AfterExpiry, AnswerKind, Effects, Record, Renewal, Resolution, Settled, Settlement, State
-from semel.core.settle import abandoned_row, lapsed_row, renewed_row, resolved_row, settled_row
+from semel.core.settle import abandon_row, lapse_row, renew_row, resolve_row, settle_row
 from semel.policy import Policy
 from semel.steps.rules import Step
 
@@ -50,15 +50,15 @@ def moves(row: Record, now: int) -> Iterator[tuple[str, str]]:
     if TABLE[situation(row, claim_of(Policy(), 2), now)].verdict.__name__ == "Proceed":
         yield "attempt", State.PROCESSING.name
     for state in State:
-        reply, after = settled_row(row, Settlement(row.id, row.fence, row.nonce, state), now)
+        reply, after = settle_row(row, Settlement(row.id, row.fence, row.nonce, state), now)
         if isinstance(reply, Settled) and after is not None and state not in (State.CLAIMED, row.state):
             yield "holder", State(after.state).name
     for who, found in (
-        ("reaper", lapsed_row(row, now)),
-        ("holder's renewal", renewed_row(row, Renewal(row.id, row.fence, row.nonce), now)),
-        ("claim given up", abandoned_row(row, row.nonce, now)),
-        ("operator: it happened", resolved_row(row, _resolution(row, happened=True), now)[1]),
-        ("operator: it did not", resolved_row(row, _resolution(row, happened=False), now)[1]),
+        ("reaper", lapse_row(row, now)),
+        ("holder's renewal", renew_row(row, Renewal(row.id, row.fence, row.nonce), now)),
+        ("claim given up", abandon_row(row, row.nonce, now)),
+        ("operator: it happened", resolve_row(row, _resolution(row, happened=True), now)[1]),
+        ("operator: it did not", resolve_row(row, _resolution(row, happened=False), now)[1]),
         ("operator: of a step", _of_a_step(row, now)),
     ):
         if found is not None and found.state != row.state:
@@ -75,7 +75,7 @@ def _of_a_step(row: Record, now: int) -> Record | None:
         return None
     charged = Step("charge", 0, NOW, repeatable=False, finished=True)
     in_doubt = row._replace(doubt="step:ship")
-    return resolved_row(in_doubt, _resolution(in_doubt, happened=False), now, (charged,))[1]
+    return resolve_row(in_doubt, _resolution(in_doubt, happened=False), now, (charged,))[1]
 
 
 def edges() -> dict[tuple[str, str], list[str]]:

@@ -66,7 +66,7 @@ class HandlerError(PolicyError):
 
 
 class StepError(ConfigurationError):
-    """A step that cannot be asked for like this: undeclared, unnamed, asked for twice, too many, or redefined."""
+    """An invalid call of a step: undeclared, unnamed, called twice, one too many, or redefined."""
 
 
 class UrlError(ConfigurationError):
@@ -205,11 +205,13 @@ class StatementRefused(StoreUnavailable):
 
 
 class StoreReadOnly(StoreUnavailable):
-    """The server takes no writes (a standby, a replica). Nothing was written; what is on record is still answered."""
+    """The server takes no writes (a standby, a replica). Nothing was written; retries of recorded commands still get
+    answers.
+    """
 
 
 class HandlerRefused(StatementRefused):
-    """The database does not commit what an ATOMIC handler wrote: nothing of it remains, and the key is free.
+    """The database did not commit the writes of an ATOMIC handler: nothing of them remains, and the key is unused.
 
     The handler broke a rule that is checked at the commit, or went on after a failed statement or its own rollback. The
     same will happen again until the handler is corrected; over HTTP this is its own 500.

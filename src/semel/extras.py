@@ -1,4 +1,4 @@
-"""How a missing extra is added to the Semel that runs: from where that was installed."""
+"""How to install a missing extra into the running Semel, by the way it was installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra, for a message that says what is missing.
+    """The command that installs an extra, for error messages.
 
     Parameters: ``extra`` its name, such as ``"postgresql"``.
 

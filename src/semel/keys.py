@@ -1,4 +1,4 @@
-"""The key's grammar: what the field lines of `Idempotency-Key` say, as one canonical string.
+"""The key's grammar: parse the `Idempotency-Key` field lines into one canonical string.
 
 Both spellings of a key are one key: `"abc"` (a String of RFC 9651) and `abc` (what most clients send). The file
 also holds the format an operation may ask for, and names weak keys so that a caller can count them. It deliberately
@@ -82,7 +82,7 @@ def parse_key(lines: Sequence[bytes]) -> str:
             return line.decode("ascii")
         return _parse_uncommon(line)
     if not lines:
-        raise MissingKey("The request has no Idempotency-Key; send one, unique to what you want done once.")
+        raise MissingKey("The request has no Idempotency-Key; send one that is unique to this command.")
     raise InvalidKey("The request has several Idempotency-Key fields; send exactly one.")
 
 
@@ -107,10 +107,10 @@ def _parse_uncommon(line: bytes) -> str:
         raise InvalidKey(
             "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."
         )
-    return _checked(_ESCAPED.sub(rb"\1", quoted[1]))
+    return _check_quoted(_ESCAPED.sub(rb"\1", quoted[1]))
 
 
-def _checked(raw: bytes) -> str:
+def _check_quoted(raw: bytes) -> str:
     """The text between the quotes, held to the same length and characters as the bare form."""
     if not raw:
         raise InvalidKey(f"The Idempotency-Key is empty; send a key of 1 to {KEY_LENGTH_MAX} characters.")
@@ -134,7 +134,7 @@ def _why_not_bare(value: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFormat:
-    """What an operation asks of its keys beyond the grammar.
+    """An operation's requirements for its keys beyond the grammar.
 
     Args:
         pattern: a regular expression the whole key must match. It runs on at most 255 characters, but a pattern
@@ -214,8 +214,8 @@ What was done under it may be forgotten: look by your business reference before 
     def _check_age(self, age: float, most: float) -> None:
         if age > most:
             raise KeyTooOld(
-                f"This Idempotency-Key is older than {most:.15g} seconds, and nothing is on record under it. What was "
-                "done under it may be forgotten: look by your business reference before you use a new key."
+                f"This Idempotency-Key is older than {most:.15g} seconds, and has no record. A command that used it "
+                "may have been purged: look for its result by your business reference before you use a new key."
             )
         if age < -_AHEAD_SECONDS_MAX:
             raise InvalidKey(
@@ -233,7 +233,7 @@ def _check_span(seconds: object) -> None:
 
 
 def weakness(key: str) -> Weakness | None:
-    """Name why a parsed key is likely to be used again by accident, or says who somebody is; None for a good one.
+    """Why a parsed key is likely to be reused by accident or to identify a person; None for a good one.
 
     Args:
         key: a key from `parse_key`.

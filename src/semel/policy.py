@@ -1,4 +1,4 @@
-"""What an operation promises: one frozen value, checked once, passed down.
+"""An operation's promises: one frozen value, validated once, passed down.
 
 A policy that cannot be kept is refused when it is made, and an option that does not exist is
 refused with the name that was probably meant. Nothing here reads a clock or a request.
@@ -136,7 +136,7 @@ class PolicyOptions(CommandOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How one operation's commands are protected.
+    """The protection of one operation's commands.
 
     Parameters (spans in seconds, sizes in bytes):
         effects: what the handler's side effects are: ``"external"`` (default, effects that cannot be
@@ -301,7 +301,7 @@ def _effects(given: object) -> Effects:
 
 
 def _recipe(policy: Policy) -> Recipe:
-    """What of a request counts, with the headers that the policy names."""
+    """The parts of a request that count, with the headers that the policy names."""
     recipe = policy.fingerprint
     assert isinstance(recipe, Recipe)
     if policy.counts is None:
@@ -318,7 +318,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # a token
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one option holds: a value of ``kind``, or several in a collection that is kept as ``kept``."""
+    """The type of one option: a value of ``kind``, or several in a collection that is stored as ``kept``."""
 
     kind: type
     remedy: str
@@ -328,7 +328,11 @@ class _Kind:
 _KINDS: Final[Mapping[str, _Kind]] = {
     "key_format": _Kind(KeyFormat, "a KeyFormat, such as KeyFormat(uuid=True) (from semel import KeyFormat)"),
     "fingerprint": _Kind(
-        Recipe, "a Recipe, such as Recipe() (from semel import Recipe), what of the body counts or a named function"
+        Recipe,
+        (
+            "a Recipe, such as Recipe() (from semel import Recipe), the part of the body that counts, or a named "
+            "function"
+        ),
     ),
     "fingerprints_known": _Kind(Recipe, "a tuple of Recipes, such as (Recipe(),)", tuple),
     "nothing_happened": _Kind(type, "a tuple of exception types, such as (ConnectionRefusedError,)", tuple),
@@ -349,17 +353,17 @@ def _check_kinds(policy: Policy) -> None:
             continue
         fits = isinstance(value, option.kind if option.kept is None else _SEVERAL)
         if not fits:
-            raise PolicyError(f"{name} must be {option.remedy}; it is {_shown(value)}")
+            raise PolicyError(f"{name} must be {option.remedy}; it is {_value_text(value)}")
         if option.kept is None:
             continue
         if name == "fingerprints_known":
             for each in value:
                 if not isinstance(each, Recipe):
-                    raise PolicyError(f"{name} must be {option.remedy}; it has {_shown(each)}")
+                    raise PolicyError(f"{name} must be {option.remedy}; it has {_value_text(each)}")
         object.__setattr__(policy, name, option.kept(value))
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
@@ -383,7 +387,7 @@ def _check_spans(policy: Policy) -> None:
         if value is None and name == "operation_seconds":
             continue
         if value is None:
-            raise PolicyError(f"{name} is missing: there is no endless {name.removesuffix('_seconds')}; give seconds")
+            raise PolicyError(f"{name} is missing: it cannot be endless; give seconds")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
         if value > SPAN_SECONDS_MAX:
@@ -500,8 +504,8 @@ def _check_answers(policy: Policy) -> None:
     if policy.answers == "rebuild":
         if not callable(policy.rebuild):
             raise PolicyError(
-                "answers='rebuild' needs rebuild=, a function of what was done that makes the answer again, such as "
-                f"rebuild=read_payment; it is {_shown(policy.rebuild)}"
+                "answers='rebuild' needs rebuild=, a function that rebuilds the answer of a command that was done, "
+                f"such as rebuild=read_payment; it is {_value_text(policy.rebuild)}"
             )
     elif policy.rebuild is not None:
         raise PolicyError(f"rebuild= is for answers='rebuild'; answers is {policy.answers!r}")
@@ -523,7 +527,7 @@ def _terms(policy: Policy, effects: Effects) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What somebody wants done once: a key in its scope, the request's fingerprint, and the policy.
+    """A command to run once: a key in its scope, the request's fingerprint, and the policy.
 
     Parameters: ``scope`` tenant, caller and operation; ``key`` the client's parsed key; ``fingerprint`` 32
     bytes under ``recipe``; ``policy`` of the operation; ``under`` gives the same request's fingerprint
@@ -606,6 +610,6 @@ milliseconds
 
 
 def check_count(name: str, value: object, *, most: int = COUNT_MAX) -> None:
-    """Refuse what is no whole number from 1 to ``most``. Raises PolicyError, naming the option."""
+    """Require a whole number from 1 to ``most``. Raises PolicyError, naming the option."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise PolicyError(f"{name} must be a whole number from 1 to {most}; it is {value!r}")

@@ -26,7 +26,7 @@ NEW_KEYS, OPEN, UNKNOWN = "new_keys", "open_at_once", "unknown_at_once"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How many new keys each caller may bring: for an engine, or for one operation in its policy.
+    """A limit on each caller's new keys: for an engine, or for one operation in its policy.
 
     A caller is a tenant's caller. An engine's quota counts all of a caller's operations together, without those that
     have a quota of their own. A retry of a key that is on record is always served and takes no place.
@@ -77,7 +77,7 @@ class Quota:
         object.__setattr__(self, "slice_us", -(-int(seconds * 1_000_000) // SLICES))
 
     def allowance(self, id: bytes, caller: str, *, atomic: bool) -> Allowance | None:
-        """What a caller's claim is counted by.
+        """The limits for a caller's claim.
 
         Parameters: ``id`` 16 bytes; ``atomic`` whether it leaves nothing open in the store.
         """
@@ -95,7 +95,7 @@ def check_quota(quota: Any) -> Any:
 
 
 class Usage(NamedTuple):
-    """What one caller has taken: new keys by slices of time, the newest last; records that were open when last seen."""
+    """One caller's usage: new keys by slices of time, newest last, and the records that were open at the last look."""
 
     slice: int  # the number of the newest slice since 1970
     slice_us: int
@@ -125,7 +125,7 @@ def take(
 
     Parameters: ``states`` of what :func:`must_look` names; ``now`` store time in microseconds.
     """
-    moved = _moved(usage, allowance, now)
+    moved = _advance(usage, allowance, now)
     opens = unknowns = 0
     listed: tuple[tuple[bytes, int], ...] = ()
     if allowance.open_max is not None or allowance.unknown_max is not None:
@@ -148,7 +148,7 @@ def _is_open(each: tuple[bytes, int], states: States, now: int) -> bool:
     return state not in OVER_STATES
 
 
-def _moved(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
+def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
     """The usage at this time: slices that are over have left.
 
     A clock that goes back frees nothing. By more than a window, the slices go back with it, so that nobody is refused
@@ -167,7 +167,7 @@ def _moved(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
 def refusal(
     newest: int, counts: Sequence[int], allowance: Allowance, opens: int, unknowns: int, now: int
 ) -> QuotaExceeded | None:
-    """Why there is no place, and how long until there may be one; None where there is."""
+    """The reason that the quota is exhausted, and the time until it may not be; None if there is room."""
     if allowance.new_keys is not None and (used := sum(counts)) >= allowance.new_keys:
         leaves = 0
         while used >= allowance.new_keys and leaves < len(counts):
@@ -183,7 +183,7 @@ def refusal(
 
 
 def is_over(usage: Usage, now: int, states: States) -> bool:
-    """Whether nothing of it counts any more: it may be forgotten. Parameters: ``states`` of what it has listed."""
+    """Whether the usage is empty and can be deleted. Parameters: ``states`` of its listed records."""
     if now < (usage.slice + len(NOTHING_TAKEN)) * usage.slice_us:
         return False
     return not any(_is_open(each, states, now) for each in usage.listed)

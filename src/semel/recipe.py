@@ -64,7 +64,7 @@ class NoBody:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a function of yours makes of the body counts.
+    """Compute the counted part of the body with your own function.
 
     Args:
         function: takes the request's `Facts` and its whole body (bytes, at most `json_bytes_max`, with its
@@ -89,8 +89,8 @@ class Computed:
         name = self.name or f"{getattr(self.function, '__module__', '')}.{getattr(self.function, '__qualname__', '<')}"
         if "<" in name:
             raise PolicyError(
-                "a function that makes fingerprints and has no name of its own needs one: "
-                "fingerprint=Recipe(body=Computed(function, name='order-v1'))"
+                "a fingerprint function without a name needs one: fingerprint=Recipe(body=Computed(function, "
+                "name='order-v1'))"
             )
         object.__setattr__(self, "name", name)
 
@@ -145,7 +145,7 @@ def check_headers(names: object) -> tuple[str, ...]:
 
 
 def as_recipe(given: object) -> object:
-    """A recipe from what may be given in its place: which part of the body counts, or a function of the body."""
+    """Make a recipe from its shorthand: the part of the body that counts, or a function of the body."""
     if isinstance(given, _BODIES):
         return Recipe(body=given)
     if callable(given) and not isinstance(given, type):
@@ -155,7 +155,7 @@ def as_recipe(given: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How fingerprints are made: version and configuration, named by `id`.
+    """The configuration of fingerprints: version and settings, identified by `id`.
 
     Args:
         body: which part of the body counts.

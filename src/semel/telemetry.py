@@ -1,4 +1,4 @@
-"""What Semel tells about itself: fixed event names and label sets, behind one small interface.
+"""Semel's telemetry: fixed event names and label sets, behind one small interface.
 
 An observer gets an event's name and its labels. Nothing here exports anything: exporters are observers. No label
 ever carries a key, a body or a credential. What an observer raises never reaches a command (:func:`guarded`), and an
@@ -43,7 +43,7 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Observer(Protocol):
-    """Receives every event. Implementations must be quick and thread-safe; what they raise is logged once."""
+    """Receives every event. Implementations must be quick and thread-safe; their exceptions are logged once."""
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         """Take one event: ``name`` and the label names are those of EVENTS; ``detail`` is for logs only."""
@@ -232,10 +232,10 @@ def safe(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
+    return "".join(_escape_char(char) if unicodedata.category(char) in _ESCAPED_CATEGORIES else char for char in text)
 
 
-def _escaped(char: str) -> str:
+def _escape_char(char: str) -> str:
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 

@@ -75,7 +75,7 @@ def test_no_block_and_a_savepoint_are_refused(engine: Engine, connection: Any, o
     assert (outside.rows(), outside.states) == ([2], [])
 
 
-def test_a_busy_file_is_told_and_nothing_happened(
+def test_a_busy_file_is_reported_and_nothing_happened(
     engine: Engine, file: Path, outside: Outside, clock: SettableClock
 ) -> None:
     connection = connected(file)
@@ -102,7 +102,7 @@ def connected_raw(file: Path) -> Any:
     return sqlite3.connect(file, isolation_level=None)
 
 
-def test_an_early_commit_is_told(engine: Engine, connection: Any, outside: Outside) -> None:
+def test_an_early_commit_is_reported(engine: Engine, connection: Any, outside: Outside) -> None:
     def commits() -> None:
         with transaction.atomic(using=ALIAS), engine.atomic(connection, WHAT) as once:
             write(connection, 1)

@@ -414,7 +414,7 @@ def test_replays_and_questions_are_answered_while_a_transaction_is_open(file: Pa
         web.runner.run(story(web))
 
 
-def test_whoever_waits_too_long_for_the_gate_is_told_so_and_nothing_ran(file: Path, outside: Outside) -> None:
+def test_a_wait_for_the_gate_times_out_and_nothing_runs(file: Path, outside: Outside) -> None:
     slow = Slow()
 
     async def story(web: Web) -> None:

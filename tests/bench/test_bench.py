@@ -204,7 +204,7 @@ def test_no_ratio_is_printed_where_the_generator_was_the_bottleneck() -> None:
 # --- the generator ---
 
 
-def test_it_sends_as_much_as_it_is_told_and_the_server_counts_the_same(protected: Server) -> None:
+def test_it_sends_the_requested_load_and_the_server_counts_the_same(protected: Server) -> None:
     before = counts(protected)
 
     report = load(plan(protected, Mode.REPLAY, seed=4))
@@ -214,7 +214,7 @@ def test_it_sends_as_much_as_it_is_told_and_the_server_counts_the_same(protected
     assert counts(protected).store_calls - before.store_calls == 2 * REPLAYED_KEYS + 50
 
 
-def test_request_and_answer_have_the_size_that_is_said(protected: Server) -> None:
+def test_request_and_answer_have_the_declared_size(protected: Server) -> None:
     assert 190 <= len(REQUEST_BODY) <= 210
     assert 90 <= len(ANSWER_BODY) <= 110
 

@@ -13,8 +13,8 @@ import pytest
 from bench.bytecodes import DRIVERS, KINDS, SERVER_KINDS, SURFACES, Counted, count
 from semel.core.flow import Flow, perform
 from semel.core.model import Replay
-from semel.core.settle import settled_row
-from semel.stores.memory.store import granted_row
+from semel.core.settle import settle_row
+from semel.stores.memory.store import grant_row
 from semel.stores.redis.layout import encode
 from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import attempt, word
@@ -107,8 +107,8 @@ def batch_costs(many: int) -> dict[str, int]:
     found, claim = flow_of(store.claim(claims), lambda calls: [[now, *range(now, now + many)]])
     words = [word(verdict.grant) for verdict in found]
     _, settle = flow_of(store.settle(words), lambda calls: [[1] * many])
-    rows = [granted_row(None, each, verdict.grant) for each, verdict in zip(claims, found, strict=True)]
-    kept = [settled_row(row, each, now)[1] for row, each in zip(rows, words, strict=True)]
+    rows = [grant_row(None, each, verdict.grant) for each, verdict in zip(claims, found, strict=True)]
+    kept = [settle_row(row, each, now)[1] for row, each in zip(rows, words, strict=True)]
     strings = [encode(row) for row in kept if row is not None]
     found, replay = flow_of(store.claim(claims), lambda calls: [[now, *strings]])
     assert {type(verdict) for verdict in found} == {Replay}

@@ -234,13 +234,13 @@ def test_a_store_whose_load_did_not_end_is_refused_with_the_remedy(
         (["--url", "postgresql://localhost/x?schema=mine"], "without options"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_told(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_that_cannot_be_used_is_reported(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(given) == 1
 
     assert said in capsys.readouterr().err
 
 
-def test_a_server_that_is_away_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_away_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "postgresql://127.0.0.1:1/none"]) == 1
 
     assert "PostgreSQL cannot be reached" in capsys.readouterr().err

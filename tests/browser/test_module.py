@@ -93,7 +93,7 @@ def play(page: Page, answers: list[Any], extra: str = "{}") -> Any:
         ([problem(422, "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST")], "changed", 1),
     ],
 )
-def test_what_an_answer_means(page: Page, answers: list[Any], state: str, attempts: int) -> None:
+def test_an_answer_is_mapped_to_an_outcome(page: Page, answers: list[Any], state: str, attempts: int) -> None:
     seen = play(page, answers)
     assert (seen["state"], len(seen["keys"])) == (state, attempts)
     assert set(seen["keys"]) == {seen["key"]}
@@ -101,7 +101,7 @@ def test_what_an_answer_means(page: Page, answers: list[Any], state: str, attemp
     assert (seen["isOpen"], seen["stored"] is None) == (not is_over, is_over)
 
 
-def test_a_replay_is_told_and_its_body_is_there(page: Page) -> None:
+def test_a_replay_is_reported_and_its_body_is_there(page: Page) -> None:
     seen = play(page, [None, [201, {"Idempotency-Replayed": "true"}, "first"]])
     assert (seen["state"], seen["replayed"], seen["text"]) == ("done", True, "first")
 
@@ -112,7 +112,7 @@ def test_a_retry_after_beyond_the_budget_ends_the_submission_and_keeps_the_key(p
     assert seen["key"] in seen["stored"]
 
 
-def test_nothing_is_sent_after_the_lifetime_that_the_server_has_said(page: Page) -> None:
+def test_nothing_is_sent_after_the_keys_lifetime(page: Page) -> None:
     seen = page.evaluate(
         """async () => {
           const name = crypto.randomUUID();
@@ -207,7 +207,7 @@ def test_a_redirect_is_followed_only_where_its_end_is_judged(page: Page, service
     assert seen == ["unknown", "done", "unknown"]
 
 
-def test_bodies_are_told_apart_and_a_stream_is_refused(page: Page) -> None:
+def test_bodies_are_distinguished_and_a_stream_is_refused(page: Page) -> None:
     told = page.evaluate(
         """async () => {
           const form = (name, value) => { const data = new FormData(); data.append(name, value); return data; };

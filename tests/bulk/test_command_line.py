@@ -55,7 +55,7 @@ def test_it_is_found_by_its_key_and_says_how_far_it_is(url: str, operation: str,
         ["2", "c", "SUCCEEDED", "r-2"],
         ["3", "d", "FAILED", "LOCKED"],
     ]
-    assert out.splitlines()[0] == "4 of 4 items: 2 succeeded, 2 failed (1 may be tried again), 0 unknown"
+    assert out.splitlines()[0] == "4 of 4 items: 2 succeeded, 2 failed (1 may be retried), 0 unknown"
 
 
 def test_for_machines_by_its_operation_id(url: str, operation: str, capsys: Capture) -> None:
@@ -83,12 +83,10 @@ def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: C
     with engine, pytest.raises(KeyboardInterrupt):
         Bulk(engine, operation="count", chunk_items=1).run(CASES, handler, key="monday", caller="alice")
     assert "running: its lease lasts" in seen[0]
-    assert "interrupted: no process runs it; call it again" in said(capsys, "monday", "--url", url)[1]
+    assert "interrupted: no process runs it; send it again" in said(capsys, "monday", "--url", url)[1]
 
 
-def test_what_may_be_tried_again_comes_out_of_the_same_list(
-    url: str, operation: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_retryable_items_come_from_the_original_list(url: str, operation: str, tmp_path: Path, capsys: Capture) -> None:
     whole, other = tmp_path / "list.jsonl", tmp_path / "other.jsonl"
     whole.write_text("".join(json.dumps(case) + "\n" for case in CASES))
     other.write_text("".join(json.dumps(case) + "\n" for case in CASES[::-1]))
@@ -96,8 +94,8 @@ def test_what_may_be_tried_again_comes_out_of_the_same_list(
     code, out, _ = said(capsys, *asked, "--list", str(whole))
     assert (code, out) == (0, '{"amount":9007199254740993,"clientItemId":"d"}\n')
     for wrong, text in (
-        (["--list", str(other)], "not the list of this bulk"),
-        (["--list", str(whole), "--member", "amount"], "not the list of this bulk"),
+        (["--list", str(other)], "not the list of the bulk"),
+        (["--list", str(whole), "--member", "amount"], "not the list of the bulk"),
         (["--list", str(tmp_path / "none")], "cannot be read"),
     ):
         code, out, err = said(capsys, *asked, *wrong)
@@ -131,8 +129,8 @@ def test_items_that_the_bulks_own_limits_refused_do_not_make_it_another_list(
 @pytest.mark.parametrize(
     ("named", "code", "text"),
     [
-        ("nobody", 4, "KEY names no record"),
-        ("018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41", 4, "KEY names no record"),
+        ("nobody", 4, "KEY has no record"),
+        ("018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41", 4, "KEY has no record"),
         ("", 2, "KEY"),
     ],
 )

@@ -56,7 +56,7 @@ def _run(engine: Engine) -> tuple[int, int, int]:
     return tally.done, tally.succeeded, tally.failed
 
 
-def test_a_handler_that_commits_by_itself_is_told_so(tmp_path: Path) -> None:
+def test_a_handler_that_commits_itself_is_refused(tmp_path: Path) -> None:
     """On SQLite a COMMIT is denied; its item fails, and nothing is committed early."""
     home = sqlite_home(str(tmp_path / "bulk.db"))
 

@@ -145,7 +145,7 @@ def test_all_items_fail(make_fellow: Make, home: Home) -> None:
     assert home.effects() == []
 
 
-def test_a_duplicate_is_told_that_it_runs(make_fellow: Make, home: Home) -> None:
+def test_a_duplicate_learns_that_it_runs(make_fellow: Make, home: Home) -> None:
     other = make_fellow()
     met: list[type[Exception]] = []
 

@@ -42,7 +42,7 @@ WRONG = [
     ([b'{"clientItemId": %s}' % (b"1" * 5000)], "ITEM_MALFORMED", "item 0, clientItemId: it has 5000 characters"),
     ([{"clientItemId": "#1"}], "ITEM_MALFORMED", "it begins with '#'"),
     ([{"clientItemId": "a\x00"}], "ITEM_MALFORMED", "control character"),
-    ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not one JSON value"),
+    ([b"{}", b"{"], "ITEM_MALFORMED", "item 1: it is not a JSON value"),
     ([{}, object()], "ITEM_MALFORMED", "item 1: it cannot be written as JSON"),
     ([float("nan")], "ITEM_MALFORMED", "item 0: it cannot be written as JSON"),
     ([{"text": "x" * 200}], "ITEM_TOO_LARGE", "item 0: it has 211 bytes, more than 200"),
@@ -118,7 +118,7 @@ def test_an_interrupted_list_goes_on_whatever_the_limits_are_by_now(make_fellow:
 
 
 @pytest.mark.parametrize("items", ["text", {"a": 1}, b"[]", 7])
-def test_what_is_no_list_is_told_so(make_fellow: Make, items: Any) -> None:
+def test_a_value_that_is_not_a_list_is_refused(make_fellow: Make, items: Any) -> None:
     with pytest.raises(PolicyError, match="items must be an iterable"):
         make_fellow().run(items, nothing)
 
@@ -176,7 +176,7 @@ def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(
     on_loop.close()
 
 
-def test_what_may_be_tried_again_is_the_list_of_a_new_bulk(make_fellow: Make) -> None:
+def test_retryable_items_form_the_list_of_a_new_bulk(make_fellow: Make) -> None:
     async def some(item: BulkItem) -> None:
         if item.value["n"] % 3 == 0:
             raise OSError("the disk is full")
@@ -186,7 +186,7 @@ def test_what_may_be_tried_again_is_the_list_of_a_new_bulk(make_fellow: Make) ->
     left = list(fellow.bulk.retryable(done.operation_id, numbered(10)))
     assert [item["n"] for item in left] == [0, 3, 6, 9]
     assert fellow.run(left, nothing, key="another").tally == Tally(4, 4, 4, 0, 0, 0)
-    with pytest.raises(BulkRefused, match="not the list of this bulk"):
+    with pytest.raises(BulkRefused, match="not the list of the bulk"):
         list(fellow.bulk.retryable(done.operation_id, numbered(10)[::-1]))
 
 

@@ -101,7 +101,7 @@ def test_what_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) ->
     assert fellow.outcomes(done)[2].error_code == "dedup-over"
 
 
-def test_how_an_item_that_calls_out_may_end(make_fellow: Make) -> None:
+def test_an_external_items_outcome_follows_its_exception(make_fellow: Make) -> None:
     async def ends(item: BulkItem) -> None:
         match item.place:
             case 0:

@@ -67,7 +67,7 @@ def test_what_the_callback_raises_gives_the_lease_back(make_fellow: Make) -> Non
     assert not fellow.run(numbered(2), counts).replayed
 
 
-def test_it_is_said_which_bulk(make_fellow: Make) -> None:
+def test_progress_needs_arguments_that_identify_a_bulk(make_fellow: Make) -> None:
     fellow = make_fellow()
     id = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
     for named in ({}, {"key": "k"}, {"caller": "alice"}, {"operation_id": id, "key": "k", "caller": "alice"}):

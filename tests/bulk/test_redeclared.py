@@ -112,6 +112,6 @@ def test_a_bulk_whose_sums_do_not_add_up_is_not_settled(make_fellow: Make, home:
     with pytest.raises((Killed, BaseExceptionGroup)):
         make_fellow(effects="external").run(numbered(3), Downstream(dies_at=2).charge)
     home.fetch("UPDATE semel_bulk SET succeeded = succeeded - 1")
-    with pytest.raises(SemelError, match="its sums leave out 1 of its items"):
+    with pytest.raises(SemelError, match="its totals omit 1 of its items"):
         make_fellow(effects="external").run(numbered(3), Downstream().charge)
     assert [state for (state,) in home.fetch("SELECT state FROM semel_record")] == [1]

@@ -64,7 +64,7 @@ def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> Non
         "transaction": "yes",
         "downstream idempotency": "not needed",
         "reconciliation": "not needed",
-        "retry with the same key": "from nothing",
+        "retry with the same key": "from the start",
         "cleanup": "own reaper",
     }
     for question, words in ok.items():
@@ -73,7 +73,7 @@ def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in said
 
 
-def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = document(capsys, f"{SHOP}:app")
     assert level_of(found, "payments.create", "gateway retries") == ("open", "cannot be seen from here")
     assert "nothing seals or shortens them" in level_of(found, "payments.create", "sensitive answers")[1]
@@ -105,10 +105,10 @@ def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: py
         ("guarded", "POST /a/{id}", "key required", "open", "unprotected, and are counted"),
         ("guarded", "POST /a/{id}", "key scope", "unsafe", "on_unprotected='mark'"),
         ("guarded", "POST /a/{id}", "retention", "unsafe", "after_expiry='new'"),
-        ("guarded", "POST /a/{id}", "atomic claim", "unsafe", "lives and dies with one process"),
+        ("guarded", "POST /a/{id}", "atomic claim", "unsafe", "exists in one process only"),
         ("guarded", "POST /a/{id}", "metrics and alerts", "open", "warnings of the logger"),
-        ("guarded", "POST /a/{id}", "cleanup", "open", "nothing here runs a reaper"),
-        ("guarded", "b", "key scope", "open", "what by_header returns"),
+        ("guarded", "POST /a/{id}", "cleanup", "open", "no reaper runs here"),
+        ("guarded", "b", "key scope", "open", "caller comes from by_header"),
         ("guarded", "b", "fingerprint canonical", "open", "only amount count"),
         ("guarded", "b", "downstream idempotency", "open", "Semel cannot check it"),
         ("guarded", "b", "retry with the same key", "ok", "the same derived keys, up to 5 crashes"),
@@ -119,14 +119,14 @@ def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: py
         ("guarded", "POST /d", "retention", "open", "answer 10 min"),
         ("guarded", "POST /d", "replayed or rebuilt", "ok", "and x-receipt"),
         ("guarded", "POST /d", "downstream idempotency", "open", "none is declared"),
-        ("stepped", "orders.place", "key required", "ok", "taken from the request (path:number)"),
+        ("stepped", "orders.place", "key required", "ok", "comes from the request (path:number)"),
         ("stepped", "orders.place", "unique constraint", "ok", "so is the business reference (body:/invoice)"),
         ("stepped", "orders.place", "retention", "ok", "fact 30 d, operation 60 d"),
         ("stepped", "orders.place", "transaction", "open", "in parts: permit.local_step"),
         ("stepped", "orders.place", "downstream idempotency", "open", "step by step"),
-        ("stepped", "orders.place", "retry with the same key", "ok", "goes on behind the finished steps"),
-        ("stepped", "orders.place", "sensitive answers", "open", "its request is kept as it is"),
-        ("stepped", "orders.ship", "sensitive answers", "open", "its request is kept sealed"),
+        ("stepped", "orders.place", "retry with the same key", "ok", "continues after the finished steps"),
+        ("stepped", "orders.place", "sensitive answers", "open", "its request is stored in clear"),
+        ("stepped", "orders.ship", "sensitive answers", "open", "its request is stored sealed"),
         ("app", "payments.create", "transaction", "ok", "events of permit.emit are written in that commit"),
         ("everything", "any other", "key required", "open", "default of a middleware"),
         ("everything", "any other", "key scope", "open", "every client shares every key"),
@@ -136,10 +136,10 @@ def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: py
         ("charge", "payments.charge", "on mismatch", "ok", "KeyReusedError"),
         ("charge", "payments.charge", "while running", "ok", "InProgressError"),
         ("charge", "payments.charge", "gateway retries", "open", "cannot be seen"),
-        ("charge", "payments.charge", "who ends it without its client", "ok", "nobody: it never runs without"),
+        ("charge", "payments.charge", "who ends it without its client", "ok", "only its client, by a retry"),
         ("ends", "parcels", "who ends it without its client", "ok", "own completer (manage_engine=True)"),
         ("ending", "parcels", "who ends it without its client", "ok", "own completer (install(app))"),
-        ("waits", "parcels", "who ends it without its client", "open", "no completer runs in it"),
+        ("waits", "parcels", "who ends it without its client", "open", "no completer runs here"),
     ],
 )
 def test_an_answer(
@@ -172,13 +172,13 @@ def test_a_bulk_is_seen_whether_its_method_or_a_function_is_the_endpoint(capsys:
     assert names == {"cases.approve": "/approvals", "bills.pay": "/bills"}
     assert level_of(found, "cases.approve", "transaction") == (
         "ok",
-        "yes, what is written on item.connection commits with the item's outcome, up to 500 items in one transaction",
+        "yes, writes on item.connection commit with the item's outcome, up to 500 items in one transaction",
     )
     assert level_of(found, "cases.approve", "downstream idempotency")[0] == "ok"
     assert level_of(found, "cases.approve", "reconciliation")[0] == "ok"
     assert "up to 4 items that had begun may read UNKNOWN" in level_of(found, "bills.pay", "reconciliation")[1]
     assert "none is declared" in level_of(found, "bills.pay", "downstream idempotency")[1]
-    assert "behind the last finished item" in level_of(found, "bills.pay", "retry with the same key")[1]
+    assert "after the last finished item" in level_of(found, "bills.pay", "retry with the same key")[1]
     assert "item.key_for" in level_of(document(capsys, f"{SHOP}:mails")[1], "mails.send", "downstream idempotency")[1]
 
 
@@ -210,8 +210,8 @@ def test_a_command_that_is_routed_to_by_get_is_unsafe(capsys: pytest.CaptureFixt
     code, out, _ = check(capsys, f"{SHOP}:reading")
     assert code == 1
     assert "UNSAFE" in out
-    assert "carts.list is routed to by GET /carts, which is no command: each such request fails" in out
-    assert "→ route to it by POST, and serve what only reads from another endpoint" in out
+    assert "carts.list is routed to by GET /carts, which is not a command: each such request fails" in out
+    assert "→ route to it by POST, and serve reads from another endpoint" in out
 
 
 def test_nothing_of_an_application_is_started(capsys: pytest.CaptureFixture[str]) -> None:

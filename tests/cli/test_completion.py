@@ -95,7 +95,7 @@ def test_the_command_prints_the_script(semel: Run) -> None:
     assert semel("completion", "powershell").code == 2
 
 
-def test_without_shtab_the_remedy_is_said(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shtab_the_remedy_is_reported(semel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **options: Any) -> Any:

@@ -122,7 +122,7 @@ def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str,
     written("shop_wsgi", WSGI)
     text = semel("config", "shop_wsgi:app").out
     assert "POST /pay" in text
-    assert "IDEMPOTENT: one effect, as long as the other side deduplicates" in text
+    assert "IDEMPOTENT: one effect, as long as the provider deduplicates" in text
     assert "only until this process ends" in text
     assert "on_unprotected='mark'" in text
     assert semel("config", "shop_wsgi:app", "--operation", "POST /pay").code == 0
@@ -151,7 +151,7 @@ def test_a_bulks_records_tell_that_they_are_a_bulks_and_not_its_items_effects(se
     with shelf.engine() as engine:
         Bulk(engine, operation="cases", effects="atomic").run([{}], lambda item: None, key="k", caller="alice")
     [operation] = semel("config", "--json").document["operations"]
-    assert (operation["effects"], operation["level"][:42]) == ("BULK", "a list of items, each with an outcome of i")
+    assert (operation["effects"], operation["level"][:42]) == ("BULK", "a list of items, each with its own outcome")
     assert "effects" not in operation["settings"]
     assert operation["guarantees"][0]["holds"] == "not promised"
 

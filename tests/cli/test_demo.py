@@ -10,7 +10,7 @@ from semel.reference.demo import stage as demo_stage
 from semel.reference.demo.story import Teller
 
 
-def test_what_does_not_hold_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_hold_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     teller = Teller(Output(machine=False))
     teller.scene("A scene")
     teller.expect("this holds", True)
@@ -19,7 +19,7 @@ def test_what_does_not_hold_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "NOT SO: this does not" in capsys.readouterr().out
 
 
-def test_a_service_that_does_not_start_is_said(
+def test_a_service_that_does_not_start_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_stage, "WORKERS", "many")

@@ -44,7 +44,7 @@ MOUNTS = {
 
 
 @pytest.mark.parametrize(("mount", "level"), MOUNTS.values(), ids=MOUNTS)
-def test_the_file_system_is_told(
+def test_the_file_system_is_reported(
     semel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: str, level: str
 ) -> None:
     place = str(tmp_path.resolve()).replace(" ", "\\040")
@@ -83,7 +83,7 @@ def test_a_system_without_mount_table_is_not_guessed(
 
 
 @pytest.mark.parametrize(("mode", "level"), [(0o600, "ok"), (0o644, "note"), (0o666, "warning")])
-def test_rights_are_told(semel: Run, shelf: Shelf, mode: int, level: str) -> None:
+def test_rights_are_reported(semel: Run, shelf: Shelf, mode: int, level: str) -> None:
     shelf.path.chmod(mode)
     assert found(semel("doctor", "--json"), "permissions")["level"] == level
 
@@ -112,7 +112,7 @@ def test_a_file_that_may_not_be_written_is_a_problem(semel: Run, monkeypatch: py
     assert "owner" in finding["remedy"]
 
 
-def test_what_nobody_purged_is_overdue(semel: Run, shelf: Shelf) -> None:
+def test_expired_records_that_were_not_purged_are_overdue(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("fresh")
     shelf.succeeded("just over", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
     assert found(semel("doctor", "--json"), "purge")["level"] == "ok"
@@ -165,7 +165,7 @@ def test_a_misspelt_variable_is_found() -> None:
     assert len(settings({"SEMEL_TEST_OWNER": "x", "URL": "y"})) == 2
 
 
-def test_the_source_of_the_url_is_told_and_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_the_url_is_reported_and_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEMEL_URL", raising=False)
     assert settings({})[0].detail == "sqlite:///semel.db (by default)"
     monkeypatch.setenv("SEMEL_URL", "postgresql://shop:hunter2@db/x?password=hunter2&a=b")

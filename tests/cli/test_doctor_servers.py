@@ -21,7 +21,7 @@ from semel.cli.main import main
 from semel.errors import ConfigurationError
 from semel.stores.mariadb.doctor import defaults, rights
 from semel.stores.postgres.doctor import room
-from semel.stores.postgres.settings import granted, judged
+from semel.stores.postgres.settings import judge, judge_rights
 from semel.stores.redis.doctor import memory
 from tests.servers import mariadb, postgres, redis
 
@@ -191,8 +191,8 @@ def test_foreign_tables_are_named(owner: psycopg.Connection[Any], capsys: Captur
 )
 def test_each_doubtful_setting_of_postgresql(changed: dict[str, str], check: str, level: str) -> None:
     sound = {"server_version_num": "180000", "synchronous_commit": "on", "fsync": "on", "full_page_writes": "on"}
-    assert {seen.level for seen in judged(sound)} == {"ok"}
-    found = {seen.check: seen for seen in judged({**sound, **changed})}
+    assert {seen.level for seen in judge(sound)} == {"ok"}
+    found = {seen.check: seen for seen in judge({**sound, **changed})}
     assert found[check].level == level
     assert bool(found[check].remedy) is (level != "ok")
 
@@ -238,7 +238,7 @@ def test_redis(capsys: Capture) -> None:
     assert "with this host's within 0." in found["clock"]["detail"]
 
 
-def test_what_is_short_is_said() -> None:
+def test_what_is_short_is_reported() -> None:
     assert look_at_connections(89, 100).level == "ok"
     assert look_at_connections(90, 100).level == "warning"
     assert room(1 << 30, 1_000_000, 900_000).level == "ok"
@@ -247,10 +247,10 @@ def test_what_is_short_is_said() -> None:
     assert memory(90, 100).level == "warning"
     assert rights({"SELECT"}, has_role=True).level == "note"
     assert defaults("STRICT_TRANS_TABLES,NO_ZERO_DATE", "REPEATABLE-READ").level == "ok"
-    assert granted([("semel_audit", "SELECT")]).level == "warning"
+    assert judge_rights([("semel_audit", "SELECT")]).level == "warning"
 
 
-def test_clocks_that_disagree_are_said_with_their_distance() -> None:
+def test_clocks_that_disagree_are_reported_with_their_distance() -> None:
     assert clock_offset(10_000_000, 13_000_000, 10_100_000).detail.startswith(
         "store and host are 3 s apart (the store is ahead)"
     )

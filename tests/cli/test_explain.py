@@ -35,33 +35,33 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
     "running": (lambda shelf: shelf.abandoned("k"), "believed alive", Situation.PROCESSING_LIVE, "Wait", "ask again"),
     "lapsed": (
         lambda shelf: shelf.abandoned("k", ago_us=HOUR_US),
-        "ran out",
+        "expired",
         Situation.EXTERNAL_LAPSED,
         "semel settle",
         "finding out",
     ),
     "lapsed idempotent": (
         lambda shelf: shelf.abandoned("k", effects="idempotent", ago_us=HOUR_US),
-        "ran out",
+        "expired",
         Situation.IDEMPOTENT_LAPSED,
-        "Nothing needs",
+        "No action",
         "it runs",
     ),
-    "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "Nothing", "first answer"),
-    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "Nothing", "first answer"),
-    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "Nothing", "it runs"),
+    "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "No action", "first answer"),
+    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
+    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
     "expired": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60),
         "EXPIRED",
         Situation.EXPIRED,
-        "Nothing",
+        "No action",
         "your own reference",
     ),
     "expired, new": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60, after_expiry="new"),
         "EXPIRED",
         Situation.EXPIRED_NEW,
-        "Nothing",
+        "No action",
         "it runs",
     ),
     "unknown": (lambda shelf: shelf.unknown("k"), "ConnectionError", Situation.UNKNOWN, "semel settle", "finding out"),
@@ -93,18 +93,18 @@ def test_a_story_is_what_the_rules_say(
     assert "k" not in text.out.split()  # the key itself is not stored, and not repeated
 
 
-def test_it_is_told_until_when_it_is_kept(semel: Run, shelf: Shelf) -> None:
+def test_the_end_of_retention_is_shown(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("kept")
     shelf.unknown("open")
     shelf.succeeded("over", ago_us=2 * HOUR_US, answer_seconds=60, tombstone_seconds=60)
     kept = {key: semel("explain", key, "--json").document["story"]["kept"] for key in ("kept", "open", "over")}
     assert "is replayed until 20" in kept["kept"]
     assert "is new afterwards" in kept["kept"]
-    assert "never expires" in kept["open"]
+    assert "never expire" in kept["open"]
     assert "next purge" in kept["over"]
 
 
-def test_it_is_told_who_settled_it_and_that_a_generation_is_new(semel: Run, shelf: Shelf) -> None:
+def test_the_settling_actor_and_a_new_generation_are_shown(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("k", ago_us=HOUR_US)
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge", "--actor", "olga").code == 0
     happened = " ".join(semel("explain", "k", "--json").document["story"]["happened"])
@@ -112,7 +112,7 @@ def test_it_is_told_who_settled_it_and_that_a_generation_is_new(semel: Run, shel
     assert "generation 1" in happened
 
 
-def test_a_running_command_cannot_be_settled_before_its_deadline_and_that_is_said(semel: Run, shelf: Shelf) -> None:
+def test_a_running_command_cannot_be_settled_before_its_deadline_and_that_is_reported(semel: Run, shelf: Shelf) -> None:
     shelf.unknown("k", ago_us=60_000_000)  # the deadline is five minutes
     assert "only with --force" in " ".join(semel("explain", "k", "--json").document["story"]["operator"])
 
@@ -148,7 +148,7 @@ def test_several_records_are_named_and_the_scope_tells_them_apart(semel: Run, sh
     assert semel("explain", "same", "--caller", "bob", "--json").document["operationId"] == ids["bob"]
 
 
-def test_what_is_nowhere_is_not_found_with_where_else_to_look(semel: Run, shelf: Shelf) -> None:
+def test_a_key_without_a_record_names_other_scopes(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("same")
     nowhere = semel("explain", "other")
     assert nowhere.code == 4

@@ -172,11 +172,11 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path, monkeypat
     with WholeFile(str(target), "--output", replace=False) as file:
         file.write("ours")
         target.write_text("theirs", "utf-8")
-        with pytest.raises(CommandFailed, match="is there already"):
+        with pytest.raises(CommandFailed, match="exists already"):
             file.keep()
         # Also between the look and the act.
         monkeypatch.setattr(WholeFile, "_refuse_what_is_there", lambda self: None)
-        with pytest.raises(CommandFailed, match="is there already"):
+        with pytest.raises(CommandFailed, match="exists already"):
             file.keep()
     assert target.read_text("utf-8") == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -96,6 +96,8 @@ def test_a_database_that_was_made_by_hand_needs_no_migration(
         (["--sql", "--records-may-be-lost", "--url", "sqlite:///x.db"], "exclude each other"),
     ],
 )
-def test_what_it_cannot_print(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stores_without_sql_cannot_print_migrations(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["migrate", *arguments]) != 0
     assert said in capsys.readouterr().err

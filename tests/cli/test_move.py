@@ -18,7 +18,7 @@ from semel import Answer, Command, Engine, Permit, Policy
 from semel.admin.move.records import Mover
 from semel.cli.commands.stores.move import copy, look
 from semel.cli.main import main
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import InProgress, Record, Replay, Resolution, State, Verdict
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.engine.urls import sqlite_backend
@@ -88,7 +88,7 @@ def meets(engine: Engine, key: str) -> Verdict | str | None:
         return verdict
     found = row(engine, key)
     again = found is not None and found.answer_until is not None and found.state == State.SUCCEEDED
-    return None if found is None else derived_key(found.id, found.generation + again, "charge", 0)
+    return None if found is None else derive_key(found.id, found.generation + again, "charge", 0)
 
 
 @pytest.fixture
@@ -282,12 +282,12 @@ def test_another_record_in_its_place_is_not_touched(first: str, places: dict[str
         told(engine, "made", (Succeeded(WHOLE),))
         before = row(engine, "made")
     code, said = moved(first, places["sqlite"], capsys)
-    assert (code, "another record stands in its place" in said["error"]) == (1, True)
+    assert (code, "a different record under its id" in said["error"]) == (1, True)
     with Engine.connect(places["sqlite"]) as engine:
         assert row(engine, "made") == before
 
 
-def test_a_source_that_is_written_to_is_told(
+def test_a_source_that_is_written_to_is_reported(
     first: str, places: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Mover.move
@@ -299,7 +299,7 @@ def test_a_source_that_is_written_to_is_told(
 
     monkeypatch.setattr(Mover, "move", move)
     code, said = moved(first, places["sqlite"], capsys)
-    assert (code, "the source was written to meanwhile" in said["error"]) == (1, True)
+    assert (code, "the source changed during the move" in said["error"]) == (1, True)
 
 
 def test_external_commands_are_not_moved_into_a_server_that_forgets(
@@ -311,7 +311,7 @@ def test_external_commands_are_not_moved_into_a_server_that_forgets(
         with closing(Engine.connect(url)) as engine:
             engine.migrate()
         code, said = moved(first, url, capsys)
-        assert (code, "would forget that it ran" in said["error"]) == (2, True)
+        assert (code, "would lose the fact that it ran" in said["error"]) == (2, True)
         assert moved(first, f"{url}?persistence=none", capsys)[0] == 0
     finally:
         stop(server)
@@ -320,9 +320,9 @@ def test_external_commands_are_not_moved_into_a_server_that_forgets(
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
-        ("first", "first", "--to names the store of --from"),
-        ("memory://", "first", "--from: memory:// lives and dies with its process"),
-        ("first", "memory://", "--to: memory:// lives and dies with its process"),
+        ("first", "first", "--to and --from are the same store"),
+        ("memory://", "first", "--from: memory:// exists only within its own process"),
+        ("first", "memory://", "--to: memory:// exists only within its own process"),
         ("first", "sqlite:///nowhere/there.db", ""),
     ],
 )

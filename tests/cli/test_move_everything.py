@@ -182,7 +182,7 @@ def test_records_only_takes_the_steps_along(first: str, second: str, capsys: Cap
     assert {name: len(found) for name, found in rows(second).items() if found} == {"steps": 1}
 
 
-def test_another_operation_with_its_reference_is_told(first: str, second: str, capsys: Capture) -> None:
+def test_another_operation_with_its_reference_is_reported(first: str, second: str, capsys: Capture) -> None:
     with Engine.connect(second) as engine:
         engine.run(invoice("theirs"), lambda permit: DONE)
     code, said = moved(first, second, capsys)
@@ -190,7 +190,7 @@ def test_another_operation_with_its_reference_is_told(first: str, second: str, c
 
 
 @pytest.mark.parametrize("tried", [False, True])
-def test_a_source_that_is_written_to_is_told(
+def test_a_source_that_is_written_to_is_reported(
     first: str, second: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tried: bool
 ) -> None:
     plain = moved_rows.pages_of
@@ -206,7 +206,7 @@ def test_a_source_that_is_written_to_is_told(
 
     monkeypatch.setattr(moved_rows, "pages_of", pages_of)
     code, said = moved(first, second, capsys)
-    assert (code, "written to meanwhile" in said["error"]) == (1, True)
+    assert (code, "changed during the move" in said["error"]) == (1, True)
 
 
 @pytest.mark.parametrize("written", [False, True])

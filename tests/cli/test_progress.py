@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 
 from semel.cli import progress
-from semel.cli.progress import ProgressLine, told
+from semel.cli.progress import ProgressLine, show_elapsed
 from semel.errors import StoreUnavailable
 from tests.cli.conftest import Ran, Shelf
 
@@ -36,7 +36,7 @@ def shown(stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, a
     return stream.getvalue()
 
 
-def test_nobody_is_told_who_did_not_ask() -> None:
+def test_progress_is_printed_only_on_request() -> None:
     assert shown(StringIO(), (1, 2), (), asked=False, total=9) == ""
 
 
@@ -73,14 +73,14 @@ def test_work_that_cannot_tell_is_timed_and_its_error_is_raised(monkeypatch: pyt
     def work() -> int:
         return 7 if noticed.wait(30) else 0
 
-    assert told("integrity check", work, asked=False) == 7
+    assert show_elapsed("integrity check", work, asked=False) == 7
     assert "integrity check: 0 s so far" in stream.getvalue()
 
     def fail() -> int:
         raise StoreUnavailable("gone")
 
     with pytest.raises(StoreUnavailable, match="gone"):
-        told("integrity check", fail, asked=False)
+        show_elapsed("integrity check", fail, asked=False)
 
 
 @pytest.mark.parametrize("command", ["purge", "export", "explain"])

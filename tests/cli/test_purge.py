@@ -46,7 +46,7 @@ def held(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
         return {name: db.execute(f"SELECT count(*) FROM semel_{name}").fetchone()[0] for name in TABLES}
 
 
-def test_each_kind_is_told_and_what_has_no_end_stays(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_kind_is_reported_and_what_has_no_end_stays(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full = held(file)
     assert full == {"record": 3, "operation": 1, "bulk": 1, "item": 5, "event": 6, "inbox": 3}
     assert not any(purged(file, capsys).values())

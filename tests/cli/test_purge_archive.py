@@ -18,10 +18,10 @@ from semel.cli.main import main
 from semel.core.flow import perform
 from semel.core.model import Find
 from semel.core.requests import Perform
-from semel.retention.archive import Archive, judged_at
+from semel.retention.archive import Archive, fix_now
 from semel.retention.flow import purge_all
 from semel.stores.sql.dialect import dialect_of
-from semel.stores.sql.statements import composed
+from semel.stores.sql.statements import compose
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from tests.cli.everything import fill, fresh
@@ -64,7 +64,7 @@ def make_over(url: str, changes: tuple[str, ...] = CHANGES) -> None:
         dialect = dialect_of(engine.store, "tests")
         for text in changes:
             returning = " RETURNING 1" if dialect.name == "postgres" else ""
-            statement = composed("change", text + returning)
+            statement = compose("change", text + returning)
             engine.perform("change", lambda statement=statement: dialect.write(statement, {}))  # type: ignore[misc]
 
 
@@ -154,7 +154,7 @@ def test_what_becomes_due_after_the_archive_is_left_to_the_next_purge(
 def purge_at(engine: Engine, archive: Archive) -> Any:
     def answer(needed: object) -> Any:
         assert isinstance(needed, Perform)
-        return engine.perform(needed.verb, judged_at(archive.now, needed.make))
+        return engine.perform(needed.verb, fix_now(archive.now, needed.make))
 
     return perform(purge_all(engine.store, 500, 0, bulks=archive.bulks), answer)
 
@@ -238,5 +238,5 @@ def test_an_archive_is_never_replaced(tmp_path: Path, capsys: Capture) -> None:
 def test_redis_is_refused_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
     url = fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}_archive")
     assert main(["purge", "--url", url, "--archive", str(tmp_path / "purged.jsonl")]) == 2
-    assert "Redis forgets a record by itself" in capsys.readouterr().err
+    assert "Redis deletes a record itself" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

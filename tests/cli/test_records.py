@@ -101,7 +101,7 @@ def test_an_expired_answer_reads_expired(semel: Run, shelf: Shelf) -> None:
     assert semel("show", operation_id, "--json").document["state"] == "EXPIRED"
 
 
-def test_what_is_not_there_is_not_found(semel: Run) -> None:
+def test_a_missing_record_is_not_found(semel: Run) -> None:
     ran = semel("show", "0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55")
     assert (ran.code, ran.out) == (4, "")
     assert "semel list" in ran.err
@@ -139,7 +139,7 @@ def test_text_is_made_safe(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("span", "text"), [(0, "0 s"), (500_000, "0.5 s"), (119_000_000, "119 s"), (7_200_000_000, "2 h"), (10**12, "12 d")]
 )
-def test_spans_are_said_as_people_say_them(span: int, text: str) -> None:
+def test_spans_are_printed_for_people(span: int, text: str) -> None:
     assert span_text(span) == text
 
 
@@ -157,11 +157,11 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize(("said", "make"), EXPLAINED.values(), ids=EXPLAINED)
-def test_what_a_retry_would_meet_is_said(semel: Run, shelf: Shelf, said: str, make: Callable[[Shelf], str]) -> None:
+def test_what_a_retry_would_meet_is_reported(semel: Run, shelf: Shelf, said: str, make: Callable[[Shelf], str]) -> None:
     assert said in semel("show", make(shelf), "--json").document["nextAttempt"]
 
 
-def test_what_a_retry_would_meet_after_settling_is_said(semel: Run, shelf: Shelf) -> None:
+def test_what_a_retry_would_meet_after_settling_is_reported(semel: Run, shelf: Shelf) -> None:
     for key, words, said in (
         ("a", ("--succeeded", "--no-answer"), "not kept"),
         ("b", ("--did-not-happen",), "a retry runs it"),

@@ -129,7 +129,7 @@ def test_a_purge_of_a_locked_file_says_so(shelf: Shelf, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "arguments", [["list"], ["--help"], ["export"], ["list", "--nope"], ["list", "--json", "--nope"]], ids=" ".join
 )
-def test_streams_that_nobody_reads_end_it_quietly(arguments: list[str], shelf: Shelf) -> None:
+def test_a_closed_output_stream_ends_the_command_quietly(arguments: list[str], shelf: Shelf) -> None:
     shelf.succeeded("one")
     reading, writing = os.pipe()
     os.close(reading)
@@ -150,7 +150,7 @@ def test_a_process_started_without_streams_works(shelf: Shelf) -> None:
     assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
 
 
-def test_a_full_disk_behind_stdout_is_said(shelf: Shelf) -> None:
+def test_a_full_disk_behind_stdout_is_reported(shelf: Shelf) -> None:
     shelf.succeeded("one")
     with open("/dev/full", "wb") as full:
         done = run("list", "--url", shelf.url, stdout=full.fileno())

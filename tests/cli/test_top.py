@@ -117,7 +117,7 @@ def test_the_constants_give_what_was_measured(engine: str, measured: int) -> Non
     assert size.bytes / size.rows == pytest.approx(measured, rel=0.02)
 
 
-def test_size_is_told_for_each_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_is_reported_for_each_engine(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["size", "--commands-per-second", "100", "--answer-bytes", "1000", "--keep", "1d", "--keep-answers", "1h"]
     assert main([*call, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -16,7 +16,7 @@ from semel import Engine
 from semel.cli.exits import UsageFailed
 from semel.cli.main import main
 from semel.cli.open_store import require_shared
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.urls import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
 from semel.extras import install_command
@@ -273,7 +273,7 @@ def test_no_object_shows_a_password(scheme: str) -> None:
 def test_a_password_that_was_not_encoded_is_not_shown_either(scheme: str, password: str, capsys: Capture) -> None:
     """Its URL means something else than was meant; what is said of that must not give it away."""
     url = f"{scheme}://app:{password}@127.0.0.1:{free_port()}/shop"
-    assert "ter2" not in shown_url(url)
+    assert "ter2" not in hide_password(url)
     for arguments in (("doctor",), ("config", "--json"), ("move", "--to", "sqlite:///x.db"), ("serve",)):
         assert main([*arguments, "--url", url]) != 0
         said = capsys.readouterr()
@@ -282,10 +282,10 @@ def test_a_password_that_was_not_encoded_is_not_shown_either(scheme: str, passwo
 
 def test_what_holds_no_password_is_shown_as_it_is() -> None:
     for url in ("sqlite:////var/lib/a@b/x.db", "redis://h:7/0?prefix=a", "memory://", "postgresql:///shop?host=/run"):
-        assert shown_url(url) == url
-    assert shown_url("redis+cluster://a:pw@h:1,i:2") == "redis+cluster://a:***@h:1,i:2"
+        assert hide_password(url) == url
+    assert hide_password("redis+cluster://a:pw@h:1,i:2") == "redis+cluster://a:***@h:1,i:2"
 
 
 def test_a_store_that_only_its_process_sees_is_named_by_its_own_scheme() -> None:
-    with pytest.raises(UsageFailed, match="vault:// lives and dies with its process"):
+    with pytest.raises(UsageFailed, match="vault:// exists only within its own process"):
         require_shared(MemoryStore(), "vault://cell")

@@ -35,7 +35,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return plan
 
 
-def test_what_two_looks_tell(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
+def test_two_looks_give_rates(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
     shelf.succeeded("before", ago_us=HOUR_US)
     held = shelf.abandoned("held", ago_us=HOUR_US)
 
@@ -71,7 +71,7 @@ def test_a_line_for_each_look_where_there_is_no_terminal(
     assert "settled +1 net (" in second
 
 
-def test_more_than_can_be_counted_is_said(
+def test_more_than_can_be_counted_is_reported(
     semel: Run, shelf: Shelf, between: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched, "PAGE", 2)
@@ -82,7 +82,9 @@ def test_more_than_can_be_counted_is_said(
     assert "at least 2 new" in second
 
 
-def test_a_store_that_goes_away_is_said_and_waited_for(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
+def test_a_store_that_goes_away_is_reported_and_waited_for(
+    semel: Run, shelf: Shelf, between: Callable[..., None]
+) -> None:
     shelf.succeeded("one")
     away = shelf.path.with_name("away")
     between(lambda: shelf.path.rename(away), lambda: None, lambda: away.rename(shelf.path))
@@ -115,7 +117,7 @@ def test_another_store_at_the_same_place_is_no_continuation(
     Shelf(other)
     between(lambda: shutil.copy(other, shelf.path))
     ran = semel("watch", "--count", "2")
-    assert "another store stands at this URL now" in ran.out
+    assert "this URL now leads to a different store" in ran.out
     assert "new (" not in ran.out
 
 

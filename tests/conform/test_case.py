@@ -34,7 +34,7 @@ def test_other_requests_take_over_what_they_do_not_say() -> None:
     ("text", "message"),
     [
         ("[request", "is no valid TOML"),
-        ("", r"request is missing: a table \[request\]"),
+        ("", r"request is missing: add a table \[request\]"),
         ('[request]\npath = "/p"\njson = {}\n', "effects is missing"),
         (LEAST + "[reqest]\n", "reqest is unknown; did you mean request"),
         (LEAST.replace("path", "pth"), "request.pth is unknown; did you mean path"),

@@ -56,7 +56,7 @@ def http(status: int, body: str = "[]", kind: str = "application/json", more: st
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (http(201), "the count of effects did not grow; correct .*does nothing proves nothing"),
+        (http(201), "the count of effects did not grow; correct .*without effects proves nothing"),
         (http(301, more="Location: https://elsewhere.example/\r\n"), "redirects .301. to https://elsewhere.example/"),
         (http(401), "answers 401; give credentials as headers of .callers.first"),
         (http(200, "<html>", "text/html"), "answers 200 with HTML: no API; correct the URL"),
@@ -187,9 +187,7 @@ async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Api, "_answer", paged)
     async with serving() as (url, case):
-        with pytest.raises(
-            CannotRun, match=r"has stopped growing during the checks; count in .effects. with something"
-        ):
+        with pytest.raises(CannotRun, match=r"has stopped growing during the checks; in .effects., use a count"):
             await conform(url, case, Selection("semel", only=["json"]))
 
 
@@ -217,7 +215,7 @@ async def test_a_check_whose_cause_failed_is_not_tried() -> None:
     async with serving("replay-once") as (url, case):
         report = await conform(url, case, Selection("semel", only=["replay"]))
     found = {result.check.id: (result.outcome, result.came) for result in report.results}
-    assert found["replay-status"] == ("not-tried", "replay-once failed, so this would say nothing new")
+    assert found["replay-status"] == ("not-tried", "replay-once failed, so this check would add nothing")
     assert not report.ok
 
 

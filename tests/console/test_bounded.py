@@ -65,7 +65,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
         engine.run(command(f"k{number}"), made)
     query, clicks, seen = Find(states=(State.UNKNOWN,), limit=50), 0, list[str]()
     while True:
-        page = filters.bounded_page(engine, query)
+        page = filters.find_bounded(engine, query)
         seen += [uuid_text(record.operation_id) for record in page.records]
         if page.next_before is None:
             break
@@ -73,7 +73,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
     assert (set(seen), len(seen)) == (lost, 6)
     assert clicks >= 3
     look_at_most(6, type(engine.store), monkeypatch)
-    whole = filters.bounded_page(engine, Find(states=(State.UNKNOWN,), limit=50))
+    whole = filters.find_bounded(engine, Find(states=(State.UNKNOWN,), limit=50))
     assert (len(whole.records), whole.next_before) == (6, None)  # at one look: the list fits
 
 
@@ -123,9 +123,9 @@ def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, ot
     assert clicks >= 1
     assert lost in client.get("/records?state=UNKNOWN").text
     assert "payments.create" in client.get("/records").text
-    seen = [filters.bounded_page(engine, Find(operation="payments.create", limit=50))]
+    seen = [filters.find_bounded(engine, Find(operation="payments.create", limit=50))]
     while seen[-1].next_before is not None:
-        seen.append(filters.bounded_page(engine, Find(operation="payments.create", before=seen[-1].next_before)))
+        seen.append(filters.find_bounded(engine, Find(operation="payments.create", before=seen[-1].next_before)))
     assert sum(len(each.records) for each in seen) == others + 2  # each once
 
 

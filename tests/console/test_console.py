@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.cli.main import main
 from semel.console import Console
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
@@ -160,7 +160,7 @@ def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> 
     client.post("/settle", data=settling(client, id, confirmed="yes"))
     unknown(store, "lost")  # the retry ran, and is in doubt as well: another fence
     refused = client.post("/settle", data=stale)
-    assert (refused.status_code, "has gone on since you looked at it" in refused.text) == (409, True)
+    assert (refused.status_code, "has changed since you loaded it" in refused.text) == (409, True)
     assert state_of(store, id) is State.UNKNOWN
 
 
@@ -290,7 +290,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     assert "had begun, and may be repeated" in record
     [stored] = engine.perform("find", lambda: engine.store.find(Find(operation="buy"))).records
     for name in ("charge", "refund"):  # as semel show --derived has them
-        key = derived_key(stored.id, stored.generation, name)
+        key = derive_key(stored.id, stored.generation, name)
         assert f'<th scope="row">{name}</th><td>{key}</td>' in record
     unanswered = client.post("/settle", data=ending(client, id, confirmed="yes"))
     assert (unanswered.status_code, "unanswered: &lt;script&gt;" in unanswered.text) == (400, True)
@@ -298,7 +298,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     form = ending(client, id, **{f"step:{EVIL}": "not"}, **typed)
     looked = client.post("/settle", data=form)
     assert "Nothing is written yet" in looked.text
-    assert "it was refused; a retry gets that answer" in looked.text
+    assert "it was refused; a retry gets that refusal" in looked.text
     assert "did not happen." in looked.text
     changing = client.post("/settle", data={**form, "change": "yes"}).text
     assert re.search(r'value="not" checked', changing)
@@ -313,7 +313,7 @@ def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine
     assert calls == ["charge", "mail"]
 
 
-def test_of_two_operators_who_end_a_command_the_second_is_told(store: Engine) -> None:
+def test_of_two_operators_who_end_a_command_the_second_is_reported(store: Engine) -> None:
     id, _ = between_steps(store, "k", [])
     olga, igor = console(store, "olga"), console(store, "igor")
     said = {f"step:{EVIL}": "happened", "confirmed": "yes"}
@@ -412,20 +412,26 @@ def test_a_page_that_was_stale_stays_so_when_the_form_comes_back(store: Engine) 
     [
         ({"word": "succeeded", "status": "204", "body": "x", "media_type": "text/plain"}, "status 204 has no body"),
         ({"word": "succeeded", "no_answer": "yes", "body": "x"}, "A body needs a status"),
-        ({"word": "succeeded", "status": "201", "body": "x"}, "Say what the body is"),
-        ({"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"}, "Say what the body is"),
-        ({"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"}, "the body is none"),
+        ({"word": "succeeded", "status": "201", "body": "x"}, "Give the body's content type"),
+        (
+            {"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"},
+            "Give the body's content type",
+        ),
+        (
+            {"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"},
+            "but the body is not",
+        ),
         ({"word": "succeeded", "status": "201", "body": "ü" * 40_000, "media_type": "text/plain"}, "65536 bytes"),
         ({"word": "step-succeeded", "result": "7"}, "no step of this command is in doubt"),
-        ({"result": "7"}, "belongs to: the step in doubt succeeded"),
+        ({"result": "7"}, "result only if the step in doubt succeeded"),
         ({"reason": "a\0b"}, "NUL"),
-        ({"reason": " "}, "Say how you know"),
-        ({"word": ""}, "Say what you found out"),
+        ({"reason": " "}, "Explain how you know"),
+        ({"word": ""}, "Choose what you found"),
         ({"word": "succeeded"}, "one of the two"),
         ({"word": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
         ({"word": "succeeded", "status": "99"}, "from 200 to 599"),
         ({"word": "succeeded", "status": "²01"}, "from 200 to 599"),
-        ({"status": "201"}, "Only an end of the whole command"),
+        ({"status": "201"}, "Only a command that ends"),
         ({"reason": "x" * 1001}, "at most 1000 characters"),
     ],
 )
@@ -445,7 +451,7 @@ def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
     id = unknown(store, "lost")
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
-    assert (refused.status_code, "tick that the handler is gone" in refused.text) == (409, True)
+    assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
 
 
 def test_nobody_sees_anything_without_a_name(store: Engine) -> None:
@@ -592,7 +598,7 @@ def test_a_form_that_is_too_long_is_refused(store: Engine) -> None:
     assert console(store).post("/settle", data={f"f{n}": "x" for n in range(400)}).status_code == 400
 
 
-def test_a_store_that_is_away_is_said_and_comes_back(tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_reported_and_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "semel.db"
     engine = Engine.connect(f"sqlite:///{path}")
     client = console(engine)

@@ -53,7 +53,7 @@ def test_a_bulk_shows_its_items_and_goes_on_by_itself_only_while_it_runs(engine:
     page = client.get(f"/bulks/{id}")
     assert page.status_code == 200
     assert REFRESH not in page.text
-    assert "4 of 4 items: 3 succeeded, 1 failed (1 may be tried again), 0 unknown" in page.text
+    assert "4 of 4 items: 3 succeeded, 1 failed (1 may be retried), 0 unknown" in page.text
     failed = client.get(f"/bulks/{id}?state=FAILED").text
     assert "CLOSED" in failed
     assert "r-2" not in failed

@@ -52,7 +52,7 @@ async def run_async(engine: AsyncEngine, key: str, effects: str = "external") ->
 
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_closing_during_traffic_loses_nobody(folder: Folder, effects: str) -> None:
+def test_closing_during_traffic_loses_no_call(folder: Folder, effects: str) -> None:
     engine = folder.engine()
     stop = threading.Event()
     ran: list[str] = []
@@ -145,7 +145,7 @@ def test_a_loop_closed_while_it_waited_for_a_transaction(folder: Folder) -> None
     assert folder.sql("SELECT count(*) FROM semel_record") == [(1,)]
 
 
-def test_a_transaction_that_nobody_remembers_gives_its_lock_back(folder: Folder) -> None:
+def test_an_abandoned_transaction_releases_its_lock(folder: Folder) -> None:
     engine = folder.engine("?busy_seconds=5")
     permit = engine.claim(command("forgotten", "atomic"))
     assert isinstance(permit, Permit)

@@ -157,7 +157,7 @@ def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
         ("nothing", r"check the disk, its mount \(read-only\?\), and the limit of open files"),
     ],
 )
-def test_a_file_that_may_not_be_written_is_told_apart(
+def test_a_file_that_may_not_be_written_is_distinguished(
     folder: Folder, forbidden: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What the system says of rights is replaced: the suite may run as root, who has them all.

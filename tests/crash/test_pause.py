@@ -31,7 +31,7 @@ def test_an_idempotent_holder_is_superseded(tmp_path: Path) -> None:
     assert folder.judge().operations >= 3 * IDEMPOTENT  # two attempts and a settlement each
 
 
-def test_an_external_holder_keeps_its_truth_until_somebody_else_settles(tmp_path: Path) -> None:
+def test_an_external_holders_outcome_counts_until_an_operator_settles(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.create()
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from semel.bulk.http import KINDS as BULK_KINDS
-from semel.cli.commands.serve.metrics import shipped
+from semel.cli.commands.serve.metrics import read_shipped
 from semel.cli.main import grammar
 from semel.core.model import Effects, State
 from semel.http.asgi import SemelMiddleware as AsgiMiddleware
@@ -110,7 +110,7 @@ def test_every_folder_of_tests_is_in_the_overview() -> None:
 
 
 def test_every_alert_has_its_section_in_the_runbook() -> None:
-    rules = shipped("rules")
+    rules = read_shipped("rules")
     alerts = re.findall(r"- alert: (\w+)", rules)
     assert re.findall(r"runbook: docs/operating\.md#(\w+)", rules) == [name.lower() for name in alerts]
     assert set(map(str.lower, alerts)) <= anchors(page("operating.md"))

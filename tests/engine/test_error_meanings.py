@@ -62,7 +62,7 @@ def test_of_postgresql(sqlstate: str | None, meant: type[SemelError]) -> None:
     ],
 )
 def test_of_mariadb(code: int, meant: type[SemelError]) -> None:
-    word = mariadb_errors.refused(pymysql.OperationalError(code, "no"))
+    word = mariadb_errors.parse_refusal(pymysql.OperationalError(code, "no"))
     assert word is not None
     assert type(mariadb_errors.store_error(word)) is meant
     assert mariadb_errors.ends_connection(word) or meant is not UNDECIDED
@@ -71,15 +71,15 @@ def test_of_mariadb(code: int, meant: type[SemelError]) -> None:
 @pytest.mark.parametrize(
     "error", [(2006, "gone away"), (2013, "lost"), (2014, "out of sync"), (0, ""), ("closed",), ()]
 )
-def test_what_mariadbs_libraries_say_themselves_is_no_word_of_the_server(error: tuple[object, ...]) -> None:
-    assert mariadb_errors.refused(pymysql.OperationalError(*error)) is None
+def test_errors_of_mariadbs_libraries_are_not_server_errors(error: tuple[object, ...]) -> None:
+    assert mariadb_errors.parse_refusal(pymysql.OperationalError(*error)) is None
 
 
 @pytest.mark.parametrize(
     "error", [psycopg.OperationalError("server closed the connection"), psycopg.InterfaceError("closed")]
 )
-def test_what_psycopg_says_itself(error: psycopg.Error) -> None:
-    assert type(psycopg_driver.told(error)) is UNDECIDED
+def test_psycopgs_own_errors_are_mapped(error: psycopg.Error) -> None:
+    assert type(psycopg_driver.to_error(error)) is UNDECIDED
     assert psycopg_driver.is_stale(error)
     assert not psycopg_driver.is_stale(psycopg_patience.Overdue("no answer"))  # a server that hangs: no second one
 
@@ -97,8 +97,8 @@ def test_what_psycopg_says_itself(error: psycopg.Error) -> None:
         (asyncpg.DataError("no integer"), StatementRefused),
     ],
 )
-def test_what_asyncpg_raises(error: BaseException, meant: type[SemelError]) -> None:
-    assert type(asyncpg_driver.told(error)) is meant
+def test_asyncpgs_errors_are_mapped(error: BaseException, meant: type[SemelError]) -> None:
+    assert type(asyncpg_driver.to_error(error)) is meant
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,10 @@ def test_what_asyncpg_raises(error: BaseException, meant: type[SemelError]) -> N
 )
 def test_of_redis(error: redis.RedisError | OSError) -> None:
     wanted = NodeExchange(Node("127.0.0.1", 1), ((b"EVALSHA",), (b"GET",)))
-    assert type(redis_errors.lost(wanted, [], error)) is UNDECIDED
-    assert type(redis_errors.lost(wanted, [1], redis.BusyLoadingError("loading"))) is UNDECIDED  # a part has run
-    assert redis_errors.lost(wanted, [], redis.BusyLoadingError("loading")) == [RedisRefused("LOADING", "loading")] * 2
+    assert type(redis_errors.judge_lost(wanted, [], error)) is UNDECIDED
+    assert type(redis_errors.judge_lost(wanted, [1], redis.BusyLoadingError("loading"))) is UNDECIDED  # a part has run
+    assert (
+        redis_errors.judge_lost(wanted, [], redis.BusyLoadingError("loading"))
+        == [RedisRefused("LOADING", "loading")] * 2
+    )
     assert type(redis_errors.cannot_connect(wanted.node, error)) is StoreUnavailable

@@ -18,7 +18,7 @@ import pytest
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.engine.backend import Backend
 from semel.engine.opening import AsyncFirstLook, FirstLook
-from semel.engine.requirements import introduced
+from semel.engine.requirements import introduce
 from semel.engine.state import Core
 from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, StoreUnavailable
@@ -130,7 +130,7 @@ def url(forgetful: Running) -> str:
 @pytest.mark.parametrize("mode", MODES)
 def test_external_is_refused_on_a_server_that_forgets(mode: Mode, url: str) -> None:
     with closing(Shell(mode, connect_backend(url))) as shell:
-        with pytest.raises(ConfigurationError, match="the store would forget that it ran"):
+        with pytest.raises(ConfigurationError, match="the store would lose the fact that it ran"):
             shell.run(command(), never)
         shell.run(command(policy=Policy.of(effects="idempotent")), made)
 
@@ -150,14 +150,14 @@ class Fails:
         self.begun += 1
         if self.begun <= self.times:
             raise StoreUnavailable("the store cannot be reached")
-        return (yield from introduced(self.store))[0]
+        return (yield from introduce(self.store))[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_look_that_failed_is_repeated(mode: Mode, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = sqlite(file)
     failing = Fails(backend, 2)
-    monkeypatch.setattr("semel.engine.opening.introduced", lambda store: _introduced(failing))
+    monkeypatch.setattr("semel.engine.opening.introduce", lambda store: _introduced(failing))
     with closing(Shell(mode, backend)) as shell:
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
@@ -217,7 +217,7 @@ def test_a_thread_that_comes_meanwhile_waits_for_it() -> None:
     assert taken == [1]
 
 
-def test_one_that_is_interrupted_is_somebody_elses_next() -> None:
+def test_an_interrupted_first_look_passes_to_the_next_caller() -> None:
     """Ctrl-C belongs to its thread alone: who waits for that look takes one of its own."""
     core = Core(None, None, 1, 1)
     begun, go = Event(), Event()

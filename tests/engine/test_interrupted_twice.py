@@ -15,7 +15,7 @@ import pytest
 
 from semel import Engine
 from semel.engine import shield
-from semel.engine.shield import Hold, serve_lost, shielded
+from semel.engine.shield import Hold, run_shielded, serve_lost
 from tests.engine.shells import MADE, command
 from tests.servers.redis import eventually
 
@@ -78,7 +78,7 @@ def test_a_value_is_undone_whatever_interrupts_its_letting_go(no_collector: None
     def use(number: int, strike: Strike) -> None:
         hold: Hold[int] = Hold(lambda value, error: undone.append(value))
         try:
-            shielded(lambda: hold.give(number))
+            run_shielded(lambda: hold.give(number))
             raise Limit("the first")
         except BaseException as error:
             sys.settrace(strike.trace)

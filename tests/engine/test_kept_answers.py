@@ -93,7 +93,7 @@ def test_a_process_that_drains_replays_nothing(url: str) -> None:
     asyncio.run(run())
 
 
-def test_an_observer_hears_of_every_replay(url: str) -> None:
+def test_an_observer_gets_every_replay(url: str) -> None:
     class Heard:
         def __init__(self) -> None:
             self.verdicts: list[str] = []

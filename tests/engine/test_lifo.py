@@ -41,7 +41,7 @@ def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str
     assert asyncio.run(story()) == ((1, True) if freed == "given" else (2, False))
 
 
-def test_who_waits_for_too_long_leaves_the_line() -> None:
+def test_a_waiter_that_times_out_leaves_the_queue() -> None:
     async def story() -> tuple[int, bool]:
         connections = lifo(1)
         taken, _ = await connections.take(Deadline(0))

@@ -34,7 +34,7 @@ from tests.servers.running import Running, stop
 Declares = Callable[[str, str], object]
 NOWHERE = "redis://app:hunter2@127.0.0.1:7/0"  # nobody listens there: what is refused is refused without asking
 ATOMIC = r"effects='atomic' needs a store in the same database .*Use sqlite:///, postgresql:// or mysql://"
-FORGETS = r"'pay' is effects='external', and the store would forget that it ran: .*Set appendonly yes.*persistence=none"
+FORGETS = r"'pay' is effects='external', and the store would lose .*Set appendonly yes.*persistence=none"
 
 
 async def pay(request: Request) -> Response:
@@ -118,9 +118,7 @@ def test_atomic_is_refused_where_it_is_declared(declares: Declares, store: str) 
 
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_an_atomic_command_that_nobody_declared_is_refused_before_its_handler(
-    in_memory: bool, mode: Mode, url: str
-) -> None:
+def test_an_undeclared_atomic_command_is_refused_before_its_handler(in_memory: bool, mode: Mode, url: str) -> None:
     with closing(Shell(mode, connect_backend("memory://" if in_memory else url))) as shell:
         shell.open()
         with pytest.raises(ConfigurationError, match=ATOMIC):
@@ -205,7 +203,7 @@ def test_a_function_does_not_start_there(url: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_command_that_nobody_declared_is_refused_before_its_handler(url: str, mode: Mode) -> None:
+def test_an_undeclared_command_is_refused_before_its_handler(url: str, mode: Mode) -> None:
     with closing(Shell(mode, connect_backend(url))) as shell:
         shell.open()
         with pytest.raises(ConfigurationError, match=FORGETS):
@@ -258,7 +256,7 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
 @pytest.mark.parametrize(
     ("options", "effects", "level", "part"),
     [
-        ("", "idempotent", "ok", "keeps what is declared"),
+        ("", "idempotent", "ok", "matches the declaration"),
         ("&persistence=none", "external", "open", "its URL accepts that"),
     ],
 )

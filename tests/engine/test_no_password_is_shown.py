@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.urls import connect_backend
 from semel.errors import UrlError
 
@@ -22,14 +22,14 @@ URLS = (
 def test_it_is_in_no_representation(url: str) -> None:
     backend = connect_backend(url)
     assert "geheim" not in repr(backend) + repr(backend.driver) + repr(backend.driver.server)
-    assert "geheim" not in shown_url(url)
+    assert "geheim" not in hide_password(url)
 
 
 @pytest.mark.parametrize("password", ["ge@heim", "ge@@heim", "ge%zzheim", "geheim%", "ge/@heim"])
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
-def test_a_password_that_was_not_encoded_is_told_and_not_quoted(scheme: str, password: str) -> None:
+def test_an_unencoded_password_is_reported_and_not_quoted(scheme: str, password: str) -> None:
     url = f"{scheme}://app:{password}@127.0.0.1:1/shop"
     with pytest.raises(UrlError) as told:
         connect_backend(url)
     assert "heim" not in str(told.value)
-    assert "heim" not in shown_url(url)
+    assert "heim" not in hide_password(url)

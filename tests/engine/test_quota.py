@@ -143,7 +143,7 @@ def test_a_quota_that_cannot_be_meant_is_refused(options: dict[str, Any], told: 
         Quota(**options)
 
 
-def test_what_is_no_quota_is_refused() -> None:
+def test_an_invalid_quota_is_refused() -> None:
     with pytest.raises(PolicyError, match="quota must be a Quota"):
         Policy(quota=600)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="quota must be a Quota"):

@@ -250,7 +250,7 @@ def recast(recipe: str, known: dict[str, bytes]) -> Command:
     return Command(SCOPE, "k", bits("request", 0, size=32), recipe, Policy(), known.get)
 
 
-def test_1_17_a_recipe_nobody_knows_is_never_reuse_and_never_run(shell: Shell) -> None:
+def test_1_17_an_unknown_recipe_is_never_reuse_and_never_run(shell: Shell) -> None:
     """A newer version wrote the record; this one cannot judge it, before and after it was released."""
     permit = shell.permit(recast("2.newer", {}))
     for outcome in (None, Released("no", proven=True)):

@@ -95,7 +95,7 @@ def test_1_3_an_early_commit_is_seen_at_the_end_of_the_block(file: Path, clock: 
 # --- 1.4, 1.6: what may follow a settle ---
 
 
-def test_1_4_a_settle_that_does_not_stand_is_not_followed_by_a_commit(shell: Shell, file: Path) -> None:
+def test_1_4_a_refused_settle_is_not_followed_by_a_commit(shell: Shell, file: Path) -> None:
     """The claim row is not this grant's any more: no row is settled, and nothing of the handler remains."""
 
     def handler(permit: Permit) -> Answer:

@@ -45,21 +45,21 @@ def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
         ("mysql+mysqldb://h/shop", r"did you mean 'mysql\+pymysql'\?"),
         ("redis+clustre://h", r"did you mean 'redis\+cluster'\?"),
         ("valkey://h", "write redis://$"),
-        ("postgresql://app@::1:5432/shop", r"an IPv6 address stands in brackets: postgresql://app@\[::1\]:5432/app"),
-        ("postgresql://app@[::1:5432/shop", "an IPv6 address stands in brackets"),
+        ("postgresql://app@::1:5432/shop", r"write an IPv6 address in brackets: postgresql://app@\[::1\]:5432/app"),
+        ("postgresql://app@[::1:5432/shop", "write an IPv6 address in brackets"),
         ("postgresql://app@h/sh%FFop", "libpq cannot read the store URL"),
         ("postgresql://a%FFpp@h/shop", "libpq cannot read the store URL"),
         ("postgresql+asyncpg://h/shop?ssl=require", "such as sslmode=require"),
         ("mysql://app@h:0/shop", "the port of the store URL must be a number from 1 to 65535"),
     ],
 )
-def test_what_is_refused_is_told_what_would_do(url: str, said: str) -> None:
+def test_a_refused_url_names_the_remedy(url: str, said: str) -> None:
     with pytest.raises(UrlError, match=said):
         connect_backend(url)
 
 
 @pytest.mark.parametrize("option", ["sslmode=foo", "target_session_attrs=foo", "keepalives=x", "service=nobody"])
-def test_what_libpq_finds_wrong_by_itself_is_not_told_as_a_server_that_is_away(option: str) -> None:
+def test_a_libpq_configuration_error_is_not_reported_as_an_outage(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         engine = Engine.connect(f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/shop?{option}")
         with closing(engine), pytest.raises(StoreUnavailable, match="an option of the URL is wrong"):
@@ -80,7 +80,7 @@ def test_what_libpq_finds_wrong_by_itself_is_not_told_as_a_server_that_is_away(o
         ("Connection refused", "check that the server runs"),
     ],
 )
-def test_a_connection_that_postgresql_refuses_is_told_what_would_do(text: str, said: str) -> None:
+def test_a_connection_that_postgresql_refuses_names_the_remedy(text: str, said: str) -> None:
     assert said in str(cannot_connect(text)).rpartition("(")[2]
 
 

@@ -198,7 +198,7 @@ def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
     asyncio.run(scenario())
 
 
-def test_without_a_budget_nobody_waits() -> None:
+def test_without_a_budget_no_duplicate_waits() -> None:
     async def scenario() -> None:
         async with await ready(memory()) as engine:
             assert isinstance(await engine.claim(command()), Permit)
@@ -304,7 +304,7 @@ def test_another_waiter_looks_once_the_first_is_gone(monkeypatch: pytest.MonkeyP
     lost._log_destroy_pending = False  # type: ignore[attr-defined]  # that it is pending is the point
 
 
-def test_every_waiter_hears_that_the_one_that_looks_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_waiter_learns_that_the_polling_one_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also where the next in line leaves at the same moment: the others do not wait for the moment to make sure."""
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
     monkeypatch.setattr("semel.engine.state.FOLLOW_SECONDS", 3 * PATIENCE_SECONDS)

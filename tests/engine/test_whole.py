@@ -39,7 +39,7 @@ def cancelled_twice(fails: bool) -> tuple[list[str], asyncio.Task[object]]:
     return said, asyncio.run(story())
 
 
-def test_the_result_and_the_cancellation_are_told() -> None:
+def test_the_result_and_the_cancellation_are_returned() -> None:
     said, task = cancelled_twice(fails=False)
     assert said == ["done"]
     told = task.result()
@@ -48,20 +48,20 @@ def test_the_result_and_the_cancellation_are_told() -> None:
     assert isinstance(told[1], asyncio.CancelledError)
 
 
-def test_where_the_work_fails_the_cancellation_is_told() -> None:
+def test_a_failure_of_the_work_keeps_the_cancellation() -> None:
     said, task = cancelled_twice(fails=True)
     assert said == ["done"]
     assert task.cancelled()
 
 
-def test_nobody_is_cancelled() -> None:
+def test_work_without_a_cancellation_returns_its_result() -> None:
     async def work() -> int:
         return 7
 
     assert asyncio.run(whole(work())) == (7, None)
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_an_exception_of_the_work_is_raised() -> None:
     async def work() -> int:
         raise ValueError("the work's own")
 

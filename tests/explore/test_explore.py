@@ -127,7 +127,7 @@ def shifted(world: World, by: int) -> World:
 def test_a_patch_is_seen_everywhere_and_taken_back() -> None:
     modules = [import_module(f"semel.{name}") for name in ("core.settle", "stores.memory.store", "stores.sqlite.store")]
     before = vars(modules[0])["settled_row"]
-    with replaced("semel.core.settle:settled_row", lambda original: "patched"):
+    with replaced("semel.core.settle:settle_row", lambda original: "patched"):
         assert [vars(module)["settled_row"] for module in modules] == ["patched"] * 3
     assert [vars(module)["settled_row"] for module in modules] == [before] * 3
 

@@ -138,7 +138,7 @@ def test_an_exporter_that_breaks_stops_no_command(monkeypatch: pytest.MonkeyPatc
         assert engine.run(command("key-1"), paid).answer.body == b"paid"
 
 
-def test_a_store_that_does_not_answer_is_said_and_the_page_is_whole(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_reported_and_the_page_is_whole(tmp_path: Path) -> None:
     metrics = Prometheus(CollectorRegistry(), store=f"sqlite:///{tmp_path}/none/semel.db")
     metrics.event("replays", 1, {"operation": "pay"}, {})
     assert value(metrics, "semel_store_up") == 0

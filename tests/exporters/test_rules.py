@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from semel import Engine
-from semel.cli.commands.serve.metrics import shipped
+from semel.cli.commands.serve.metrics import read_shipped
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
 from semel.reconciliation.rules import DidNotHappen
@@ -107,12 +107,12 @@ def story(name: str, folder: Path) -> list[dict[str, str]]:
 
 
 def test_the_rules_are_well_formed(tmp_path: Path) -> None:
-    (tmp_path / "semel.rules.yml").write_text(shipped("rules"))
+    (tmp_path / "semel.rules.yml").write_text(read_shipped("rules"))
     assert "10 rules found" in promtool(tmp_path, "check", "rules", "semel.rules.yml")
 
 
 def test_each_alert_fires_in_its_story_and_in_no_other(tmp_path: Path) -> None:
-    (tmp_path / "semel.rules.yml").write_text(shipped("rules"))
+    (tmp_path / "semel.rules.yml").write_text(read_shipped("rules"))
     tests = []
     for name, (_, alerts, minutes) in STORIES.items():
         expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)]
@@ -128,12 +128,12 @@ def test_each_alert_fires_in_its_story_and_in_no_other(tmp_path: Path) -> None:
     (tmp_path / "tests.yml").write_text(unit_tests("semel.rules.yml", tests))
     promtool(tmp_path, "test", "rules", "tests.yml")
     assert {alert for _, alerts, _ in STORIES.values() for alert in alerts} == {
-        line.split(":")[1].strip() for line in shipped("rules").splitlines() if "- alert:" in line
+        line.split(":")[1].strip() for line in read_shipped("rules").splitlines() if "- alert:" in line
     }
 
 
 def expressions() -> list[str]:
-    dashboard = json.loads(shipped("dashboard"))
+    dashboard = json.loads(read_shipped("dashboard"))
     return [
         target["expr"].replace("$__rate_interval", "15m")
         for panel in dashboard["panels"]

@@ -129,7 +129,7 @@ def test_a_list_that_is_wrong_is_refused_as_a_whole(
     assert (shop.seen, shop.records) == ([], 0)
 
 
-def test_whoever_has_no_key_or_name_is_refused(shop: Shop) -> None:
+def test_a_request_without_key_or_caller_is_refused(shop: Shop) -> None:
     assert shop.post(CASES, key=None).headers["Semel-Code"] == "MISSING_IDEMPOTENCY_KEY"
     assert shop.post(CASES, caller=None).headers["Semel-Code"] == "IDEMPOTENCY_CALLER_UNKNOWN"
     assert shop.post(CASES, [*JSON, ("Content-Digest", "sha-256=:AAAA:")]).status_code == 400

@@ -282,7 +282,7 @@ TABLE: Final[dict[str, dict[str, tuple[Callable[[str], object], str]]]] = {
         "Strawberry": (lambda url: strawberry_above(), r"pay: Idempotent\(\.\.\.\) is no decorator; write @strawberry"),
         "gRPC": (
             lambda url: SemelInterceptor(nothing(), caller=single_caller, operations={}),
-            r"operations= names no method, so that nothing would be protected",
+            r"operations= names no method, so no call would be protected",
         ),
     },
     "no caller": {
@@ -401,7 +401,7 @@ def django(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("mistake", "expected"),
     [
-        ("above", r"semel\.E006 the operation 'hidden' is not protected: 'plain' leads to the view as it was"),
+        ("above", r"semel\.E006 the operation 'hidden' is not protected: 'plain' leads to the undecorated view"),
         ("above drf", r"below @api_view"),
         ("caller", r"semel\.E005 who is calling\?"),
         ("no tables", r"^503 .*run: semel migrate --url sqlite:"),

@@ -543,7 +543,7 @@ def test_a_result_that_is_another_than_declared(
         (StoreTimeout("db1.internal is silent"), True, "The commit was not confirmed"),
     ],
 )
-def test_a_store_that_fails_is_told_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
+def test_a_store_that_fails_is_reported_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
     why = RefusedCall.of(error, maybe_done=maybe_done)
 
     assert why is not None
@@ -782,7 +782,7 @@ def test_below_another_field_the_parent_counts_and_must_be_named() -> None:
         async with engine:
             return await schema.execute('mutation { account(id: 5) { pay(amount: 1, key: "k") } }')
 
-    assert "say with parent= what tells its parents apart" in asyncio.run(unnamed()).errors[0].message
+    assert "give parent= a function that distinguishes its parents" in asyncio.run(unnamed()).errors[0].message
     assert paid == []
 
 

@@ -91,7 +91,7 @@ PARTS = st.tuples(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1
 
 @settings(derandomize=True)
 @given(PARTS, PARTS)
-def test_several_parts_of_a_key_are_told_apart(one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_several_parts_of_a_key_are_distinguished(one: tuple[str, str], other: tuple[str, str]) -> None:
     make = key_maker(("order.0", "order.1"), ("order",))
     assert make is not None
     assert (make({"order": one}, (), {}) == make({"order": other}, (), {})) == (one == other)

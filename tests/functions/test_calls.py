@@ -95,7 +95,7 @@ def test_the_first_caller_gets_what_went_through_the_store(stage: Stage) -> None
     assert first is not shared
 
 
-def test_a_result_that_cannot_be_kept_is_told_at_once_and_nothing_runs_again(stage: Stage) -> None:
+def test_a_result_that_cannot_be_kept_is_reported_at_once_and_nothing_runs_again(stage: Stage) -> None:
     ran: list[Any] = []
 
     def charge(order: str) -> Any:
@@ -131,9 +131,7 @@ def test_a_function_that_only_promises_is_refused_when_it_does(stage: Stage) -> 
 
     for name, promise in (("a", later), ("b", numbers)):
         once = stage.command(lambda order, promise=promise: promise(), name, key="order", exclude=("promise",))
-        with pytest.raises(
-            ConfigurationError, match=r"returned a (coroutine|generator): what it does is not over when it"
-        ):
+        with pytest.raises(ConfigurationError, match=r"returned a (coroutine|generator): its work continues after it"):
             once("A")
         assert once.met("A") is OutcomeUnknownError
 
@@ -217,11 +215,11 @@ def test_any_other_exception_is_unknown_to_those_who_ask_later(stage: Stage) -> 
     with pytest.raises(TimeoutError) as caught:
         once("A")
     assert caught.value is error
-    with pytest.raises(OutcomeUnknownError, match="it cannot be proven how the command ended"):
+    with pytest.raises(OutcomeUnknownError, match="the command's outcome cannot be proven"):
         once("A")
 
 
-def test_an_exception_that_cannot_be_kept_is_told_at_once(stage: Stage) -> None:
+def test_an_exception_that_cannot_be_kept_is_reported_at_once(stage: Stage) -> None:
     def charge(order: str) -> str:
         error = Declined("x")
         error.response = Plain()  # type: ignore[attr-defined]

@@ -65,9 +65,9 @@ def declare(function: Any, engine: Any = ENGINE, name: str = "refused", **settin
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (numbers, "numbers is a generator, which runs after its call has returned, .* collect what it yields"),
+        (numbers, "numbers is a generator, which runs after its call has returned, .* collect its items"),
         (numbers_later, "numbers_later is an async generator"),
-        (iterates, "iterates returns a Iterator: what it does is not over when it returns"),
+        (iterates, "iterates returns a Iterator: its work continues after it returns"),
         (promises, "promises returns a Awaitable: .* declare an `async def`"),
         (Plain, "Plain is a class: declare its method instead"),
         (functools.partial(charge, {}), "is no function: write `def`"),
@@ -80,7 +80,7 @@ def declare(function: Any, engine: Any = ENGINE, name: str = "refused", **settin
     ],
     ids=lambda each: each[:20] if isinstance(each, str) else "",
 )
-def test_what_is_no_call_is_refused(function: Any, says: str) -> None:
+def test_an_invalid_call_is_refused(function: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         declare(function, key="order")
 
@@ -124,7 +124,7 @@ def test_a_plain_function_needs_a_plain_engine() -> None:
         ({"include": ("note",), "exclude": ("note",)}, "give either include= or exclude=, not both"),
         ({"replays": Declined}, "replays= takes a tuple of exception types"),
         ({"replays": (Plain,)}, "replays= takes exception types"),
-        ({"replays": (Exception,)}, "replays= must not hold Exception: a refusal is a type of its own"),
+        ({"replays": (Exception,)}, "replays= must not hold Exception: a refusal needs its own type"),
         ({"replays": (KeyboardInterrupt,)}, "replays= must not hold KeyboardInterrupt"),
         ({"replays": (ExceptionGroup,)}, "a group holds other exceptions"),
         (

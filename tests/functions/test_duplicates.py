@@ -95,7 +95,7 @@ def test_a_cancelled_caller_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "where"), EVERYWHERE)
-def test_a_duplicate_of_a_running_call_is_told_so(mode: Mode, where: Where, tmp_path: Path) -> None:
+def test_a_duplicate_of_a_running_call_is_refused(mode: Mode, where: Where, tmp_path: Path) -> None:
     met: list[Any] = []
 
     def asking_itself(order: str) -> str:

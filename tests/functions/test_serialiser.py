@@ -33,8 +33,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semel.codec.annotations import Shapes
 from semel.codec.plain import from_plain, to_plain
-from semel.codec.results import given as give
 from semel.codec.results import keep_error, keep_result
+from semel.codec.results import restore_result as give
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Codec
 from semel.core.model import Answer
@@ -323,7 +323,7 @@ for _ in range(2000):
 @pytest.mark.parametrize(
     ("annotation", "value", "says"),
     [
-        (int, True, "the result is a bool, declared as int; return exactly what the annotation says"),
+        (int, True, "the result is a bool, declared as int; return exactly the annotated type"),
         (str, Text("x"), "Text, declared as str"),
         (int, Level.LOW, "Level, declared as int"),
         (list[int], [1, "2"], r"the result\[1\] is a str, declared as int"),
@@ -343,8 +343,8 @@ for _ in range(2000):
         (str, "\ud800", "half a surrogate pair"),
         (Any, "\ud83d\ude00", "half a surrogate pair"),
         (list[int], [HUGE], "cannot be read back"),
-        (Doubled, Doubled(1), "is another one when it is read back; let its class take"),
-        (Forgetful, Forgetful(id=1, secret="x"), "another one after model_dump"),
+        (Doubled, Doubled(1), "changes when it is read back; let its class take"),
+        (Forgetful, Forgetful(id=1, secret="x"), "changes in model_dump"),
         (datetime, datetime(2026, 1, 1, tzinfo=Odd()), "time zone of type Odd"),
         (Struct, Struct(UUID(int=1), datetime(2026, 1, 1), b"", {1: Plain()}), "is not encoded by msgspec"),  # type: ignore[dict-item]
     ],
@@ -514,7 +514,7 @@ def slotted() -> Slotted:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (slotted(), r"Slotted\.code is neither in its args nor in its attributes; keep it in self.args"),
+        (slotted(), r"Slotted\.code is not in its args or its attributes; keep it in self.args"),
         (ImportError("x", name="thing"), r"ImportError\.\w+ is neither"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), r"UnicodeDecodeError\.\w+ is neither"),
         (Picky(1, 2), r"cannot be read back \(Picky refused its args"),
@@ -528,5 +528,5 @@ def test_what_an_exception_would_lose_is_named(error: Exception, says: str) -> N
 
 def test_two_declared_exceptions_of_one_name_are_not_confused() -> None:
     twin = type("Declined", (Exception,), {"__qualname__": "Declined"})
-    with pytest.raises(Unserialisable, match="is not the only declared one of this name; rename one"):
+    with pytest.raises(Unserialisable, match="shares its name with another declared one; rename one"):
         keep_error(Declined("x", "y"), (Declined, twin))

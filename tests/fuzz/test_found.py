@@ -12,14 +12,14 @@ import pytest
 from semel.core.decide import decide, first_grant
 from semel.core.identity import uuid_text
 from semel.core.model import MovedOn, Resolution, State, Superseded, Unreadable
-from semel.core.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resolve_row, settle_row
 from semel.engine.urls import connect_backend
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
 from semel.http.routing import Operation
 from semel.keys import parse_key
 from semel.operations.http import Operations
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.stores.sqlite.connection import store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.store import SqliteStore
@@ -65,27 +65,27 @@ DAMAGES: dict[str, dict[str, Any]] = {
 def test_a_damaged_record_is_unreadable_and_is_left_as_it_is(columns: dict[str, Any]) -> None:
     claim = attempt()
     grant = first_grant(claim, START_US)
-    _, row = settled_row(granted_row(None, claim, grant), word(grant), START_US)
+    _, row = settle_row(grant_row(None, claim, grant), word(grant), START_US)
     assert row is not None
     row = row._replace(**columns)
     verdict = decide(row, attempt(nonce=2), START_US + 10**9)
     assert isinstance(verdict, Unreadable)
     assert verdict.reason == "corrupt"
     assert len(verdict.operation_id) == 16
-    assert abandoned_row(row, row.nonce, START_US) is None or row.settled_at is not None
-    assert lapsed_row(row, START_US) is None
+    assert abandon_row(row, row.nonce, START_US) is None or row.settled_at is not None
+    assert lapse_row(row, START_US) is None
 
 
 def test_a_running_record_with_a_damaged_time_stops_neither_its_holder_nor_the_reaper() -> None:
     claim = attempt(policy=IDEMPOTENT)
     grant = first_grant(claim, START_US)
-    row = granted_row(None, claim, grant)._replace(dedup_until="never")  # type: ignore[arg-type]  # as SQLite may hold
-    assert renewed_row(row, renewal(grant), START_US) is None
-    assert marked_row(row, renewal(grant)) is None
-    assert abandoned_row(row, row.nonce, START_US) is None
-    assert lapsed_row(row, START_US + 10**12) is None
-    assert settled_row(row, word(grant), START_US) == (Superseded(None), None)
-    assert resolved_row(row, Resolution(row.id, row.fence, False, None, "ops", "why"), START_US) == (
+    row = grant_row(None, claim, grant)._replace(dedup_until="never")  # type: ignore[arg-type]  # as SQLite may hold
+    assert renew_row(row, renewal(grant), START_US) is None
+    assert mark_row(row, renewal(grant)) is None
+    assert abandon_row(row, row.nonce, START_US) is None
+    assert lapse_row(row, START_US + 10**12) is None
+    assert settle_row(row, word(grant), START_US) == (Superseded(None), None)
+    assert resolve_row(row, Resolution(row.id, row.fence, False, None, "ops", "why"), START_US) == (
         MovedOn(None),
         None,
     )

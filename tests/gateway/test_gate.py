@@ -114,7 +114,7 @@ def test_the_command_writes_what_the_application_declares(
     said = capsys.readouterr()
     assert "written: proxy.conf" in said.out
     assert "payments.create" in said.err
-    assert "one process alone" in said.err
+    assert "one process only" in said.err
     text = (tmp_path / "proxy.conf").read_text()
     assert "^/payments/[^/]+" in text.replace("\\\\", "\\") or "/payments/[^/]+$" in text
     assert "120s" in text  # the longest wait, and time for the handler
@@ -137,7 +137,7 @@ def test_the_command_writes_what_the_application_declares(
         (["--upstream", "a:80", "--force"], "give --output FILE"),
     ],
 )
-def test_what_cannot_be_used_is_named(
+def test_an_unusable_argument_is_named(
     options: list[str], says: str, application: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["gateway", application, "--for", "nginx", *options]) == 2

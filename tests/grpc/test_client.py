@@ -16,7 +16,7 @@ from grpc import StatusCode as Code
 
 from semel.errors import ConfigurationError, InProgressError
 from semel.integrations.grpc import AsyncKeyInterceptor, KeyInterceptor
-from semel.integrations.grpc.status import refused
+from semel.integrations.grpc.status import refuse
 from tests.grpc.conftest import METHOD, OTHER
 
 
@@ -40,7 +40,7 @@ class Flaky:
         if self.left:
             code = self.left.pop(0)
             if code is Code.ABORTED:
-                end = refused(InProgressError("running", retry_after_seconds=0.01))
+                end = refuse(InProgressError("running", retry_after_seconds=0.01))
                 assert end is not None
                 context.set_trailing_metadata(end.trailing)
             context.abort(code, "not now")
@@ -107,7 +107,7 @@ def test_a_key_of_the_callers_own_stays(send: Send) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.INTERNAL, Code.UNKNOWN, Code.RESOURCE_EXHAUSTED])
-def test_what_a_retry_does_not_help_is_not_sent_again(send: Send, code: Code) -> None:
+def test_a_call_that_a_retry_cannot_help_is_not_sent_again(send: Send, code: Code) -> None:
     ended, server = send(code)
     assert (ended, len(server.keys)) == (code, 1)
 

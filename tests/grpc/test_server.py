@@ -25,7 +25,7 @@ from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor
 from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
 from semel.integrations.grpc.server import _call
-from semel.integrations.grpc.status import RpcEnd, refused
+from semel.integrations.grpc.status import RpcEnd, refuse
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
 
 Serve = Callable[..., Service]
@@ -100,7 +100,7 @@ def test_two_keys_in_one_call_are_refused(serve: Serve) -> None:
     assert (call.code(), service.seen) == (Code.INVALID_ARGUMENT, [])
 
 
-def test_a_call_of_nobody_does_nothing(serve: Serve) -> None:
+def test_a_call_without_a_caller_does_nothing(serve: Serve) -> None:
     service = serve()
     call = service.send(account=None)
     assert (call.code(), reason(call)[0], service.seen) == (
@@ -284,7 +284,7 @@ def test_a_forgotten_answer_is_sent_once(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("made", [None, "no message"])
-def test_what_is_no_response_leaves_a_doubt_and_is_not_done_again(serve: Serve, made: Any) -> None:
+def test_an_invalid_response_leaves_a_doubt_and_is_not_repeated(serve: Serve, made: Any) -> None:
     """The method ran: what it returns cannot be sent, and whether it had its effect is not known."""
     service = serve(lambda request, context: made)
     assert service.send().code() is Code.UNKNOWN
@@ -472,7 +472,7 @@ def test_a_wrong_declaration_is_refused_at_once(operations: Any, said: str) -> N
         )
 
 
-def test_who_calls_must_be_said() -> None:
+def test_a_caller_function_is_required() -> None:
     with pytest.raises(ConfigurationError, match="caller= is missing"):
         SemelInterceptor(Engine.connect("memory://"), operations={METHOD: Policy()})
 
@@ -501,12 +501,12 @@ def test_options_of_http_are_refused_with_what_to_do_instead(options: dict[str, 
 
 
 def test_metadata_of_grpcs_own_cannot_be_named() -> None:
-    with pytest.raises(PolicyError, match="gRPC's own metadata"):
+    with pytest.raises(PolicyError, match="gRPC handles its own metadata"):
         Rpc(policy=Policy(replay_headers=frozenset({"grpc-status"})))
 
 
-def test_a_commit_that_was_not_confirmed_is_not_told_as_nothing_done() -> None:
-    before, after = (refused(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
+def test_an_unconfirmed_commit_is_not_reported_as_nothing_done() -> None:
+    before, after = (refuse(StoreTimeout("db1 is silent"), maybe_done=done) for done in (False, True))
 
     assert before is not None
     assert after is not None
@@ -521,7 +521,7 @@ def test_every_refusal_has_a_code_of_grpcs(kind: type) -> None:
         error = kind.__new__(kind)
         Exception.__init__(error, "why")
 
-        assert (refused(error) is None) is (RefusedCall.of(error) is None)
+        assert (refuse(error) is None) is (RefusedCall.of(error) is None)
 
 
 def test_bytes_under_a_name_for_texts_are_sent_again_as_they_came() -> None:

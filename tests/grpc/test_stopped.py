@@ -121,7 +121,7 @@ def test_a_retry_makes_no_finished_step_again(serve: Serve, colour: str, tmp_pat
     assert effects == ["charge", "ship"]
 
 
-def test_a_step_in_doubt_is_told_until_it_is_settled(serve: Serve, colour: str, tmp_path: Path) -> None:
+def test_a_step_in_doubt_is_reported_until_it_is_settled(serve: Serve, colour: str, tmp_path: Path) -> None:
     url, effects = f"sqlite:///{tmp_path}/pay.db", []  # type: tuple[str, list[str]]
 
     def charge() -> None:

@@ -38,7 +38,7 @@ def shown(operations: list[Operation]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("clients", [1, 2, 4, 8])
-def test_what_really_happened_passes(clients: int) -> None:
+def test_a_real_history_passes(clients: int) -> None:
     """With one client the history is a sequence; with eight, most calls overlap."""
     for seed in SEEDS:
         operations = Story(seed, EFFECTS[seed % 2], operations=30, clients=clients).tell()
@@ -155,7 +155,7 @@ MUTATIONS: list[Mutation] = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_what_cannot_have_happened_never_passes(mutation: Mutation) -> None:
+def test_an_impossible_history_never_passes(mutation: Mutation) -> None:
     tried = 0
     for seed in SEEDS:
         operations = [copy(op) for op in story(seed)]

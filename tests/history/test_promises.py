@@ -40,7 +40,7 @@ def test_a_refused_attempt_has_left_nothing() -> None:
     assert judge(ask(1, 2, 3, "in-progress")) is Stuck
 
 
-def test_nobody_is_kept_waiting_by_the_dead() -> None:
+def test_a_dead_holder_blocks_no_waiter() -> None:
     died = Terms({"p": 10_000_000})
     first = ask(0, 0, 1, "proceed", to_fence=5)
     assert judge(first, ask(1, 900, 901, "in-progress"), terms=died) is Linear

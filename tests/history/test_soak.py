@@ -123,7 +123,7 @@ def test_a_broken_promise_ends_the_soak_and_leaves_the_evidence(
         Summary.load(tmp_path)
 
 
-def test_an_interrupted_soak_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_an_interrupted_soak_leaves_no_process_behind(tmp_path: Path) -> None:
     process = start(tmp_path, *SHORT, "--kills", "100000")
     while not list(tmp_path.glob("round-*/*.history.jsonl")):
         assert process.poll() is None

@@ -99,7 +99,7 @@ def test_a_preview_says_what_the_run_does(
 
 
 @pytest.mark.parametrize("way", ["commit", "rollback"])
-def test_a_handler_that_ends_the_transaction_of_a_preview_is_told_so(place: Place, way: str) -> None:
+def test_a_handler_that_ends_the_transaction_of_a_preview_is_refused(place: Place, way: str) -> None:
     imports = Imports(place.engine, operation="stock.import", effects="atomic")
 
     @imports.row

@@ -76,7 +76,7 @@ def test_an_operator_sees_jobs_and_rows_and_has_one_processed_again(
     assert _semel(capsys, url, "show", job.id)[0] == 4
 
 
-def test_what_cannot_be_asked_is_said(here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_question_is_refused(here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'imports.db'}"
     here.tell(here.imports().submit(csv_of(1), supplier="ACME"))
     here.tell(here.imports().submit(csv_of(2), supplier="ACME"))

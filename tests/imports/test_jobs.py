@@ -531,7 +531,7 @@ def test_rows_of_a_job_that_another_version_could_not_go_on_with_are_booked_once
     place.tell(story())
 
 
-def test_damaged_bytes_are_written_anew_by_whoever_sends_them_again(place: Place) -> None:
+def test_damaged_bytes_are_replaced_by_the_next_upload(place: Place) -> None:
     imports = place.imports()
 
     async def story() -> None:

@@ -164,7 +164,7 @@ def double(path: Path, home: Home) -> None:
 
 
 @pytest.mark.parametrize("spoil", [flip, swap, cut, shorten, make_plain, double])
-def test_a_sealed_file_that_was_changed_is_never_booked_and_mended_by_whoever_sends_it_again(
+def test_a_changed_sealed_file_is_never_booked_and_repaired_by_the_next_upload(
     here: Place, tmp_path: Path, spoil: Callable[[Path, Home], None]
 ) -> None:
     sealed_by(here, {"2026": NEW})
@@ -188,7 +188,7 @@ async def _check_opens(imports: Imports, job: ImportJob) -> None:
     assert id is not None
     found = await imports.engine.perform("test", lambda: imports.rows_kept.by_id(id))
     assert found is not None
-    async with imports._kept_file(found) as file:
+    async with imports._open_content(found) as file:
         file.seek(0)
         assert file.read() == LARGE
 

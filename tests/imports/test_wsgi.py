@@ -214,7 +214,7 @@ def test_what_the_application_raises_reaches_its_thread(tmp_path: Path) -> None:
         wsgi.app.close()
 
 
-def test_a_store_that_is_away_is_said_and_asked_again(tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_reported_and_asked_again(tmp_path: Path) -> None:
     engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/later.db")
     stock = Imports(engine, operation="stock.import")
     stock.row(_nothing)
@@ -242,7 +242,7 @@ def test_a_request_at_the_end_of_the_loop_is_answered(wsgi: Wsgi) -> None:
     assert wsgi.ask("POST", PATH, csv_of(1), CSV).status == 200  # on a loop of its own
 
 
-def test_what_is_given_wrongly_is_refused(wsgi: Wsgi) -> None:
+def test_invalid_arguments_are_refused(wsgi: Wsgi) -> None:
     async def late(*_: Any) -> bool:
         return True
 

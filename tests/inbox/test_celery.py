@@ -103,7 +103,7 @@ def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home:
     assert home.effects() == [7, 8]
 
 
-def test_a_task_that_is_called_without_an_id_is_told_so(inbox: Inbox) -> None:
+def test_a_task_that_is_called_without_an_id_is_refused(inbox: Inbox) -> None:
     app = Celery()
 
     @app.task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]

@@ -224,7 +224,7 @@ def test_what_fails_comes_again_on_other_brokers(kind: str, home: Home) -> None:
     assert home.effects() == [0, 1]
 
 
-def test_a_policy_that_acknowledges_first_is_told(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_acknowledges_first_is_reported(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     class Handler:
         ack_policy = AckPolicy.ACK_FIRST
 

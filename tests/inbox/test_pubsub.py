@@ -125,7 +125,7 @@ def test_an_ordering_key_waits_behind_its_failure_and_a_slow_handler_is_extended
     assert home.effects() == [1, 2, 3]
 
 
-def test_stop_gives_the_rest_back_and_what_a_person_must_put_right_is_said(home: Home) -> None:
+def test_stop_gives_the_rest_back_and_what_a_person_must_put_right_is_reported(home: Home) -> None:
     async def story(one: Story) -> None:
         one.send("1", "2", "3")
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from semel import AsyncBulk, AsyncEngine, Engine, ItemFailed
 from semel.bulk.body import ItemReader
 from semel.bulk.declaration import BulkItem
-from semel.bulk.http import BulkRequest, refused
+from semel.bulk.http import BulkRequest, refuse
 from semel.core.model import State
 from semel.errors import (
     BulkRefused,
@@ -254,7 +254,7 @@ def test_a_list_that_is_wrong_is_refused_as_a_whole(
     assert shop.post(CASES).status == 207  # the key is free
 
 
-def test_whoever_has_no_key_or_name_is_refused(shop: Shop) -> None:
+def test_a_request_without_key_or_caller_is_refused(shop: Shop) -> None:
     assert shop.post(CASES, key=None).code == "MISSING_IDEMPOTENCY_KEY"
     assert shop.post(CASES, key="a\x01").code == "INVALID_IDEMPOTENCY_KEY"
     assert shop.post(CASES, caller=None).code == "IDEMPOTENCY_CALLER_UNKNOWN"
@@ -355,17 +355,17 @@ def test_what_cannot_be_an_endpoint_is_refused_when_the_application_is_built(tmp
         ),
     ],
 )
-def test_what_stops_a_bulk_is_told_as_a_problem(
+def test_an_error_that_stops_a_bulk_is_a_problem_document(
     tmp_path: Path, error: Exception, status: int, code: str, after: bool
 ) -> None:
     surface = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of).surface
     how = BulkRequest("k", Caller("acme", "alice"), ItemReader("array", 10), False, False, None)
-    answer = refused(surface, error, how)
+    answer = refuse(surface, error, how)
     assert answer is not None
     document = json.loads(answer.body)
     assert (answer.status, document["code"], "retryAfter" in document) == (status, code, after)
     assert b"db-7" not in answer.body
-    assert refused(surface, ValueError("a bug"), how) is None
+    assert refuse(surface, ValueError("a bug"), how) is None
 
 
 # --- the reader -------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_arrays_are_cut_into_the_same_items_however_they_come(seed: int) -> None
 @pytest.mark.parametrize(
     "body", [b"[,1]", b"[1]]", b"[{]}", b"[1}", b'["a', b"[1,,2]", b"[]x", b"", b" ", b"x", b'["\\']
 )
-def test_what_is_no_array_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_array_is_refused(body: bytes) -> None:
     for cut in range(len(body) + 1):
         with pytest.raises(BulkRefused):
             read(ItemReader("array", 100), body[:cut], body[cut:])

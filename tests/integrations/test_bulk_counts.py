@@ -235,7 +235,7 @@ def test_items_are_found_however_the_body_comes(
     ],
     ids=lambda body: body[:24].decode(),
 )
-def test_what_is_no_object_with_a_list_is_refused(body: bytes, size: int) -> None:
+def test_an_invalid_object_with_a_list_is_refused(body: bytes, size: int) -> None:
     with pytest.raises(BulkRefused):
         read(body, size)
 

@@ -80,7 +80,7 @@ def test_another_request_under_the_same_key_is_refused_in_every_state(made: Made
 @pytest.mark.parametrize(
     ("options", "headers"), [({"wait_seconds": 0}, []), ({"wait_seconds": 60}, [("Prefer", "wait=0")])]
 )
-def test_a_duplicate_is_told_that_the_command_runs(
+def test_a_duplicate_learns_that_the_command_runs(
     serve: Serve, engine: AsyncEngine, options: dict[str, Any], headers: list[tuple[str, str]]
 ) -> None:
     made = Made(serve, engine, **options)

@@ -227,7 +227,7 @@ def test_what_an_exception_means_that_the_application_makes_an_answer_of(
     assert second.status == (409 if state == "UNKNOWN" else status)
 
 
-def test_an_exception_that_nobody_handles_is_500_and_unknown(serve: Serve, engine: AsyncEngine) -> None:
+def test_an_unhandled_exception_is_500_and_unknown(serve: Serve, engine: AsyncEngine) -> None:
     async def fail() -> None:
         raise Lost("where")
 
@@ -339,7 +339,7 @@ class Copying:
 @pytest.mark.parametrize("middleware", [passing, reading, Copying])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("parsed", [False, True])
-def test_other_middleware_may_stand_on_either_side(
+def test_other_middleware_works_on_either_side(
     serve: Serve, engine: AsyncEngine, middleware: Any, above: bool, pieces: int, parsed: bool
 ) -> None:
     got: list[Any] = []

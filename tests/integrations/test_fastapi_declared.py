@@ -18,7 +18,7 @@ from tests.integrations.fastapi_made import PAYMENT, Payment
 UNKNOWN = "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
-def test_what_the_application_must_say() -> None:
+def test_missing_arguments_of_a_declaration_are_refused() -> None:
     engine = AsyncEngine.connect("memory://")
     semel = Semel(engine, caller=caller_of)
     semel.command("once")
@@ -121,7 +121,7 @@ def test_a_command_inside_a_command_is_refused(serve: Serve, engine: AsyncEngine
 # --- the permit's parameter ---
 
 
-def test_the_permit_may_stand_anywhere_and_fastapi_never_sees_it(serve: Serve, engine: AsyncEngine) -> None:
+def test_the_permit_may_be_any_parameter_and_fastapi_never_sees_it(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
     got = []
 

@@ -101,7 +101,7 @@ def test_a_permit_without_its_default_is_refused_with_the_line_to_write() -> Non
     async def optional(mine: Permit | None = None) -> None: ...
 
     for endpoint, line in ((create, "permit: Permit = semel.permit"), (optional, "mine: Permit = semel.permit")):
-        with pytest.raises(ConfigurationError, match=f"without a default, so that no value is given; write {line}"):
+        with pytest.raises(ConfigurationError, match=f"without a default, so that it gets no value; write {line}"):
             semel.command(f"notes.{line}")(endpoint)
 
 
@@ -123,7 +123,7 @@ def test_a_command_without_a_key_or_with_half_a_fingerprint_is_refused(key: str,
         Command(SCOPE, key, fingerprint, "v1", Policy())
 
 
-def test_a_handler_that_returns_no_answer_is_told_and_its_command_settled() -> None:
+def test_a_handler_that_returns_no_answer_is_reported_and_its_command_settled() -> None:
     command = Command(SCOPE, "k", bytes(32), "v1", Policy())
 
     def handler(permit: Permit) -> Any:

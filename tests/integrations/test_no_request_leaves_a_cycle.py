@@ -264,7 +264,7 @@ def test_a_command_that_was_not_foreseen_is_protected_and_then_outlives_its_clie
     asyncio.run(main())
 
 
-def test_routes_that_nobody_can_see_and_those_added_later_are_foreseen() -> None:
+def test_hidden_and_later_routes_are_covered() -> None:
     async def main() -> None:
         async with AsyncEngine.connect("memory://") as engine:
             semel = StarletteSemel(engine, caller=single_caller)

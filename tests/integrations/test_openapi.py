@@ -94,7 +94,7 @@ def test_what_the_application_says_itself_stays(document: dict[str, Any]) -> Non
     assert document["paths"]["/direct"]["post"]["requestBody"]["required"] is True
 
 
-def test_retention_guarantee_and_key_format_are_said(document: dict[str, Any]) -> None:
+def test_retention_guarantee_and_key_format_are_reported(document: dict[str, Any]) -> None:
     direct = document["paths"]["/direct"]["post"]
     promised = direct["x-semel"]
     assert (promised["effects"], promised["answerRetentionSeconds"]) == ("EXTERNAL", 7200)

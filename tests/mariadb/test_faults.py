@@ -162,7 +162,7 @@ def test_a_lock_wait_that_times_out_rolls_everything_back_and_holds_nothing(
     assert fellow.performs(verb, make[verb]) in ([Settled()], [Settled()] * 3, [True])
 
 
-def test_a_statement_that_deadlocks_is_said_again(make_fellow: MakeFellow, outside: Outside) -> None:
+def test_a_statement_that_deadlocks_is_retried(make_fellow: MakeFellow, outside: Outside) -> None:
     """Two batches that lock in opposite orders, from somebody who does not sort as Semel does."""
     fellow = make_fellow()
     store = fellow.backend.store
@@ -239,14 +239,14 @@ def test_who_is_not_let_in_is_told_why_and_no_password_is_shown(
             assert "p@ss" not in shown
 
 
-def test_an_unreachable_server_is_said_at_once(fellow: Fellow, server: MariadbServer) -> None:
+def test_an_unreachable_server_is_reported_at_once(fellow: Fellow, server: MariadbServer) -> None:
     with closing(Fellow(fellow.kind, replace(server, port=free_port()))) as app:
         for what in (PLAIN, WHAT):
             with pytest.raises(StoreUnavailable, match="check that it runs"):
                 app.run(what, never)
 
 
-def test_missing_and_foreign_tables_are_said(fellow: Fellow, server: MariadbServer, outside: Outside) -> None:
+def test_missing_and_foreign_tables_are_reported(fellow: Fellow, server: MariadbServer, outside: Outside) -> None:
     outside.fetch("RENAME TABLE semel_record TO hidden_record")
     try:
         with pytest.raises(SchemaError, match="semel migrate"):
@@ -292,7 +292,7 @@ def _started() -> Running:
     return running
 
 
-def test_an_answer_larger_than_a_packet_is_said_and_the_record_is_not_lost(kind: Any, small: Running) -> None:
+def test_an_answer_larger_than_a_packet_is_reported_and_the_record_is_not_lost(kind: Any, small: Running) -> None:
     with closing(Fellow(kind, at(small))) as app:
         store = app.backend.store
         claims = [attempt(f"{kind}-{key}") for key in ("large", "small")]

@@ -174,7 +174,7 @@ def test_a_connection_that_has_gone_elsewhere_since_is_refused(user: User, outsi
     assert outside.states == [State.SUCCEEDED]
 
 
-def test_what_is_no_connection_of_this_kind_is_refused(server: MariadbServer) -> None:
+def test_an_invalid_connection_of_this_kind_is_refused(server: MariadbServer) -> None:
     with connect(server.port) as blocking:
         fellow = Fellow("asyncmy", server)
         assert fellow.runner is not None

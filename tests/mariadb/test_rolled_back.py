@@ -12,9 +12,9 @@ from semel.core.flow import Flow, MakeFlow, ask
 from semel.stores.mariadb.errors import LOCK_WAIT_TIMEOUT, Lost, MariadbRefused
 from semel.stores.mariadb.protocol import converse
 from semel.stores.mariadb.requests import SeveralStatements
-from semel.stores.sql.statements import TOGETHER, Execute, composed
+from semel.stores.sql.statements import TOGETHER, Execute, compose
 
-WRITE = Execute(composed("write", "DELETE FROM semel_meta"), {})
+WRITE = Execute(compose("write", "DELETE FROM semel_meta"), {})
 PACKET = 1_000_000
 
 

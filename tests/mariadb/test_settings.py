@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel import Policy
-from semel.stores.mariadb.settings import judged
+from semel.stores.mariadb.settings import judge
 from tests.servers.mariadb import MARK
 
 pytestmark = MARK
@@ -25,21 +25,21 @@ SOUND = {"innodb_flush_log_at_trx_commit": "1", "max_allowed_packet": "16777216"
     ],
 )
 def test_each_doubtful_setting_has_a_remedy(changed: dict[str, str], check: str, level: str) -> None:
-    assert [found.check for found in judged(SOUND)] == ["durability"]
-    [_, found] = judged({**SOUND, **changed})
+    assert [found.check for found in judge(SOUND)] == ["durability"]
+    [_, found] = judge({**SOUND, **changed})
     assert (found.check, found.level) == (check, level)
     assert found.remedy
 
 
 @pytest.mark.parametrize("waits", ["0", "1", "6"])
 def test_a_galera_node_says_what_its_reads_wait_for(waits: str) -> None:
-    found = {each.check: each for each in judged({**SOUND, "wsrep_on": "ON", "wsrep_sync_wait": waits})}
+    found = {each.check: each for each in judge({**SOUND, "wsrep_on": "ON", "wsrep_sync_wait": waits})}
     assert found["galera reads"].level == "note"
     assert "wsrep_sync_wait=7" in found["galera reads"].remedy
-    assert "galera reads" not in {each.check for each in judged({**SOUND, "wsrep_sync_wait": waits})}
+    assert "galera reads" not in {each.check for each in judge({**SOUND, "wsrep_sync_wait": waits})}
 
 
 def test_the_default_answer_fits_a_default_packet() -> None:
     assert not [
-        found for found in judged({**SOUND, "max_allowed_packet": str(4 * Policy().answer_bytes_max)}) if found.remedy
+        found for found in judge({**SOUND, "max_allowed_packet": str(4 * Policy().answer_bytes_max)}) if found.remedy
     ]

@@ -57,7 +57,7 @@ def test_a_habit_changes_nothing(fellow: Fellow, outside: Outside, habit: Callab
 
 
 @pytest.mark.parametrize("word", ["COMMIT", "BEGIN", "CREATE OR REPLACE TABLE theirs (n int)", "SET autocommit = 1"])
-def test_an_early_commit_is_told_and_unknown(fellow: Fellow, outside: Outside, word: str) -> None:
+def test_an_early_commit_is_reported_and_unknown(fellow: Fellow, outside: Outside, word: str) -> None:
     """DDL and BEGIN commit by themselves."""
 
     async def handler(permit: Permit, db: Writes) -> Answer:
@@ -82,7 +82,7 @@ def _inserts(n: int) -> Handler:
     return handler
 
 
-def test_a_rollback_in_sql_is_told_and_leaves_nothing(fellow: Fellow, outside: Outside) -> None:
+def test_a_rollback_in_sql_is_reported_and_leaves_nothing(fellow: Fellow, outside: Outside) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         await db.execute("ROLLBACK")
@@ -95,7 +95,7 @@ def test_a_rollback_in_sql_is_told_and_leaves_nothing(fellow: Fellow, outside: O
     assert fellow.run(WHAT, made).answer == MADE
 
 
-def test_an_open_unit_delays_nobody_elses_claims(fellow: Fellow, outside: Outside) -> None:
+def test_an_open_unit_does_not_delay_other_claims(fellow: Fellow, outside: Outside) -> None:
     """One batch with the unit's own key in the middle: the others are granted, it is in progress."""
     names = ["a", "k", "c", "d", "e"]
 

@@ -68,7 +68,7 @@ def test_a_mutant_leaves_nothing_behind() -> None:
     assert [found(place)[2] for place in places] == before
 
 
-def test_a_survivor_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_survivor_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A kit without eyes finds nothing, and the command says so."""
     blind = dict.fromkeys(PARTS, lambda: None)
     monkeypatch.setattr("verification.mutants.catalogue.PARTS", blind)

@@ -48,7 +48,7 @@ def test_a_short_soak_of_several_stores(tmp_path: Path) -> None:
         assert [each.name for each in path.iterdir()] == ["summary.json"]
 
 
-def test_who_asks_for_help_starts_nothing() -> None:
+def test_the_help_option_starts_nothing() -> None:
     command = [sys.executable, "-m", "tests.nemeses.soak", "--help"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (process.returncode, process.stderr) == (OK, "")

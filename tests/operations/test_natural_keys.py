@@ -95,7 +95,7 @@ def test_a_member_of_the_body_is_the_key_in_one_piece_or_many(make_web: MakeWeb)
     ],
     ids=lambda value: value[:20].decode("ascii", "replace") if isinstance(value, bytes) else None,
 )
-def test_a_value_that_is_no_key_is_told_by_its_name(make_web: MakeWeb, sent: bytes, code: str, names: str) -> None:
+def test_a_value_that_is_no_key_is_reported_by_its_name(make_web: MakeWeb, sent: bytes, code: str, names: str) -> None:
     orders = Orders()
     reply = make_web(orders, operations=[FROM_BODY]).call(path="/orders", body=sent, key=KEY)
     assert (reply.status, reply.code, orders.ran) == (400, code, 0)
@@ -154,7 +154,7 @@ def test_a_hidden_field_of_a_form_is_the_key(
         (MULTIPART, part('name="_key"', "a"), UNREADABLE),
     ],
 )
-def test_a_form_field_that_is_no_key_is_told_by_its_name(
+def test_a_form_field_that_is_no_key_is_reported_by_its_name(
     make_web: MakeWeb, media_type: str, sent: bytes, code: str
 ) -> None:
     orders = Orders()

@@ -32,7 +32,7 @@ SERVERS = [kind for kind in KINDS if not kind.startswith("sqlite")]
 REF = reference_id(SCOPE.tenant, SCOPE.operation, "inv-1")
 
 
-def test_another_key_with_the_same_reference_is_told_that_it_was_done(world: World, policy: Policy) -> None:
+def test_another_key_with_the_same_reference_learns_that_it_was_done(world: World, policy: Policy) -> None:
     shell, other, cashier = world.shell(), world.shell(), Cashier()
     first = shell.run(paying("a", policy=policy), cashier)
     assert other.run(paying("a", policy=policy), cashier) == Result(MADE, True, first.operation_id)
@@ -86,7 +86,7 @@ def test_an_unknown_scope_of_references_is_refused() -> None:
         Policy(reference_scope="world")  # type: ignore[arg-type]
 
 
-def test_while_it_runs_another_key_is_told_so(each: World) -> None:
+def test_while_it_runs_another_key_is_refused(each: World) -> None:
     shell, other = each.shell(), each.shell()
     permit = shell.permit(paying("a"))
     assert other.claim(paying("b")) == InProgress(permit.grant.operation_id, permit.claim.terms.lease_us)
@@ -97,7 +97,7 @@ def test_while_it_runs_another_key_is_told_so(each: World) -> None:
 
 
 @pytest.mark.parametrize("world", SERVERS, indirect=True)  # a file has one unit at a time: another waits for its gate
-def test_while_an_atomic_unit_runs_another_key_is_told_so_at_once(world: World) -> None:
+def test_while_an_atomic_unit_runs_another_key_is_refused_at_once(world: World) -> None:
     atomic = Policy(effects="atomic")
     shell, other = world.shell(), world.shell()
     permit = shell.permit(paying("a", policy=atomic))

@@ -58,7 +58,7 @@ def test_events_of_an_atomic_command_commit_with_its_operation(stage: World) -> 
         assert execute("SELECT count(*) FROM semel_event")[0][0] >= 1
 
 
-def test_a_handler_that_commits_is_told_and_its_reference_stays_held(stage: World) -> None:
+def test_a_handler_that_commits_is_reported_and_its_reference_stays_held(stage: World) -> None:
     shell = stage.shell()
     with pytest.raises(EarlyCommit):
         shell.run(WHAT, lambda permit: says(permit, "INSERT INTO effect VALUES (1)", "COMMIT"))

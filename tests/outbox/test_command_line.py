@@ -77,7 +77,7 @@ def test_once_says_that_another_relay_holds_what_waits(
     made = place.fill(2, aggregates=2)
     _held_by_another(place, 60.0)
     assert main(["--url", place.url, "worker", "--once", "--no-reaper", "--sink", SINK]) == 1
-    assert "another relay holds the lanes" in capsys.readouterr().err
+    assert "another relay still holds" in capsys.readouterr().err
     assert len(place.waiting) == len(made)
 
 
@@ -101,13 +101,13 @@ def test_a_sink_that_cannot_be_reached_is_an_exit_code(place: Place, run: Run) -
         (("events", "burn"), "burn"),
     ],
 )
-def test_mistakes_are_told(arguments: tuple[str, ...], says: str, run: Run) -> None:
+def test_mistakes_are_reported(arguments: tuple[str, ...], says: str, run: Run) -> None:
     code, said = run(*arguments)
     assert code == 2
     assert says in said["error"]
 
 
-def test_a_store_without_an_outbox_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_without_an_outbox_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "memory://", "worker"]) == 2
     assert "memory:// lives and dies" in capsys.readouterr().err
 

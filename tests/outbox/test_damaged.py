@@ -117,7 +117,7 @@ def test_a_parked_event_is_named_by_its_place(place: Place, capsys: pytest.Captu
     code, out, _ = ran(capsys, "events", "retry", parked, "--json", "--url", place.url)
     assert (code, json.loads(out)) == (0, {"place": int(parked), "action": "retry"})
     assert ran(capsys, "events", "park", parked, "--reason", "damaged", "--url", place.url)[0] == 0
-    assert ran(capsys, "events", "drop", parked, "--url", place.url)[1] == f"{parked}: given up for good\n"
+    assert ran(capsys, "events", "drop", parked, "--url", place.url)[1] == f"{parked}: no more attempts\n"
     assert place.waiting == [made[1].id]
 
 

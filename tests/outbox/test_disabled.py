@@ -173,7 +173,7 @@ def test_only_what_a_410_has_parked_is_enabled(place: Place, semel: Semel) -> No
         assert len(found) == 2
 
     asyncio.run(story())
-    assert "enabled: 1 will be tried again" in semel("events", "enable")
+    assert "enabled: 1 will be retried" in semel("events", "enable")
     [left] = json.loads(semel("events", "--parked", "--json"))["events"]
     assert left["reason"] == "the schema is wrong"
 

@@ -186,7 +186,7 @@ def test_rabbitmq_whose_queue_is_full_is_away_for_its_events() -> None:
                 assert await sink.publish([event(name)]) == [None]
                 [reply] = await sink.publish([event(name)])
                 assert isinstance(reply, Unreached)
-                assert f"no place for the routing key {name!r}" in reply.reason
+                assert f"no queue for the routing key {name!r}" in reply.reason
                 await (await queue.get(timeout=10)).ack()
                 assert await sink.publish([event(name)]) == [None]
             await queue.delete(if_unused=False, if_empty=False)

@@ -79,7 +79,7 @@ def test_a_secret_is_rotated_with_both_signatures(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("status", "for_good"), [(500, False), (409, False), (400, False), (404, False), (302, False), (410, True)]
 )
-def test_what_a_receiver_refuses_is_told(status: int, for_good: bool) -> None:
+def test_what_a_receiver_refuses_is_reported(status: int, for_good: bool) -> None:
     async def story() -> None:
         async with Receiver(status, "location: http://127.0.0.1:1/\r\n") as receiver:
             sink = WebhookSink(receiver.url, SECRET, private=True)

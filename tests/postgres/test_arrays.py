@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from semel.errors import StatementRefused
-from semel.stores.postgres.psycopg.arrays import packed, with_arrays
-from semel.stores.postgres.psycopg.pipeline import said
-from semel.stores.sql.statements import composed
+from semel.stores.postgres.psycopg.arrays import pack, with_arrays
+from semel.stores.postgres.psycopg.pipeline import execute
+from semel.stores.sql.statements import compose
 from tests.servers import postgres
 
 KINDS: dict[str, list[Any]] = {
@@ -29,7 +29,7 @@ def test_the_server_reads_what_was_meant(kind: str) -> None:
     with psycopg.connect(postgres.postgres(), autocommit=True) as connection:
         for some in ([], items[:1], items[:-1], items, [None], [None] * 3, items[:1] * 200, items[1:2] * 200):
             for _ in range(2):  # what is kept of a column, too
-                assert said(connection, (statement, (packed(some, kind),))) == [(some,)]
+                assert execute(connection, (statement, (pack(some, kind),))) == [(some,)]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_the_server_reads_what_was_meant(kind: str) -> None:
     [("smallint", 32768), ("bigint", "1"), ("text", 1), ("text", "\ud800"), ("bytea", "text"), ("integer", b"1")],
 )
 def test_an_item_of_another_type_is_refused_and_nothing_is_sent(kind: str, item: Any) -> None:
-    statement = composed("wrong", f"SELECT :items::{kind}[], :now::bigint")
+    statement = compose("wrong", f"SELECT :items::{kind}[], :now::bigint")
     with pytest.raises(StatementRefused, match="PostgreSQL cannot take these values"):
         with_arrays(statement, [[item], 1])
 
 
 def test_only_what_a_statement_calls_an_array_is_written_as_one() -> None:
-    statement = composed("some", "SELECT :ids::bytea[], :limit::bigint, :ids::bytea[], :states::smallint[]")
+    statement = compose("some", "SELECT :ids::bytea[], :limit::bigint, :ids::bytea[], :states::smallint[]")
 
     values = with_arrays(statement, [[b"1"], 5, None])
 
-    assert values == [packed([b"1"], "bytea"), 5, None]
+    assert values == [pack([b"1"], "bytea"), 5, None]

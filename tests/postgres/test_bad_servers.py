@@ -127,13 +127,13 @@ def test_unreachable_says_what_to_do_and_never_the_password() -> None:
 @pytest.mark.parametrize(
     "broken", ["[::1/db", "127.0.0.1:port/db", "127.0.0.1/db?nonsense=1", "127.0.0.1/db?sslmode=sideways"]
 )
-def test_a_url_that_libpq_refuses_is_told_without_the_password(broken: str) -> None:
+def test_a_url_that_libpq_refuses_is_reported_without_the_password(broken: str) -> None:
     with pytest.raises((StoreUnavailable, UrlError)) as refused:
         Engine.connect(f"postgresql://app:hunter2@{broken}").open()
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_wrong_user_and_a_missing_database_are_told_with_the_remedy(conninfo: str) -> None:
+def test_a_wrong_user_and_a_missing_database_are_reported_with_the_remedy(conninfo: str) -> None:
     for wrong, remedy in (
         (conninfo.replace("postgres@", "nobody_here@"), "check the URL's user"),
         (conninfo.removesuffix("postgres") + "nowhere", "create it, or check the URL"),
@@ -250,7 +250,7 @@ MISMIGRATED = [
 
 
 @pytest.mark.parametrize(("change", "words"), MISMIGRATED)
-def test_another_schema_is_told_with_the_remedy(
+def test_another_schema_is_reported_with_the_remedy(
     make_fellow: MakeFellow, outside: Outside, change: str, words: str
 ) -> None:
     outside.connection.execute(change)
@@ -269,7 +269,7 @@ def test_another_schema_is_told_with_the_remedy(
         starts_and_runs()
 
 
-def test_a_user_without_rights_is_told(make_fellow: MakeFellow, conninfo: str, outside: Outside) -> None:
+def test_a_user_without_rights_is_reported(make_fellow: MakeFellow, conninfo: str, outside: Outside) -> None:
     role = f"semel_guest_{schema()}"
     outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
     outside.connection.execute(f"CREATE ROLE {role} LOGIN")

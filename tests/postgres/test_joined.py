@@ -117,7 +117,7 @@ def test_another_database_with_a_store_of_its_own_is_refused(made: type[User], c
 
 @pytest.mark.parametrize("thing", [None, "postgresql://", object(), psycopg])
 @pytest.mark.parametrize("made", [Psycopg, AsyncPsycopg])
-def test_what_is_no_connection_is_refused(made: type[User], conninfo: str, thing: Any) -> None:
+def test_an_invalid_connection_is_refused(made: type[User], conninfo: str, thing: Any) -> None:
     async def story() -> None:
         async with someone(made, conninfo) as user:
             connection, user.target = user.target, thing

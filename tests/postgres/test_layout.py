@@ -13,7 +13,7 @@ from semel.core.flow import ask
 from semel.stores.postgres import rows as postgres_rows
 from semel.stores.postgres import store as postgres
 from semel.stores.postgres.url import postgres_backend
-from semel.stores.sql.statements import Query, composed
+from semel.stores.sql.statements import Query, compose
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Outside
 from tests.servers.postgres import schema
@@ -23,7 +23,7 @@ SELECT DISTINCT a.attname
 FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
 WHERE i.indrelid = 'semel_record'::regclass
 """
-REPORTS = composed("reports", "SELECT pg_stat_force_next_flush()::text")
+REPORTS = compose("reports", "SELECT pg_stat_force_next_flush()::text")
 
 
 @pytest.mark.parametrize("name", ["settle", "settle_here"])

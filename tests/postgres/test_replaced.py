@@ -43,7 +43,7 @@ def in_progress(fellow: Fellow) -> float:
     return time.monotonic() - began
 
 
-def test_a_duplicate_is_told_at_once(fellow: Fellow, make_fellow: MakeFellow, outside: Outside) -> None:
+def test_a_duplicate_is_reported_at_once(fellow: Fellow, make_fellow: MakeFellow, outside: Outside) -> None:
     other = make_fellow(patience_seconds=PATIENCE_SECONDS)
     took: list[float] = []
 
@@ -62,7 +62,7 @@ def test_a_duplicate_is_told_at_once(fellow: Fellow, make_fellow: MakeFellow, ou
 
 
 @pytest.mark.parametrize("kind", ["psycopg"], indirect=True)
-def test_a_duplicate_in_the_users_own_transaction_is_told_at_once(fellow: Fellow, outside: Outside) -> None:
+def test_a_duplicate_in_the_users_own_transaction_is_reported_at_once(fellow: Fellow, outside: Outside) -> None:
     """There nothing of Semel's ends a wait."""
     options = f"-c search_path={schema()} -c statement_timeout={round(PATIENCE_SECONDS * 1000)}"
     with (

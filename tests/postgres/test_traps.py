@@ -23,7 +23,7 @@ from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.store import SQL as UPKEEP
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.postgres.url import postgres_backend
-from semel.stores.sql.statements import Query, composed, statements
+from semel.stores.sql.statements import Query, compose, statements
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Outside
 from tests.servers.postgres import schema
@@ -136,7 +136,7 @@ def test_a_connection_keeps_the_plans_of_claims_and_settlements_and_of_nothing_e
         settle(fellow, claims, [verdict.grant for verdict in claim(fellow, claims)])
         fellow.performs("find", lambda: fellow.engine.store.find(Find()))
     text = "SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0"
-    rows = fellow.performs("seen", lambda: ask(Query(composed("seen", text), {})))
+    rows = fellow.performs("seen", lambda: ask(Query(compose("seen", text), {})))
     kept = {row[0] for row in rows} - {text}  # without values there is nothing to plan anew for
     both = {postgres_rows.SQL[name].numbered for name in ("claim", "settle")}
     names_all = fellow.kind == "asyncpg"  # and so nothing of it may be kept

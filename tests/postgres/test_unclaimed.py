@@ -40,7 +40,7 @@ def test_tables_that_are_missing_for_a_while(fellow: Fellow, outside: Outside) -
     assert count == idle
 
 
-def test_a_recipe_that_cannot_be_told(fellow: Fellow, outside: Outside) -> None:
+def test_an_unknown_recipe_is_unreadable(fellow: Fellow, outside: Outside) -> None:
     """``under`` is the application's function, asked in the middle of the claim."""
     fellow.run(WHAT, other)
 

@@ -234,7 +234,7 @@ def test_a_deadlock_is_run_again(make_fellow: MakeFellow, outside: Outside) -> N
     assert 3 <= len(runs) <= 8  # each at least once and at most four times
 
 
-def test_a_conflict_that_comes_every_time_is_told_after_four_runs(fellow: Fellow, outside: Outside) -> None:
+def test_a_conflict_that_comes_every_time_is_reported_after_four_runs(fellow: Fellow, outside: Outside) -> None:
     runs: list[int] = []
 
     async def handler(permit: Permit, db: Writes) -> Answer:

@@ -41,7 +41,7 @@ def test_another_process_that_asks_meanwhile_runs_nothing(make_fellow: MakeFello
     assert (outside.rows(), first.units, second.units, outside.open_transactions) == ([1], (1, 1), (1, 1), 0)
 
 
-def test_who_waits_for_another_process_gets_its_answer_and_held_no_connection(
+def test_a_waiter_gets_another_processs_answer_without_holding_a_connection(
     make_fellow: MakeFellow, outside: Outside
 ) -> None:
     first, second = make_fellow(), make_fellow()
@@ -100,7 +100,7 @@ def test_duplicates_in_one_process_run_once(kind: str, make_fellow: MakeFellow, 
     assert count == idle <= 2
 
 
-def test_an_open_unit_delays_nobody_elses_claims(conninfo: str, outside: Outside) -> None:
+def test_an_open_unit_does_not_delay_other_claims(conninfo: str, outside: Outside) -> None:
     """Twenty claims of one batch, one of them of the key that the unit holds: it is tried, not waited for."""
     holder = Fellow("psycopg", conninfo)
     batcher = Fellow("psycopg-async", conninfo, patience_seconds=3.0)
@@ -124,7 +124,7 @@ def test_an_open_unit_delays_nobody_elses_claims(conninfo: str, outside: Outside
     batcher.close()
 
 
-def test_no_free_connection_is_said_in_time(make_fellow: MakeFellow, outside: Outside) -> None:
+def test_a_missing_free_connection_is_reported_in_time(make_fellow: MakeFellow, outside: Outside) -> None:
     fellow = make_fellow(connections_max=1, patience_seconds=0.2)
     other = command("other", policy=ATOMIC)
     met: list[BaseException] = []

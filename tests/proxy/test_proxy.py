@@ -288,4 +288,4 @@ def test_check_shows_the_operations(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["proxy", "--config", str(EXAMPLE / "operations.toml"), "--upstream", "http://127.0.0.1:9"]
     assert main([*arguments, "--store", "memory://"]) == 2
-    assert "lives and dies with its process" in capsys.readouterr().err
+    assert "exists only within its own process" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, Command
-from semel.core.identity import derived_key, uuid_bytes
+from semel.core.identity import derive_key, uuid_bytes
 from semel.core.model import Audit, NotReplayable, Resolution, State
 from semel.engine.result import Result
 from semel.errors import ConfigurationError, OutcomeUnknownError, PolicyError
@@ -116,7 +116,7 @@ def test_the_client_that_kept_its_key_gets_what_was_found(each: World) -> None:
         "inv-1",
         id,
     )
-    assert case.key_for("charge") == derived_key(row.id, 0, "charge")
+    assert case.key_for("charge") == derive_key(row.id, 0, "charge")
     [line] = audit_of(shell, what)
     assert (line.actor, line.action, line.reason) == ("reconciler:pay", "resolve:succeeded", "ch-9 at the provider")
     assert shell.claim(paying("b")) == NotReplayable(id, "charge", "ch-9")

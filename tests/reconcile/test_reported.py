@@ -76,7 +76,7 @@ def test_a_report_that_comes_again_changes_nothing(engine: Engine) -> None:
 def test_a_report_behind_the_handlers_own_answer_agrees_or_is_refused(engine: Engine) -> None:
     done = engine.run(command(), lambda permit: Answer(201, (), b"own"))
     assert engine.settle_by(done.operation_id, PAID, PROOF) is State.SUCCEEDED
-    with pytest.raises(ResolveRefused, match="settled as SUCCEEDED, and the report says DidNotHappen") as met:
+    with pytest.raises(ResolveRefused, match="settled as SUCCEEDED, but the report is DidNotHappen") as met:
         engine.settle_by(done.operation_id, DidNotHappen(), PROOF)
     assert met.value.retry_after_seconds is None
     assert engine.run(command(), never).answer.body == b"own"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, Policy
-from semel.core.identity import derived_key
+from semel.core.identity import derive_key
 from semel.core.model import State
 from semel.reconciliation.flow import standings
 from semel.reconciliation.worker import Case, DidNotHappen, Finding, Reconciling, Round, StepSucceeded, reconciler
@@ -82,7 +82,7 @@ def test_a_step_that_did_not_happen_is_made_by_the_next_run_and_the_charge_is_no
     world.clock.advance(seconds=1000)
     cases: list[Case] = []
     assert round_of(process, DidNotHappen("no parcel"), cases) == Round(asked=1, settled=1)
-    assert (cases[0].step, cases[0].key_for("ship")) == ("ship", derived_key(process.row(stepped()).id, 0, "ship"))
+    assert (cases[0].step, cases[0].key_for("ship")) == ("ship", derive_key(process.row(stepped()).id, 0, "ship"))
     assert reason(process) is None
     assert process.run(stepped(), shop.buy).answer == OK
     assert (shop.calls, shop.shipped) == (["charge", "ship", "ship"], ["ship-2"])

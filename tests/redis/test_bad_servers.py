@@ -156,7 +156,7 @@ def test_a_password_is_wanted_and_never_shown(started: Starts, mode: str) -> Non
     right.close()
 
 
-def test_a_user_who_may_not_is_told_what_to_allow(started: Starts, mode: str) -> None:
+def test_a_user_who_may_not_learns_what_to_allow(started: Starts, mode: str) -> None:
     own = started("appendonly yes", "user joe on >pw ~* +@all -evalsha")
     chosen: Any = mode
     shell = Shell(chosen, connect_backend(f"redis://joe:pw@127.0.0.1:{own.port}"))
@@ -165,7 +165,7 @@ def test_a_user_who_may_not_is_told_what_to_allow(started: Starts, mode: str) ->
     shell.close()
 
 
-def test_somebody_elses_script_blocks_and_is_ended(started: Starts, opened: Opens) -> None:
+def test_a_foreign_script_that_blocks_is_ended(started: Starts, opened: Opens) -> None:
     """BUSY is a refusal; after SCRIPT KILL all is well. A database that is not there is named."""
     own = started("appendonly yes", "busy-reply-threshold 50")
     shell = opened(own.port)
@@ -206,7 +206,7 @@ def test_a_claim_that_was_killed_before_it_wrote_did_nothing(opened: Opens) -> N
     assert "names a database" in refused(shell)
 
 
-def test_a_cluster_that_is_spoken_to_as_a_server_and_the_other_way_round(opened: Opens) -> None:
+def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(opened: Opens) -> None:
     alone = opened(servers.cluster(), ready=False)
     alone.engine.core.checked = True  # what one node has of the store is read there
     told: set[str] = set()
@@ -219,7 +219,7 @@ def test_a_cluster_that_is_spoken_to_as_a_server_and_the_other_way_round(opened:
     assert "use redis:// in the URL" in refused(opened(servers.valkey(), ready=False, cluster=True))
 
 
-def test_a_state_is_kept_for_whoever_comes_later(opened: Opens) -> None:
+def test_a_state_is_kept_for_later_callers(opened: Opens) -> None:
     """Two engines, two prefixes: the same key is another command."""
     one, other = opened(servers.valkey()), opened(servers.valkey())
     one.run(command(), lambda permit: MADE)

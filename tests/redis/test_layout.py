@@ -10,10 +10,10 @@ from semel import Policy
 from semel.core.decide import decide, first_grant
 from semel.core.model import AnswerKind, Claim, Proceed, Record, Replay, State, Verdict
 from semel.core.record import answer_digest
-from semel.core.settle import lapsed_row, settled_row
-from semel.stores.memory.store import granted_row
+from semel.core.settle import lapse_row, settle_row
+from semel.stores.memory.store import grant_row
 from semel.stores.redis.keys import TAGS, below, newer_first
-from semel.stores.redis.layout import HEAD_BYTES, Damaged, decode, decode_any, encode, seen
+from semel.stores.redis.layout import HEAD_BYTES, Damaged, decode, decode_any, encode, record_prefix
 from semel.stores.redis.rows import LUA, due_at
 from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
@@ -24,7 +24,7 @@ NOW = 1_700_000_000_000_000
 def settled() -> Record:
     claim = attempt()
     grant = first_grant(claim, NOW)
-    _, row = settled_row(granted_row(None, claim, grant), word(grant), NOW + 1)
+    _, row = settle_row(grant_row(None, claim, grant), word(grant), NOW + 1)
     assert row is not None
     return row
 
@@ -40,7 +40,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
         {"request": b"1:", "body": None},
     ):
         assert decode(encode(row._replace(**other))) == row._replace(**other)
-    assert encode(row).startswith(seen(row))
+    assert encode(row).startswith(record_prefix(row))
 
 
 def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
@@ -125,19 +125,19 @@ def test_damage_is_noticed_in_a_kept_answer(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("back", [False, True])
 def test_a_lapse_is_due_exactly_when_the_rule_marks_it(policy: Policy, back: bool) -> None:
     claim = attempt(policy=policy)
-    row = granted_row(None, claim, first_grant(claim, NOW))
+    row = grant_row(None, claim, first_grant(claim, NOW))
     if back:
         row = row._replace(lease_until=0, lapses=policy.attempts_max)
     due = due_at(row)
     assert due is not None
-    assert lapsed_row(row, max(due, 1)) is not None
+    assert lapse_row(row, max(due, 1)) is not None
     if due > 0:
-        assert lapsed_row(row, due - 1) is None
+        assert lapse_row(row, due - 1) is None
 
 
 def test_what_is_not_processing_is_never_due() -> None:
     claim = attempt()
-    row = granted_row(None, claim, first_grant(claim, NOW))
+    row = grant_row(None, claim, first_grant(claim, NOW))
     for state in set(State) - {State.PROCESSING}:
         assert due_at(row._replace(state=state)) is None
     assert row.answer_kind == AnswerKind.NONE

@@ -90,7 +90,7 @@ def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, opened: Opens
     assert not shell.run(command(), lambda permit: MADE, wait_seconds=5).replayed
 
 
-def test_a_connection_that_died_while_idle_is_not_spoken_on(through: Bench, between: Relay) -> None:
+def test_a_connection_that_died_while_idle_is_not_used(through: Bench, between: Relay) -> None:
     """Nothing was sent on it, so that nothing is in doubt."""
     grant = through.grant()
     between.cut()
@@ -112,7 +112,7 @@ def test_a_server_that_hangs_is_waited_for_so_long(between: Relay, opened: Opens
     assert shell.run(command(), lambda permit: MADE, wait_seconds=5).answer == MADE
 
 
-def test_an_outcome_that_cannot_be_confirmed_is_said_to_be_unknown(between: Relay, opened: Opens) -> None:
+def test_an_outcome_that_cannot_be_confirmed_is_reported_as_unknown(between: Relay, opened: Opens) -> None:
     """The server is away, and each attempt is told so at once: no patience that a busy machine may exhaust before."""
     shell = opened(between.port, confirm_seconds=0.1)
     ran: list[int] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.stores.redis import packing as redis_packing
-from semel.stores.redis.packing import packed, packed_here
+from semel.stores.redis.packing import pack, pack_in_python
 
 SEED = 20261121
 COMMANDS: list[tuple[Any, ...]] = [
@@ -28,9 +28,9 @@ def test_both_ways_write_the_same_bytes() -> None:
         for _ in range(200)
     ]
     assert importlib.import_module("hiredis").pack_command is not None  # else both ways are one
-    assert packed(COMMANDS) == packed_here(COMMANDS)
-    assert packed(many) == packed_here(many)
-    assert packed([]) == b""
+    assert pack(COMMANDS) == pack_in_python(COMMANDS)
+    assert pack(many) == pack_in_python(many)
+    assert pack([]) == b""
 
 
 @pytest.mark.parametrize("found", [None, "older"])
@@ -44,5 +44,5 @@ def test_without_hiredis_it_is_written_out_here(found: str | None, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr(importlib, "import_module", import_module)
         assert redis_packing._pack_command() is None
-        assert packed(COMMANDS) == packed_here(COMMANDS)
+        assert pack(COMMANDS) == pack_in_python(COMMANDS)
     redis_packing._pack_command.cache_clear()

@@ -50,7 +50,7 @@ def stopped(port: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_what_no_replica_has_is_not_granted(pair: tuple[int, int], opened: Opens) -> None:
+def test_a_claim_without_a_replica_is_not_granted(pair: tuple[int, int], opened: Opens) -> None:
     """Nor is it by asking again: WAIT alone would say yes to a connection that has written nothing."""
     primary, replica = pair
     shell = opened(primary, wait_replicas=1, wait_seconds=0.05)

@@ -95,11 +95,11 @@ def test_one_that_still_names_the_old_primary_is_not_believed() -> None:
         ([NAMES_HERE, [RedisRefused("NOPERM", "no")]], "NOPERM no (its user needs ROLE)"),
     ],
 )
-def test_what_is_told_where_nobody_is_named(answers: list[Replies], said: str) -> None:
+def test_a_sentinel_without_a_primary_is_reported(answers: list[Replies], said: str) -> None:
     assert said in asked(Sentinel("shop", (FIRST,)), *answers)[1]
 
 
-def test_a_primary_that_belongs_to_a_cluster_is_told_as_one() -> None:
+def test_a_primary_that_belongs_to_a_cluster_is_reported_as_one() -> None:
     routes = Sentinel("shop", (FIRST,))
     assert (
         "is part of a cluster; use redis+cluster://"
@@ -107,7 +107,7 @@ def test_a_primary_that_belongs_to_a_cluster_is_told_as_one() -> None:
     )
 
 
-def test_nobody_is_spoken_to_before_somebody_was_named() -> None:
+def test_no_server_is_contacted_before_a_primary_is_known() -> None:
     with pytest.raises(StoreUnavailable, match="no Sentinel has named the primary of 'shop' yet"):
         Sentinel("shop", (FIRST,)).node_of(b"k")
 

@@ -19,7 +19,7 @@ from semel.engine.requirements import Needs
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.functions import command as declared_command
 from semel.http.caller import single_caller
-from semel.stores.redis.settings import _judged, info, memory
+from semel.stores.redis.settings import _judge, info, memory
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers
@@ -70,7 +70,7 @@ def test_it_is_refused_where_operations_are_declared(forgetful: Running, opened:
 def test_a_function_is_refused_when_it_is_declared(forgetful: Running) -> None:
     with (
         migrated(forgetful.port, servers.prefix()) as engine,
-        pytest.raises(ConfigurationError, match="would forget that it ran"),
+        pytest.raises(ConfigurationError, match="would lose the fact that it ran"),
     ):
 
         @declared_command(engine, "pay", key="order", caller=single_caller, effects="external")
@@ -111,18 +111,18 @@ def test_eviction_forgets_and_a_replica_is_unusable(tmp_path: Path, opened: Open
         ("connected_slaves:2", "replicas", "warning"),
     ],
 )
-def test_what_info_says(facts: str, check: str, level: str) -> None:
-    found = {seen.check: seen for seen in _judged(info(facts.encode()), 0)}
+def test_findings_follow_from_the_servers_info(facts: str, check: str, level: str) -> None:
+    found = {seen.check: seen for seen in _judge(info(facts.encode()), 0)}
     assert found[check].level == level
     assert bool(found[check].remedy) is (level != "ok")
 
 
 def test_replicas_are_wanted_and_missing() -> None:
-    [seen] = [seen for seen in _judged(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
+    [seen] = [seen for seen in _judge(info(b"connected_slaves:1"), 2) if seen.check == "replicas"]
     assert (seen.level, seen.remedy) == ("warning", "connect more replicas, or lower wait_replicas")
 
 
-def test_each_servers_memory_is_told_once() -> None:
+def test_each_servers_memory_is_reported_once() -> None:
     """A server answers for each of its tags, with a little more in use each time."""
     replies = [f"run_id:{run}\nused_memory:{used}\nmaxmemory:9".encode() for used, run in enumerate("aabbba")]
     assert perform(memory((b"t",) * 6), lambda asked: replies) == {(5, 9), (4, 9)}
@@ -169,7 +169,7 @@ def test_a_cluster_answers_for_all_its_nodes(opened: Opens) -> None:
     assert len(shell.perform("find", lambda: shell.engine.store.find(Find())).records) == 1
 
 
-def test_the_documented_rights_are_enough_and_one_that_is_missing_is_told() -> None:
+def test_the_documented_rights_are_enough_and_one_that_is_missing_is_reported() -> None:
     prefix, port = servers.prefix(), servers.valkey()
     page = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
     [line] = [each for each in page.splitlines() if each.startswith("ACL SETUSER app")]

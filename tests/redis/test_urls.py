@@ -45,7 +45,7 @@ def server(url: str) -> RedisServer:
         (f"rediss://h?ssl_ca_certs={__file__}", (Node("h", 6379),), {"ssl_ca_certs": __file__, "db": 0}),
     ],
 )
-def test_what_a_url_names(url: str, nodes: tuple[Node, ...], options: dict[str, Any]) -> None:
+def test_a_url_is_parsed_into_its_parts(url: str, nodes: tuple[Node, ...], options: dict[str, Any]) -> None:
     found = server(url)
     assert (found.nodes, found.options) == (nodes, options)
     assert found.cluster is ("cluster" in url)
@@ -92,7 +92,7 @@ def test_its_options() -> None:
         ("redi://h", "did you mean 'redis'"),
     ],
 )
-def test_what_cannot_be_understood(url: str, said: str) -> None:
+def test_a_malformed_url_is_refused(url: str, said: str) -> None:
     with pytest.raises(UrlError, match=said) as told:
         connect_backend(url)
     assert "secret" not in str(told.value)
@@ -160,5 +160,5 @@ def test_an_encrypted_connection(mode: Mode, tmp_path: Path) -> None:
         ("Connection reset by peer", "rediss:// where it speaks TLS"),
     ],
 )
-def test_tls_on_one_side_only_is_told_what_would_do(text: str, said: str) -> None:
+def test_tls_on_one_side_only_is_refused_with_the_remedy(text: str, said: str) -> None:
     assert said in str(cannot_connect(Node("h", 1), OSError(text)))

@@ -17,7 +17,7 @@ from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
 from semel.testing.idempotent import CannotRun, Report, check_idempotent, rows
 from semel.testing.idempotent.failing import movable
-from semel.testing.idempotent.interrupting import Moment, watched
+from semel.testing.idempotent.interrupting import Moment, watch
 from semel.testing.required import REQUIRED, Case, FunctionTarget, suite
 
 CHECK = "bulk_retry_does_not_rerun_finished_items"
@@ -125,7 +125,7 @@ def test_what_an_interruption_leaves(
     """The lease is not given back, the finished items stand, and nothing of the others does."""
     payer = Payer(semel_database, effects)
     bulk = Bulk(semel_engine, operation="bills.pay", effects=effects)
-    with movable((semel_engine,)) as clocks, watched((semel_engine,), Moment.BETWEEN_CHUNKS) as witness:
+    with movable((semel_engine,)) as clocks, watch((semel_engine,), Moment.BETWEEN_CHUNKS) as witness:
         with pytest.raises(BaseException, match="the process died"):
             bulk.run(BILLS, payer.pay, key="k", caller="alice")
         assert (witness.finished, witness.handed, witness.total) == (finished, finished, 7)
@@ -158,7 +158,7 @@ def test_a_list_that_begins_anew(effects: Any, came: str, semel_engine: Engine, 
     assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
     case = Case(arguments={"bills": BILLS}, effects=payer.count, other_caller=BOB)
     alone = suite(app=target, operations=[case]).required(CHECK, case)
-    with pytest.raises(AssertionError, match="it begins anew: whoever was paid is paid again"):
+    with pytest.raises(AssertionError, match="it starts again: payees are paid twice"):
         alone.run()
 
 

@@ -25,7 +25,7 @@ from tests.testing_plugin.broken import Around
 
 Tell = Callable[[Permit], object]
 CHECK = "event_identity_stable_over_replay"
-TOLD_NOTHING = "it told no events: there were no ids to compare"
+TOLD_NOTHING = "it published no events: there were no ids to compare"
 sqlite = pytest.mark.semel_store("sqlite")
 
 
@@ -123,13 +123,11 @@ def test_an_id_made_anew_at_each_run(semel_async_engine: AsyncEngine, semel_data
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": uuid.uuid4(), "type": "orders.placed"}))
     assert only(shop.tried(app, listed=True)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
-        "lease\n"
-        "   came:   2 events, where one command tells one event: orders.placed under another id\n"
-        "   means:  to its consumers that is another command: whoever ships on this event ships twice, and no inbox "
-        "helps\n"
-        "   change: emit it with permit.emit(...): its id comes from the key, and it is written once, in the commit "
-        "that\n"
-        "           stores the answer; where you publish yourself, take the event's id from permit.key_for('event')"
+        "lease\n   came:   2 events, where one command tells one event: orders.placed under another id\n   means:  to "
+        "its consumers that is another command: a consumer that ships on this event ships twice, and no inbox helps\n "
+        "  change: emit it with permit.emit(...): its id comes from the key, and it is written once, in the commit "
+        "that\n           stores the answer; where you publish yourself, take the event's id from "
+        "permit.key_for('event')"
     )
     good = shop.app(semel_async_engine, lambda permit: shop.told.append(permit.key_for("event")))
     assert CHECK in shop.tried(good, listed=True).held
@@ -163,14 +161,11 @@ def test_a_name_made_anew_at_each_run(effects: Any, semel_async_engine: AsyncEng
     app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", b"1", ordinal=next(numbers)))
     assert only(shop.tried(app)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
-        "lease\n"
-        "   came:   orders.placed, whose id at the first run was another one than that which was told in the end\n"
-        "   means:  permit.emit has given the first run an id that nobody will ever get: whoever was told it, such as "
-        "the\n"
-        "           provider, waits for an event that does not come\n"
-        "   change: what an event's id is made of (the name and the ordinal of permit.emit, an id of your own) must "
-        "be the\n"
-        "           same at every run of one command: no random number, no clock, no counter of the process"
+        "lease\n   came:   orders.placed, whose id in the first run differs from the id that was published\n   means: "
+        " permit.emit returned an id in the first run that no event will ever have: a system that received it,\n"
+        "           such as the provider, waits for an event that does not come\n   change: what an event's id is made "
+        "of (the name and the ordinal of permit.emit, an id of your own) must be the\n           same at every run of "
+        "one command: no random number, no clock, no counter of the process"
     )
 
 
@@ -208,7 +203,7 @@ def test_told_of_what_was_undone(semel_async_engine: AsyncEngine, semel_database
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event")}))
     text = only(shop.tried(app, listed=True))
     assert "the process died before the transaction was committed" in text
-    assert "the world is told of something that was undone" in text
+    assert "consumers learn of an effect that was undone" in text
 
 
 @sqlite
@@ -264,8 +259,8 @@ def test_a_function_that_nobody_sees_into_is_tried_as_far_as_it_can_be() -> None
 @pytest.mark.parametrize(
     ("events", "error", "message"),
     [
-        ("told", ConfigurationError, "events= must be a list of what was published"),
-        (5, ConfigurationError, "events= must be a list of what was published"),
+        ("told", ConfigurationError, "events= must be the list of published events"),
+        (5, ConfigurationError, "events= must be the list of published events"),
         ([], CannotRun, "events= lists nothing after a command was done"),
         ([{"topic": "x"}], CannotRun, "an event that has no id: {'topic': 'x'}"),
         (lambda: 1 // 0, CannotRun, "the list of events failed: ZeroDivisionError"),

@@ -128,7 +128,7 @@ def test_no_protection_cannot_be_crashed() -> None:
         ({"app": "http://127.0.0.1:1"}, "use assert_idempotent with the URL"),
     ],
 )
-def test_what_is_no_suite(options: dict[str, object], message: str) -> None:
+def test_an_invalid_suite_is_refused(options: dict[str, object], message: str) -> None:
     given = {"app": app, "operations": [payments], **options}
     with pytest.raises(ConfigurationError, match=message):
         suite(**given)  # type: ignore[arg-type]

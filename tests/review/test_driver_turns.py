@@ -77,7 +77,7 @@ def test_a_lease_begins_when_the_claim_is_written(takes_over: bool, tmp_path: Pa
 # --- who waits, and for how long ---
 
 
-def test_a_locked_file_refuses_who_has_waited_and_nobody_else(tmp_path: Path) -> None:
+def test_a_locked_file_refuses_only_the_flow_that_waited(tmp_path: Path) -> None:
     """Two writes in one group: one has used up its time, the other has only come."""
     path = tmp_path / "semel.db"
     driver = migrated(path)
@@ -141,7 +141,7 @@ def test_a_failed_group_does_not_make_an_event_loop_wait_for_the_file(tmp_path: 
     driver.close()
 
 
-def test_a_thread_interrupted_after_its_commit_leaves_nobody_waiting(
+def test_a_thread_interrupted_after_its_commit_blocks_no_waiter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write stands and its callers are told; it is not done a second time."""
@@ -210,7 +210,7 @@ def hear_when_told(loop: asyncio.AbstractEventLoop, told: threading.Event) -> No
     loop.call_soon_threadsafe = hearing  # type: ignore[method-assign,assignment]
 
 
-def test_a_unit_whose_loop_stopped_before_it_heard_of_it_gives_the_file_back(tmp_path: Path) -> None:
+def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: Path) -> None:
     """Its caller was cancelled, the loop stopped, the gate was lent, and only then the loop was closed."""
     driver = migrated(tmp_path / "semel.db", busy_seconds=5.0)
     loop = asyncio.new_event_loop()

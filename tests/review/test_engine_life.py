@@ -192,7 +192,7 @@ def test_a_joined_command_leaves_the_one_alone_that_waits_for_it(tmp_path: Path)
     asyncio.run(scenario())
 
 
-def test_who_is_superseded_is_told_what_holds_and_is_not_cancelled() -> None:
+def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> None:
     """The handler was cancelled, and nobody cancelled its caller: a CancelledError would end it without a word."""
 
     async def scenario() -> None:

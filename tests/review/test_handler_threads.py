@@ -152,7 +152,7 @@ def test_ends_in_the_traffic_of_a_thread(tmp_path: Path) -> None:
     assert notes(path) == []
 
 
-def test_rows_that_nobody_reads_to_the_end_do_not_keep_the_file(tmp_path: Path) -> None:
+def test_rows_that_are_not_read_to_the_end_do_not_lock_the_file(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with unit_on(path) as unit:
         unit.connection.executemany("INSERT INTO note VALUES (?)", [("one",), ("two",)])

@@ -19,8 +19,8 @@ from semel.core.decide import (
     Was,
     decide,
     doubt_of,
+    find_replay,
     is_grant_new,
-    kept_answer,
     needs_steps,
     situation,
 )
@@ -49,7 +49,7 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import EXTERNAL, OK, attempt, bits
 
 NOW = 1_700_000_000_000_000
@@ -176,7 +176,7 @@ def row_of(case: Case) -> Record | None:
         return None
     first = decide(None, MINE, NOW - 1000)
     assert isinstance(first, Proceed)
-    row = granted_row(None, MINE, first.grant)
+    row = grant_row(None, MINE, first.grant)
     kinds = {"none": 0, "kept": 1, "not kept": 2, "sealed": 3, "rebuilt": 4, "damaged": 1, "half": 1}
     block = pack_headers(OK.headers)
     held = case.answer in ("kept", "sealed", "damaged")
@@ -248,7 +248,7 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
         assert named(row, verdict) == expected(case), case
         # A kept answer is recognised without a claim, and nothing else is.
         kept = verdict if type(verdict) is Replay else None
-        assert kept_answer(row, claim.id, claim.recipe, claim.fingerprint, NOW) == kept, case
+        assert find_replay(row, claim.id, claim.recipe, claim.fingerprint, NOW) == kept, case
         count += 1
     assert count == 96_768 + 27_648
     assert seen == set(Situation)  # every situation was reached, and the table has no line that never is
@@ -290,7 +290,7 @@ def grant_for(row: Record | None, claim: Claim = OTHERS, now: int = NOW) -> Gran
 
 def record(state: State, *, policy: Policy = EXTERNAL, at: int = NOW) -> Record:
     claim = attempt(nonce=1, policy=policy)
-    return granted_row(None, claim, grant_for(None, claim, at))._replace(state=state)
+    return grant_row(None, claim, grant_for(None, claim, at))._replace(state=state)
 
 
 def test_a_first_grant_takes_everything_from_the_claim_and_the_clock() -> None:
@@ -373,7 +373,7 @@ def test_a_bulk_and_a_single_command_never_run_each_others_record(state: State, 
     single = CLAIMS[declares]
     bulk = attempt(nonce=2, recipe=BULK, starts=State.CLAIMED)
     for one, other in ((single, bulk), (bulk, single)):
-        row = granted_row(None, one, grant_for(None, one))._replace(state=state)
+        row = grant_row(None, one, grant_for(None, one))._replace(state=state)
         for now in (NOW, row.lease_until, row.dedup_until):
             assert decide(row, other, now, begun=False) == Unreadable(row.operation_id, "recipe", row.recipe)
 
@@ -401,7 +401,7 @@ def test_the_fence_grows_though_the_clock_does_not(back: int) -> None:
 def test_a_read_back_changes_nothing() -> None:
     row = record(State.PROCESSING)._replace(lease_until=NOW + 9, attempt=3, lapses=2, generation=1)
     grant = grant_for(row, MINE, NOW + 5)
-    assert granted_row(row, MINE, grant) == row
+    assert grant_row(row, MINE, grant) == row
     assert not is_grant_new(row, grant)
 
 

@@ -15,10 +15,10 @@ from semel.outbox.rules import (
     HEADERS_BYTES_MAX,
     LANES,
     PAYLOAD_BYTES_MAX,
+    check_text,
     event_id,
     lane_of,
     make_event,
-    named,
     pack_headers,
     payload_bytes,
     unpack_headers,
@@ -71,21 +71,21 @@ def test_topics(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["", ".", "a.", ".a", "a..b", "a b", "a/b", "ü", "x" * 250, 7, None, b"a"])
-def test_what_is_no_topic(topic: object) -> None:
+def test_an_invalid_topic_is_refused(topic: object) -> None:
     with pytest.raises(PolicyError, match=r"topic is 1 to 249 letters.*such as 'orders\.placed'; it is"):
         made(topic)
 
 
 @pytest.mark.parametrize("aggregate", [("order",), ("order", "7", "8"), ["order", "7"], "order", None])
-def test_what_is_no_aggregate(aggregate: object) -> None:
+def test_an_invalid_aggregate_is_refused(aggregate: object) -> None:
     with pytest.raises(PolicyError, match=r"pair \(type, id\), such as \('order', order_id\); it is"):
         made(aggregate=aggregate)
 
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\nb", "a\x7fb", "\ud800", 7, None])
-def test_what_names_nothing(text: object) -> None:
+def test_an_invalid_event_name_is_refused(text: object) -> None:
     with pytest.raises(PolicyError, match="an event's thing is a text of 1 to 255 letters without control characters"):
-        named("thing", text)
+        check_text("thing", text)
     for aggregate, what in (((text, "7"), "aggregate's type"), (("order", text), "aggregate's id")):
         with pytest.raises(PolicyError, match=what):
             made(aggregate=aggregate)
@@ -95,8 +95,8 @@ def test_what_names_nothing(text: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "x" * 255, "ü €", "a b"])
-def test_what_names_something(text: str) -> None:
-    assert named("thing", text) == text
+def test_a_valid_event_name_is_accepted(text: str) -> None:
+    assert check_text("thing", text) == text
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_payloads(payload: Any, raw: bytes, content_type: str) -> None:
     "payload",
     [{1: 2}, [{"a": {2: 1}}], ({3: 1},), float("nan"), float("inf"), object(), "\ud800", {"a": "\ud800"}, {1, 2}],
 )
-def test_what_no_payload_can_say(payload: Any) -> None:
+def test_a_payload_that_json_cannot_encode_is_refused(payload: Any) -> None:
     with pytest.raises(
         PolicyError, match=r"the payload of the event 't' cannot be written \((Type|Value|Unicode)\w*Error"
     ):
         payload_bytes("t", payload)
 
 
-def test_who_cannot_say_it_is_told_what_and_of_which_event() -> None:
+def test_a_refused_payload_names_the_value_and_the_event() -> None:
     with pytest.raises(PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: a int as a key\)"):
         made(payload={"a": [{1: 2}]})
     with pytest.raises(PolicyError, match=r"give bytes, .* say: dicts with .*, finite numbers, True, False and None$"):
@@ -161,7 +161,7 @@ def test_a_payload_has_a_size() -> None:
         {"a": 7},
     ],
 )
-def test_what_is_no_header(headers: Mapping[str, str]) -> None:
+def test_an_invalid_header_is_refused(headers: Mapping[str, str]) -> None:
     with pytest.raises(PolicyError, match="header"):
         made(headers=headers)
 

@@ -244,7 +244,7 @@ def test_a_digest_field_that_cannot_be_used_is_refused_at_once(digest: str | Non
     ],
 )
 def test_a_body_that_is_not_its_digest_is_refused(digest: str) -> None:
-    with pytest.raises(InvalidBody, match="not what Content-Digest says"):
+    with pytest.raises(InvalidBody, match="does not match its Content-Digest"):
         made(b"abc", recipe=BY_DIGEST, digest=digest)
 
 

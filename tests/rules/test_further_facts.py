@@ -214,7 +214,7 @@ def test_a_function_of_the_body_counts() -> None:
 
 
 def test_a_function_that_is_none_or_returns_none() -> None:
-    with pytest.raises(PolicyError, match="no name of its own needs one"):
+    with pytest.raises(PolicyError, match="without a name needs one"):
         Computed(lambda facts, body: body)
     with pytest.raises(PolicyError, match="needs a function"):
         Computed(bytes)  # type: ignore[arg-type]

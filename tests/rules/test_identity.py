@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.core.identity import (
-    derived_key,
+    derive_key,
     frame,
     key_hash,
     record_id,
@@ -66,7 +66,7 @@ def test_names_are_the_same_in_every_version() -> None:
     assert record_id(SCOPE, "k").hex() == "d85466d05ad6380246b566fc1268225e"
     assert record_id(SCOPE, "k", b"0123456789abcdef").hex() == "db541c8900d10e2d63981866e5d65359"
     assert key_hash("k").hex() == "b90b54f126638740"
-    assert derived_key(bytes(16), 0, "charge") == "f4e08125-7f1d-fd3e-d457-d5fc70320d68"
+    assert derive_key(bytes(16), 0, "charge") == "f4e08125-7f1d-fd3e-d457-d5fc70320d68"
     assert secret_check(b"0123456789abcdef").hex() == "4053d4ce239ffcc179c62de661865ae2"
     assert reference_id("acme", "pay", "inv-1").hex() == "28bbdb098798bd2657b32b6c3a8f0585"
     assert reference_id("acme", "pay", "inv-1", b"0123456789abcdef").hex() == "0f61551c7f75b01c7c18982d24a004c6"
@@ -86,13 +86,13 @@ def test_a_secret_is_recognised_and_never_kept() -> None:
 
 def test_a_derived_key_is_of_its_record_generation_name_and_ordinal() -> None:
     keys = [
-        derived_key(bytes(16), 0, "charge"),
-        derived_key(bytes(15) + b"\x01", 0, "charge"),
-        derived_key(bytes(16), 1, "charge"),
-        derived_key(bytes(16), 0, "charge", 1),
-        derived_key(bytes(16), 0, "charge1"),
-        derived_key(bytes(16), 11, "", 1),
-        derived_key(bytes(16), 1, "1", 1),
+        derive_key(bytes(16), 0, "charge"),
+        derive_key(bytes(15) + b"\x01", 0, "charge"),
+        derive_key(bytes(16), 1, "charge"),
+        derive_key(bytes(16), 0, "charge", 1),
+        derive_key(bytes(16), 0, "charge1"),
+        derive_key(bytes(16), 11, "", 1),
+        derive_key(bytes(16), 1, "1", 1),
     ]
     assert len(set(keys)) == len(keys)
     assert all(uuid_bytes(key) is not None for key in keys)
@@ -107,8 +107,8 @@ def test_two_stores_derive_the_same_keys_unless_their_tenants_or_secrets_differ(
         record_id(there, "k", b"a" * 16),
         record_id(there, "k", b"b" * 16),
     ]
-    assert len({derived_key(id, 0, "charge") for id in ids}) == 4
-    assert derived_key(record_id(there, "k"), 0, "charge") == "8e5e6364-f388-c80a-2a0a-92dcd2f4d99e"
+    assert len({derive_key(id, 0, "charge") for id in ids}) == 4
+    assert derive_key(record_id(there, "k"), 0, "charge") == "8e5e6364-f388-c80a-2a0a-92dcd2f4d99e"
 
 
 @PLAIN

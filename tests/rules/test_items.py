@@ -44,7 +44,7 @@ def test_names_are_the_same_in_every_version() -> None:
     assert listed.end(2).hex() == "af6cd91205d8f61fac22710cebf668654cd7ff3aac425978fd01968c092765a8"
 
 
-def test_a_list_is_told_by_order_names_contents_and_length() -> None:
+def test_a_lists_digest_depends_on_order_names_contents_and_length() -> None:
     def digest(*items: tuple[str, bytes], total: int = 2) -> bytes:
         listed = ListDigest()
         for item in items:
@@ -86,19 +86,19 @@ def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: N
     ("raw", "member", "code", "text"),
     [
         (b"[" * 70 + b"]" * 70, None, "ITEM_TOO_LARGE", "nested"),
-        (b"{", None, "ITEM_MALFORMED", "it is not one JSON value in UTF-8, or a member stands in it twice"),
-        (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not one JSON value"),
+        (b"{", None, "ITEM_MALFORMED", "it is not a JSON value in UTF-8, or repeats a member"),
+        (b'{"a":1,"a":1}', None, "ITEM_MALFORMED", "it is not a JSON value"),
         (b'{"id":1.5}', "id", "ITEM_MALFORMED", "it is a float; it must be a text"),
         (b'{"id":false}', "id", "ITEM_MALFORMED", "it is a bool; it must be a text"),
-        (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a name of its own"),
+        (b'{"id":""}', "id", "ITEM_MALFORMED", "it is empty; leave it out, or give each item a unique name"),
         (b'{"id":"%s"}' % (b"x" * 256), "id", "ITEM_MALFORMED", "it has 256 characters, more than 255"),
-        (b'{"id":"#1"}', "id", "ITEM_MALFORMED", "it begins with '#', which is kept for names that Semel gives"),
+        (b'{"id":"#1"}', "id", "ITEM_MALFORMED", "it begins with '#', which is reserved for names that Semel assigns"),
         (b'{"id":"!1"}', "id", "ITEM_MALFORMED", "it begins with '!'"),
-        (b'{"id":"a\\u001f"}', "id", "ITEM_MALFORMED", "it holds a control character"),
-        (b'{"id":"\\u007fa"}', "id", "ITEM_MALFORMED", "it holds a control character"),
+        (b'{"id":"a\\u001f"}', "id", "ITEM_MALFORMED", "it contains a control character"),
+        (b'{"id":"\\u007fa"}', "id", "ITEM_MALFORMED", "it contains a control character"),
     ],
 )
-def test_what_is_no_line(raw: bytes, member: str | None, code: str, text: str) -> None:
+def test_a_malformed_line_is_refused(raw: bytes, member: str | None, code: str, text: str) -> None:
     with pytest.raises(BulkRefused) as refused:
         named(raw, member)
     assert (refused.value.code, refused.value.place) == (code, 3)
@@ -120,7 +120,7 @@ def test_values_are_written_as_json(value: Any, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), object(), "\ud800"])
-def test_what_no_line_can_say(value: Any) -> None:
+def test_a_value_that_json_cannot_encode_is_no_item(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         written_item(value)
 
@@ -133,7 +133,7 @@ def test_a_number_of_thousands_of_digits_is_read_digit_for_digit() -> None:
     assert given_again(b'{"n":7}') == read_item(b'{"n":7}') == {"n": 7}
 
 
-def test_what_is_written_of_a_line_before_and_after() -> None:
+def test_an_items_row_before_and_after_its_handler() -> None:
     understood, not_understood = ListedItem(3, "a", b"1", None), ListedItem(3, "!3", b"{", "ITEM_MALFORMED")
     assert understood.as_begun(b"external") == ItemOutcome(3, "a", ItemState.BEGUN, detail=b"external")
     assert not_understood.as_begun(b"external") == ItemOutcome(3, "!3", ItemState.FAILED, error_code="ITEM_MALFORMED")

@@ -12,7 +12,7 @@ from semel.keys import KeyFormat, parse_key
 from semel.recipe import DigestField, Members, Recipe
 
 KEYS: list[tuple[list[bytes], str]] = [
-    ([], "The request has no Idempotency-Key; send one, unique to what you want done once."),
+    ([], "The request has no Idempotency-Key; send one that is unique to this command."),
     ([b"a", b"b"], "The request has several Idempotency-Key fields; send exactly one."),
     ([b"a" * 4097], "The Idempotency-Key field is too long; send a key of 1 to 255 characters."),
     ([b" \t"], "The Idempotency-Key is empty; send a key of 1 to 255 characters."),
@@ -154,10 +154,10 @@ def test_a_fingerprinter_without_its_secret(secret: bytes | None, algorithm: Any
             f"sha-256=:{SHA256_OF_X}:, sha-256=:{SHA256_OF_X}:",
             "Content-Digest is malformed; send it as in sha-256=:BASE64: (RFC 9530), each name once.",
         ),
-        ("sha-256=:A:", "Content-Digest is not well-formed base64; send the digest anew."),
-        ("sha-256=:==:", "Content-Digest is not well-formed base64; send the digest anew."),
+        ("sha-256=:A:", "Content-Digest is not well-formed base64; send the digest again."),
+        ("sha-256=:==:", "Content-Digest is not well-formed base64; send the digest again."),
         ("md5=:AAAA:", "Content-Digest has no algorithm that can be verified; send sha-256 or sha-512."),
-        ("sha-256=:AAAA:", "The body is not what Content-Digest says; send the body and the digest anew."),
+        ("sha-256=:AAAA:", "The body does not match its Content-Digest; send the body and the digest again."),
     ],
 )
 def test_a_content_digest_that_is_none(field: str | None, said: str) -> None:
@@ -218,7 +218,7 @@ def test_a_body_is_read_by_its_media_type(media_type: str, json: bool, form: boo
     assert alike(media_type, part % b"Content-Disposition", part % b"content-disposition") is multipart
 
 
-def test_every_way_to_read_a_body_is_told_apart() -> None:
+def test_every_way_to_read_a_body_is_distinguished() -> None:
     """The same bytes under two ways are two requests; what cannot be parsed is taken as it came."""
     ways = ["application/json", "application/x-www-form-urlencoded", "text/plain", "no media type"]
     digests = {Fingerprinter(Recipe()).digest(facts(f'{way}; pad="{LONG}"'), b"7") for way in ways}

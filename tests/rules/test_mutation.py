@@ -39,7 +39,7 @@ def test_every_change_of_the_pauses_is_noticed(tmp_path: Path) -> None:
         (["--only-report"], "need --into: the folder of an earlier run"),
     ],
 )
-def test_what_it_cannot_do_is_told(arguments: list[str], said: str) -> None:
+def test_what_it_cannot_do_is_reported(arguments: list[str], said: str) -> None:
     ended = mutate(*arguments)
     assert ended.returncode == 2
     assert said in ended.stderr

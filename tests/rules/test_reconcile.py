@@ -19,7 +19,7 @@ from semel.reconciliation.rules import (
     judge,
     quiet_until,
 )
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt
 
 NOW = 1_700_000_000_000_000
@@ -30,7 +30,7 @@ QUIET = 60 * SECOND
 def unknown(doubt: str | None = "lapsed", **changed: Any) -> Record:
     verdict = decide(None, attempt(), NOW)
     assert isinstance(verdict, Proceed)
-    return granted_row(None, attempt(), verdict.grant)._replace(state=State.UNKNOWN, doubt=doubt, **changed)
+    return grant_row(None, attempt(), verdict.grant)._replace(state=State.UNKNOWN, doubt=doubt, **changed)
 
 
 ROW = unknown()
@@ -45,7 +45,7 @@ def believed(row: Record, happened: bool, reason: str, **said: Any) -> Resolutio
     return Resolution(row.id, row.fence, happened, None, "asker", reason)._replace(**said)
 
 
-def test_quiet_is_counted_from_when_nobody_can_hold_it_any_more() -> None:
+def test_quiet_time_starts_when_no_holder_can_be_alive() -> None:
     assert quiet_until(ROW, QUIET) == ROW.deadline_at + QUIET
     assert quiet_until(ROW._replace(lease_until=OVER + 5), QUIET) == OVER + 5 + QUIET
 
@@ -61,7 +61,7 @@ def test_quiet_is_counted_from_when_nobody_can_hold_it_any_more() -> None:
         ("step:charge", "error:E", True),
     ],
 )
-def test_whether_the_holder_said_it_itself(doubt: str | None, code: str | None, ended: bool) -> None:
+def test_a_holders_own_report_is_recognised(doubt: str | None, code: str | None, ended: bool) -> None:
     row = unknown(doubt, error_code=code)
     assert holder_has_ended(row) is ended
     found = judged(SucceededWith(OK), row, OVER - 10 * SECOND)
@@ -100,7 +100,7 @@ def test_it_did_not_happen_counts_from_quiet_on(doubt: str) -> None:
     ("left", "wait"),
     [(40 * SECOND, 20 * SECOND), (2 * SECOND, SECOND), (1_500_000, SECOND), (5_000_001, 2_500_000), (7, 7)],
 )
-def test_who_comes_early_waits_for_half_of_it_and_a_second_at_least(left: int, wait: int) -> None:
+def test_an_early_question_waits_half_the_remaining_time_and_at_least_a_second(left: int, wait: int) -> None:
     found = judged(DidNotHappen("no"), ROW, OVER + QUIET - left)
     assert found == Again(wait, "not believed yet: no", counts=False, over=False)
 
@@ -109,7 +109,7 @@ def test_who_comes_early_waits_for_half_of_it_and_a_second_at_least(left: int, w
     ("asked", "jitter", "seconds", "over"),
     [(0, 1.0, 5.0, False), (0, 0.0, 2.5, False), (1, 1.0, 10.0, False), (2, 1.0, 20.0, True), (30, 1.0, 3600.0, True)],
 )
-def test_nobody_can_say_yet(asked: int, jitter: float, seconds: float, over: bool) -> None:
+def test_a_still_unknown_finding_is_asked_again(asked: int, jitter: float, seconds: float, over: bool) -> None:
     found = judged(StillUnknown("busy"), ROW, OVER, asked, jitter)
     assert found == Again(int(seconds * SECOND), "busy", counts=True, over=over)
 

@@ -34,7 +34,7 @@ def test_references(text: str) -> None:
         (None, "NoneType"),
     ],
 )
-def test_what_is_no_reference(text: object, told: str) -> None:
+def test_an_invalid_reference_is_refused(text: object, told: str) -> None:
     assert not is_reference(text)
     with pytest.raises(
         PolicyError, match=f"must be 1 to 255 printable characters, such as an invoice's number; .*{told}"
@@ -56,7 +56,7 @@ def test_what_is_no_reference(text: object, told: str) -> None:
         ("body:/nothing", None, "body member '/nothing'"),
     ],
 )
-def test_where_it_is_found(given: str, found: str | None, text: str) -> None:
+def test_a_reference_is_found_at_its_source(given: str, found: str | None, text: str) -> None:
     source = of(given)
     assert (source.find(PARAMS, BODY), source.text) == (found, text)
 
@@ -65,13 +65,13 @@ def test_where_it_is_found(given: str, found: str | None, text: str) -> None:
     "given",
     ["", "path:", "path:a-b", "path:1", "body:", "body:/", "body:a", "body:/a~2", "form:", "form:a b", "x:y", 7],
 )
-def test_where_nothing_can_be(given: Any) -> None:
+def test_an_impossible_source_is_refused(given: Any) -> None:
     with pytest.raises(PolicyError, match=r"^key_from must be 'path:orderId' \(a param.* of a form\); it is"):
         of(given)
 
 
 @pytest.mark.parametrize("name", ["list", "yes", "f"])
-def test_what_is_no_text(name: str) -> None:
+def test_a_value_that_is_not_text_is_refused(name: str) -> None:
     with pytest.raises(
         InvalidBody, match=f"The body member '/order/{name}' must be a text or a whole number; send one"
     ):

@@ -21,9 +21,9 @@ from semel.core.model import (
     Superseded,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.core.settle import abandoned_row, may_have_begun_before, resolved_row, settled_row
+from semel.core.settle import abandon_row, may_have_begun_before, resolve_row, settle_row
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
 
 NOW = 1_700_000_000_000_000
@@ -39,7 +39,7 @@ def first(policy: Policy) -> tuple[Grant, Record]:
     claim = attempt(policy=policy)
     verdict = decide(None, claim, NOW)
     assert isinstance(verdict, Proceed)
-    row = granted_row(None, claim, verdict.grant)
+    row = grant_row(None, claim, verdict.grant)
     return verdict.grant, row._replace(request=b"asked", sealing_key_id="k1", doubt="before", error_code="before")
 
 
@@ -49,7 +49,7 @@ def second(policy: Policy = IDEMPOTENT) -> tuple[Grant, Record]:
     claim = attempt(nonce=2, policy=policy)
     verdict = decide(row._replace(doubt=None), claim, row.lease_until + 1)
     assert isinstance(verdict, Proceed)
-    return verdict.grant, granted_row(row, claim, verdict.grant)
+    return verdict.grant, grant_row(row, claim, verdict.grant)
 
 
 RETAINED: dict[str, Any] = {"settled_at": LATER, "answer_until": LATER + DAY_US, "forget_after": LATER + 30 * DAY_US}
@@ -74,7 +74,7 @@ def test_a_settlement_writes(said: State, kept: bool, changes: dict[str, Any]) -
     last = word(grant, said, kept=kept, doubt="why")._replace(
         business_ref="order-7", resource_type="payment", resource_id="7", error_code="e"
     )
-    reply, written = settled_row(row, last, LATER)
+    reply, written = settle_row(row, last, LATER)
     named = {"business_ref": "order-7", "resource_type": "payment", "resource_id": "7", "error_code": "e"}
     assert reply == Settled()
     assert written == row._replace(**{**EMPTY, "doubt": "why", **named, "state": said, **changes})
@@ -83,10 +83,10 @@ def test_a_settlement_writes(said: State, kept: bool, changes: dict[str, Any]) -
 def test_the_digest_is_of_status_headers_and_body() -> None:
     """A repeated settlement is recognised by it: the same state with another answer is somebody else's."""
     grant, row = first(Policy())
-    _, written = settled_row(row, word(grant), LATER)
-    assert settled_row(written, word(grant), LATER) == (AlreadyMine(), None)
+    _, written = settle_row(row, word(grant), LATER)
+    assert settle_row(written, word(grant), LATER) == (AlreadyMine(), None)
     for other in (OK._replace(status=200), OK._replace(headers=()), OK._replace(body=b"other")):
-        assert settled_row(written, word(grant, answer=other), LATER) == (Superseded(State.SUCCEEDED), None)
+        assert settle_row(written, word(grant, answer=other), LATER) == (Superseded(State.SUCCEEDED), None)
 
 
 # --- an attempt before this one may have had its effect ---
@@ -102,17 +102,17 @@ def test_only_a_later_attempt_of_an_idempotent_command_may_follow_an_effect(effe
 
 def test_a_second_attempt_that_proves_nothing_gives_its_lease_back() -> None:
     grant, row = second()
-    reply, written = settled_row(row, word(grant, State.FAILED_NOT_REPLAYABLE, doubt="http-401"), LATER)
+    reply, written = settle_row(row, word(grant, State.FAILED_NOT_REPLAYABLE, doubt="http-401"), LATER)
     assert reply == Settled()
     assert written == row._replace(**EMPTY)._replace(state=State.PROCESSING, lease_until=0, doubt="http-401")
     again = word(grant, State.FAILED_NOT_REPLAYABLE)
-    assert settled_row(written, again, LATER) == (AlreadyMine(), None)
+    assert settle_row(written, again, LATER) == (AlreadyMine(), None)
 
 
 @pytest.mark.parametrize("said", [State.SUCCEEDED, State.FAILED_REPLAYABLE, State.UNKNOWN, State.PROCESSING])
 def test_every_other_word_of_a_second_attempt_stands(said: State) -> None:
     grant, row = second()
-    reply, written = settled_row(row, word(grant, said), LATER)
+    reply, written = settle_row(row, word(grant, said), LATER)
     assert reply == Settled()
     assert written is not None
     assert written.state == said
@@ -121,16 +121,16 @@ def test_every_other_word_of_a_second_attempt_stands(said: State) -> None:
 def test_a_first_claim_given_up_is_free_again() -> None:
     grant, row = first(IDEMPOTENT)
     changes: dict[str, Any] = {"state": State.FAILED_NOT_REPLAYABLE, "doubt": "abandoned", "request": None, **RETAINED}
-    assert abandoned_row(row, grant.nonce, LATER) == row._replace(**changes)
+    assert abandon_row(row, grant.nonce, LATER) == row._replace(**changes)
 
 
 def test_a_first_claim_given_up_keeps_no_request() -> None:
     grant, row = first(IDEMPOTENT)
-    freed = abandoned_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
+    freed = abandon_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
     assert freed is not None
     assert freed.request is None
     grant, row = second()
-    back = abandoned_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
+    back = abandon_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
     assert back is not None
     assert back.request == b"whose card it is"
 
@@ -138,9 +138,9 @@ def test_a_first_claim_given_up_keeps_no_request() -> None:
 def test_a_later_claim_given_up_gives_its_lease_back() -> None:
     grant, row = second()
     wanted = row._replace(state=State.PROCESSING, lease_until=0, doubt="abandoned")
-    assert abandoned_row(row, grant.nonce, LATER) == wanted
+    assert abandon_row(row, grant.nonce, LATER) == wanted
     unknown = row._replace(state=State.UNKNOWN, doubt="lapsed")
-    assert abandoned_row(unknown, grant.nonce, LATER) == wanted
+    assert abandon_row(unknown, grant.nonce, LATER) == wanted
 
 
 # --- operators ---
@@ -164,7 +164,7 @@ def test_a_resolution_writes(happened: bool, answer: Answer | None, changes: dic
         row = row._replace(answer_kind=AnswerKind.KEPT, answer_digest=b"x" * 16, status=500, headers=b"", body=b"no")
     now = row.deadline_at
     word = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the bank")
-    reply, written = resolved_row(row, word, now)
+    reply, written = resolve_row(row, word, now)
     state = State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE
     nothing: dict[str, Any] = {
         "answer_digest": None,

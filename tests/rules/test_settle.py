@@ -23,19 +23,19 @@ from semel.core.model import (
     TooEarly,
 )
 from semel.core.settle import (
-    abandoned_row,
+    abandon_row,
     action_of,
-    given_back_state,
-    lapsed_row,
-    marked_row,
-    relinquished,
-    renewed_row,
-    resolved_row,
-    settled_row,
+    is_relinquished,
+    lapse_row,
+    mark_row,
+    relinquished_state,
+    renew_row,
+    resolve_row,
+    settle_row,
 )
 from semel.policy import Policy
 from semel.steps.rules import Step, Steps
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt, renewal, word
 
 NOW = 1_700_000_000_000_000
@@ -47,7 +47,7 @@ def grant_and_row(policy: Policy | None = None) -> tuple[Grant, Record]:
     claim = attempt(policy=policy or Policy())
     verdict = decide(None, claim, NOW)
     assert isinstance(verdict, Proceed)
-    return verdict.grant, granted_row(None, claim, verdict.grant)
+    return verdict.grant, grant_row(None, claim, verdict.grant)
 
 
 @pytest.mark.parametrize(("state", "said"), list(itertools.product(State, WORDS)))
@@ -55,7 +55,7 @@ def test_a_word_of_the_holder_in_every_state(state: State, said: State) -> None:
     """Open or UNKNOWN: it stands. Ended: recognised if it says the same, refused if not; nothing is written."""
     grant, row = grant_and_row()
     row = row._replace(state=state)
-    reply, written = settled_row(row, word(grant, said, None), NOW)
+    reply, written = settle_row(row, word(grant, said, None), NOW)
     if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
         assert reply == Settled()
         assert written is not None
@@ -69,21 +69,21 @@ def test_a_word_of_the_holder_in_every_state(state: State, said: State) -> None:
 def test_a_word_of_anybody_else_in_every_state(state: State, said: State, guess: str) -> None:
     grant, row = grant_and_row()
     other = grant._replace(fence=grant.fence - 1) if guess == "fence" else grant._replace(nonce=bytes(16))
-    assert settled_row(row._replace(state=state), word(other, said), NOW) == (Superseded(state), None)
+    assert settle_row(row._replace(state=state), word(other, said), NOW) == (Superseded(state), None)
 
 
 def test_a_record_that_is_gone() -> None:
     grant, _ = grant_and_row()
-    assert settled_row(None, word(grant), NOW) == (Superseded(None), None)
-    assert renewed_row(None, renewal(grant), NOW) is None
-    assert marked_row(None, renewal(grant)) is None
-    assert abandoned_row(None, grant.nonce, NOW) is None
+    assert settle_row(None, word(grant), NOW) == (Superseded(None), None)
+    assert renew_row(None, renewal(grant), NOW) is None
+    assert mark_row(None, renewal(grant)) is None
+    assert abandon_row(None, grant.nonce, NOW) is None
 
 
 @pytest.mark.parametrize("said", WORDS)
 def test_retention_starts_where_something_ends(said: State) -> None:
     grant, row = grant_and_row()
-    _, written = settled_row(row, word(grant, said), NOW + 5)
+    _, written = settle_row(row, word(grant, said), NOW + 5)
     assert written is not None
     ends = said not in (State.UNKNOWN, State.PROCESSING)
     wanted = (NOW + 5, NOW + 5 + DAY_US, NOW + 5 + 30 * DAY_US) if ends else (None, None, None)
@@ -92,10 +92,10 @@ def test_retention_starts_where_something_ends(said: State) -> None:
 
 def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
     grant, row = grant_and_row()
-    _, unknown = settled_row(row, word(grant, State.UNKNOWN, doubt="error"), NOW)
+    _, unknown = settle_row(row, word(grant, State.UNKNOWN, doubt="error"), NOW)
     assert unknown is not None
     assert unknown.doubt == "error"
-    reply, written = settled_row(unknown, word(grant), NOW)
+    reply, written = settle_row(unknown, word(grant), NOW)
     assert reply == Settled()
     assert written is not None
     assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
@@ -103,34 +103,34 @@ def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
 
 def test_an_answer_that_is_not_kept_leaves_its_status_only() -> None:
     grant, row = grant_and_row()
-    _, written = settled_row(row, word(grant, kept=False), NOW)
+    _, written = settle_row(row, word(grant, kept=False), NOW)
     assert written is not None
     assert (written.status, written.headers, written.body) == (201, None, None)
     assert written.answer_digest is not None  # so that a repeated settlement is recognised
-    assert settled_row(written, word(grant, kept=False), NOW) == (AlreadyMine(), None)
+    assert settle_row(written, word(grant, kept=False), NOW) == (AlreadyMine(), None)
 
 
 def test_a_lease_given_back_is_over_for_its_holder() -> None:
     grant, row = grant_and_row(Policy(effects="idempotent"))
-    _, back = settled_row(row, word(grant, State.PROCESSING), NOW)
+    _, back = settle_row(row, word(grant, State.PROCESSING), NOW)
     assert back is not None
-    assert relinquished(back)
+    assert is_relinquished(back)
     assert back.lease_until == 0
     for said in WORDS:
         mine = AlreadyMine() if said is State.PROCESSING else Superseded(State.PROCESSING)
-        assert settled_row(back, word(grant, said), NOW) == (mine, None)
-    assert renewed_row(back, renewal(grant), NOW) is None
-    assert marked_row(back, renewal(grant)) is None
-    assert abandoned_row(back, grant.nonce, NOW) is None
+        assert settle_row(back, word(grant, said), NOW) == (mine, None)
+    assert renew_row(back, renewal(grant), NOW) is None
+    assert mark_row(back, renewal(grant)) is None
+    assert abandon_row(back, grant.nonce, NOW) is None
 
 
 @pytest.mark.parametrize(("state", "doubt"), list(itertools.product(State, ["lapsed", "error", None])))
-def test_who_may_renew(state: State, doubt: str | None) -> None:
+def test_only_the_current_holder_may_renew(state: State, doubt: str | None) -> None:
     """The holder of an open record, lapsed or not, and of one that is UNKNOWN by lapse alone."""
     grant, row = grant_and_row()
     row = row._replace(state=state, doubt=doubt)
     later = row.lease_until + LEASE_US
-    written = renewed_row(row, renewal(grant), later)
+    written = renew_row(row, renewal(grant), later)
     if state in (State.CLAIMED, State.PROCESSING):
         assert written == row._replace(lease_until=later + LEASE_US)
     elif state is State.UNKNOWN and doubt == "lapsed":
@@ -138,59 +138,59 @@ def test_who_may_renew(state: State, doubt: str | None) -> None:
     else:
         assert written is None
     for other in (grant._replace(fence=grant.fence + 1), grant._replace(nonce=bytes(16))):
-        assert renewed_row(row, renewal(other), later) is None
+        assert renew_row(row, renewal(other), later) is None
 
 
 def test_a_renewal_that_crosses_its_holders_own_unknown_withdraws_nothing() -> None:
     """Found by the simulator: a step's doubt is also what a lapse leaves, but no lease lapses before its end."""
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt="step:charge")
-    assert renewed_row(row, renewal(grant), row.lease_until - 1) is None
-    back = renewed_row(row, renewal(grant), row.lease_until)
+    assert renew_row(row, renewal(grant), row.lease_until - 1) is None
+    back = renew_row(row, renewal(grant), row.lease_until)
     assert back == row._replace(lease_until=row.lease_until + LEASE_US, state=State.PROCESSING)
 
 
 def test_renewal_ends_at_the_deadline() -> None:
     grant, row = grant_and_row()
-    last = renewed_row(row, renewal(grant), row.deadline_at - 1)
+    last = renew_row(row, renewal(grant), row.deadline_at - 1)
     assert last is not None
     assert last.lease_until == row.deadline_at
-    assert renewed_row(row, renewal(grant), row.deadline_at) is None
+    assert renew_row(row, renewal(grant), row.deadline_at) is None
 
 
 @pytest.mark.parametrize("state", State)
 def test_a_mark_is_for_open_records(state: State) -> None:
     grant, row = grant_and_row()
     row = row._replace(state=state, answer_kind=AnswerKind.KEPT)
-    written = marked_row(row, renewal(grant))
+    written = mark_row(row, renewal(grant))
     if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
         assert written == row._replace(answer_kind=AnswerKind.NOT_KEPT)
     else:
         assert written is None
-    assert marked_row(row, renewal(grant._replace(nonce=bytes(16)))) is None
+    assert mark_row(row, renewal(grant._replace(nonce=bytes(16)))) is None
 
 
 @pytest.mark.parametrize("state", State)
-def test_an_abandonment_is_for_claims_that_nobody_settled(state: State) -> None:
+def test_only_an_unsettled_claim_is_abandoned(state: State) -> None:
     grant, row = grant_and_row()
     row = row._replace(state=state)
-    written = abandoned_row(row, grant.nonce, NOW)
+    written = abandon_row(row, grant.nonce, NOW)
     if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
         assert written is not None
         assert (written.state, written.doubt, written.fence) == (State.FAILED_NOT_REPLAYABLE, "abandoned", row.fence)
         assert written.forget_after == NOW + 30 * DAY_US
     else:
         assert written is None
-    assert abandoned_row(row, bytes(16), NOW) is None
+    assert abandon_row(row, bytes(16), NOW) is None
 
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("effects", Effects)
-def test_who_lapses(state: State, effects: Effects) -> None:
+def test_a_lapse_depends_on_state_and_lease(state: State, effects: Effects) -> None:
     _, row = grant_and_row()
     row = row._replace(state=state, effects=effects)
-    assert lapsed_row(row, row.lease_until - 1) is None
-    written = lapsed_row(row, row.lease_until)
+    assert lapse_row(row, row.lease_until - 1) is None
+    written = lapse_row(row, row.lease_until)
     doubt = {Effects.EXTERNAL: "lapsed", Effects.ATOMIC: "committed-early"}.get(effects)
     if state is State.PROCESSING and doubt is not None:
         assert written == row._replace(state=State.UNKNOWN, doubt=doubt)
@@ -215,17 +215,17 @@ def test_an_idempotent_command_lapses_past_its_bounds(
 ) -> None:
     _, row = grant_and_row(Policy(effects="idempotent", attempts_max=2))
     now = row.dedup_until if dedup_over else row.lease_until
-    written = lapsed_row(row._replace(lapses=lapses, lease_until=0 if given_back else row.lease_until), now)
+    written = lapse_row(row._replace(lapses=lapses, lease_until=0 if given_back else row.lease_until), now)
     assert (None if written is None else written.doubt) == doubt
 
 
 @pytest.mark.parametrize(("state", "lapsed", "forced"), list(itertools.product(State, [True, False], [True, False])))
-def test_what_an_operator_may_settle(state: State, lapsed: bool, forced: bool) -> None:
+def test_an_operator_settles_only_unknown_or_lapsed_records(state: State, lapsed: bool, forced: bool) -> None:
     """UNKNOWN, or PROCESSING and lapsed; before the deadline only by force."""
     grant, row = grant_and_row()
     row = row._replace(state=state)
     now = row.lease_until if lapsed else row.lease_until - 1
-    reply, written = resolved_row(row, Resolution(grant.id, grant.fence, True, OK, "olga", "why", forced), now)
+    reply, written = resolve_row(row, Resolution(grant.id, grant.fence, True, OK, "olga", "why", forced), now)
     if state is State.UNKNOWN or (state is State.PROCESSING and lapsed):
         wanted: object = Resolved(State.SUCCEEDED) if forced else TooEarly(row.deadline_at - now)
     else:
@@ -239,14 +239,14 @@ def test_a_resolution_supersedes_the_holder_and_starts_retention(happened: bool)
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt="lapsed", answer_kind=AnswerKind.NOT_KEPT)
     resolution = Resolution(grant.id, grant.fence, happened, OK, "olga", "why")
-    reply, written = resolved_row(row, resolution, row.deadline_at)
+    reply, written = resolve_row(row, resolution, row.deadline_at)
     assert written is not None
     assert reply == Resolved(State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE)
     assert written.fence == row.deadline_at > row.fence
     assert written.generation == (0 if happened else 1)  # new derived keys only where nothing had happened
     assert written.body == (OK.body if happened else None)  # "did not happen" has no answer, whatever was given
     assert (written.settled_at, written.doubt) == (row.deadline_at, None)
-    assert settled_row(written, word(grant), NOW) == (Superseded(State(written.state)), None)
+    assert settle_row(written, word(grant), NOW) == (Superseded(State(written.state)), None)
 
 
 CHARGE = Step("charge", 0, NOW, repeatable=False)
@@ -274,14 +274,14 @@ def test_a_resolution_where_steps_had_begun(
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt=doubt, request=request, error_code="error:E", attempt=2)
     row = row._replace(answer_kind=AnswerKind.NOT_KEPT, status=500)
-    reply, written = resolved_row(
+    reply, written = resolve_row(
         row, Resolution(grant.id, grant.fence, False, None, "olga", "why"), row.deadline_at, steps
     )
     assert written is not None
     assert reply == Resolved(state)
     assert (written.state, written.doubt, written.generation) == (state, left, generation)
     assert written.fence == row.deadline_at > row.fence
-    assert settled_row(written, word(grant), NOW) == (Superseded(state), None)
+    assert settle_row(written, word(grant), NOW) == (Superseded(state), None)
     if state is State.CLAIMED:
         gone_on = row._replace(
             state=state, fence=written.fence, lease_until=0, doubt=None, error_code=None, answer_kind=0, status=None
@@ -294,7 +294,7 @@ def test_a_resolution_where_steps_had_begun(
 def test_the_attempts_that_a_completer_has_are_counted_anew() -> None:
     grant, row = grant_and_row(Policy(attempts_max=3))
     row = row._replace(state=State.UNKNOWN, doubt="attempts-over", attempt=3, deadline_at=NOW)
-    _, written = resolved_row(row, Resolution(grant.id, grant.fence, False, None, "o", "w"), NOW, (PAID,))
+    _, written = resolve_row(row, Resolution(grant.id, grant.fence, False, None, "o", "w"), NOW, (PAID,))
     assert written is not None
     assert written.attempt == 1  # not 0: the next run is not the first, and reads what is recorded
 
@@ -315,7 +315,7 @@ def test_a_word_about_a_step_is_about_that_step(
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt=doubt)
     asked = Resolution(grant.id, grant.fence, result is not None, None, "o", "w", True, step=seen, result=result)
-    reply, written = resolved_row(row, asked, NOW, () if result is None else (PAID,))
+    reply, written = resolve_row(row, asked, NOW, () if result is None else (PAID,))
     assert isinstance(reply, Resolved if stands else MovedOn)
     assert (written is not None) is stands
 
@@ -323,7 +323,7 @@ def test_a_word_about_a_step_is_about_that_step(
 def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN)
-    _, written = resolved_row(row, Resolution(grant.id, grant.fence, True, None, "o", "w", True), NOW)
+    _, written = resolve_row(row, Resolution(grant.id, grant.fence, True, None, "o", "w", True), NOW)
     assert written is not None
     assert written.answer_kind == AnswerKind.NOT_KEPT
 
@@ -333,7 +333,7 @@ def test_a_resolution_names_what_was_made_or_leaves_its_name(named: str | None) 
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, resource_type="invoice", resource_id="7")
     asked = Resolution(grant.id, grant.fence, True, None, "o", "w", True, resource_type=named, resource_id=named)
-    _, written = resolved_row(row, asked, NOW)
+    _, written = resolve_row(row, asked, NOW)
     assert written is not None
     assert (written.resource_type, written.resource_id) == (named or "invoice", named or "7")
 
@@ -342,7 +342,7 @@ def test_a_word_about_a_step_of_a_record_that_reads_unknown_tells_that_it_moved_
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt="step:ship")
     asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True, step="charge")
-    assert resolved_row(row, asked, NOW, (PAID,)) == (MovedOn(State.UNKNOWN), None)
+    assert resolve_row(row, asked, NOW, (PAID,)) == (MovedOn(State.UNKNOWN), None)
 
 
 @pytest.mark.parametrize("left", [(GONE, CHARGE), (PAID,)])
@@ -351,7 +351,7 @@ def test_an_execution_that_goes_on_keeps_nothing_of_a_former_answer(left: Steps)
     grant, row = grant_and_row()
     row = row._replace(doubt="step:ship", answer_digest=b"d", status=201, headers=b"h", body=b"b")
     asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True)
-    _, written = resolved_row(row, asked, row.lease_until, left)
+    _, written = resolve_row(row, asked, row.lease_until, left)
     assert written is not None
     if left == (PAID,):
         assert (written.answer_digest, written.status, written.headers, written.body) == (None, None, None, None)
@@ -363,7 +363,7 @@ def test_an_execution_that_goes_on_keeps_nothing_of_a_former_answer(left: Steps)
 def test_a_lease_is_given_back_to_where_a_retry_may_take_it(effects: Effects) -> None:
     _, row = grant_and_row()
     wanted = State.PROCESSING if effects is Effects.IDEMPOTENT else State.CLAIMED
-    assert given_back_state(row._replace(effects=effects)) is wanted
+    assert relinquished_state(row._replace(effects=effects)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -385,13 +385,13 @@ def test_the_audit_trail_says_of_what_it_was(happened: bool, doubt: str, result:
 def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
     grant, row = grant_and_row()
     stale = Resolution(grant.id, grant.fence - 1, True, OK, "olga", "why", True)
-    assert resolved_row(row._replace(state=State.UNKNOWN), stale, NOW) == (MovedOn(State.UNKNOWN), None)
-    assert resolved_row(None, stale, NOW) == (MovedOn(None), None)
+    assert resolve_row(row._replace(state=State.UNKNOWN), stale, NOW) == (MovedOn(State.UNKNOWN), None)
+    assert resolve_row(None, stale, NOW) == (MovedOn(None), None)
 
 
 def test_a_state_that_does_not_exist_is_refused_and_not_an_error() -> None:
     grant, row = grant_and_row()
     damaged = row._replace(state=99)
-    assert settled_row(damaged, word(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)
+    assert settle_row(damaged, word(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)
     resolution = Resolution(damaged.id, damaged.fence, True, None, "op", "because")
-    assert resolved_row(damaged, resolution, NOW) == (MovedOn(None), None)
+    assert resolve_row(damaged, resolution, NOW) == (MovedOn(None), None)

@@ -9,7 +9,7 @@ import pytest
 
 from semel.core.model import Effects
 from semel.errors import ConfigurationError, PolicyError, RequestTooLarge
-from semel.sealing.rules import MARK, checked, opened, sealed
+from semel.sealing.rules import MARK, open_request, seal_request, validate_sealer
 from semel.steps.options import REQUEST_BYTES_MAX, Resumed, check_request, check_steps
 
 
@@ -27,7 +27,7 @@ class Given:
     "given",
     [Given(), Given(resumable=True, attempts_max=2), Given(attempts_max=1), Given(on_error="x", on_unprotected="x")],
 )
-def test_what_goes_together(given: Given) -> None:
+def test_valid_step_options_are_accepted(given: Given) -> None:
     check_steps(given, Effects.EXTERNAL)
 
 
@@ -78,13 +78,13 @@ def test_without_steps_anything_goes(effects: Effects) -> None:
         ),
     ],
 )
-def test_what_does_not_and_what_to_do(given: Given, effects: Effects, told: str) -> None:
+def test_invalid_step_options_are_refused_with_the_remedy(given: Given, effects: Effects, told: str) -> None:
     with pytest.raises(PolicyError) as refused:
         check_steps(given, effects)
     assert str(refused.value) == told
 
 
-def test_whose_request_is_kept() -> None:
+def test_only_a_resumable_operation_stores_its_request() -> None:
     resumable = Given(resumable=True)
     check_request(resumable, b"x" * REQUEST_BYTES_MAX, None)
     check_request(resumable, None, Resumed(b"", b"", b""))  # the record has it already
@@ -97,8 +97,8 @@ def test_whose_request_is_kept() -> None:
             check_request(resumable, request, None)
     with pytest.raises(
         RequestTooLarge,
-        match=r"^The request has 1048577 bytes with its head, and at most 1048576 are kept for a run without its "
-        r"client; send a smaller body, and what is large by where it lies\.$",
+        match=r"^The request has 1048577 bytes with its head, and at most 1048576 can be stored for a run without its "
+        r"client; send a smaller body, and pass large data by reference\.$",
     ):
         check_request(resumable, b"x" * (REQUEST_BYTES_MAX + 1), None)
 
@@ -114,27 +114,27 @@ class Turning:
 
 
 def test_a_request_is_sealed_where_there_is_a_sealer() -> None:
-    assert sealed(b"abc", b"id", Turning()) == b"idcba"
-    assert opened(b"idcba", b"id", Turning()) == b"abc"
-    assert sealed(b"abc", b"id", None) == opened(b"abc", b"id", None) == b"abc"
+    assert seal_request(b"abc", b"id", Turning()) == b"idcba"
+    assert open_request(b"idcba", b"id", Turning()) == b"abc"
+    assert seal_request(b"abc", b"id", None) == open_request(b"abc", b"id", None) == b"abc"
     with pytest.raises(PolicyError, match=r"^a command's request must not begin with .*, which marks sealed ones$"):
-        sealed(MARK + b"abc", b"id", None)
+        seal_request(MARK + b"abc", b"id", None)
     with pytest.raises(
-        ConfigurationError, match=r"^a kept request is sealed: give the engine its sealer, Engine\.connect"
+        ConfigurationError, match=r"^a stored request is sealed: give the engine its sealer, Engine\.connect"
     ):
-        opened(MARK + b"abc", b"id", None)
+        open_request(MARK + b"abc", b"id", None)
 
 
 @pytest.mark.parametrize("wrong", ["key", b"key", object(), {}])
-def test_what_is_no_sealer(wrong: Any) -> None:
+def test_an_invalid_sealer_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"sealer must be a Sealer, .* it is of type {type(wrong).__name__}$"):
-        checked(wrong)
+        validate_sealer(wrong)
 
 
-def test_what_is_one() -> None:
+def test_a_valid_sealer_is_accepted() -> None:
     turning = Turning()
-    assert checked(turning) is turning
-    assert checked(None) is None
+    assert validate_sealer(turning) is turning
+    assert validate_sealer(None) is None
     half: Any = type("Half", (), {"seal": lambda *_: b"", "open": 7})()
     with pytest.raises(ConfigurationError, match="Half"):
-        checked(half)
+        validate_sealer(half)

@@ -12,7 +12,7 @@ from semel.core.model import Proceed, Record, Resolution, State
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
 from semel.errors import ResolveRefused, StepError
 from semel.steps.doubts import UNREADABLE
-from semel.steps.findings import found, steps_after
+from semel.steps.findings import apply_finding, steps_after
 from semel.steps.rules import (
     STEPS_BYTES_MAX,
     STEPS_MAX,
@@ -33,7 +33,7 @@ from semel.steps.rules import (
     with_result,
     without,
 )
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import attempt
 
 HOUR = 3_600_000_000
@@ -67,7 +67,7 @@ def test_a_flipped_bit_is_seen(place: int) -> None:
         unpack_steps(bytes(stored), 0)
 
 
-def test_what_is_no_list() -> None:
+def test_an_invalid_list_is_refused() -> None:
     """SQLite keeps a value of any type in any column; and what is sealed well may still be cut short inside."""
     half = pack_steps(0, (DONE, MAIL))[:-20]
     for stored in (
@@ -110,14 +110,14 @@ MEETINGS: list[tuple[str, Steps, Step, Met | type]] = [
 
 
 @pytest.mark.parametrize("meeting", MEETINGS, ids=lambda meeting: meeting[0])
-def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) -> None:
+def test_a_later_run_meets_the_recorded_steps(meeting: tuple[str, Steps, Step, Met | type]) -> None:
     _, recorded, want, expected = meeting
     if expected is StepError:
         with pytest.raises(StepError) as refused:
             meet(recorded, (), want, HOUR)
         assert str(refused.value).endswith(
-            "which this run has not asked for: were the steps renamed or put into another order? Finish what is open "
-            "with the former code, or ask for the recorded steps first, in their order"
+            "which this run has not called: were the steps renamed or reordered? Finish open commands with the "
+            "previous code, or call the recorded steps first, in their order"
         )
         return
     met = meet(recorded, (), want, HOUR)
@@ -141,7 +141,7 @@ def test_what_a_later_run_meets(meeting: tuple[str, Steps, Step, Met | type]) ->
         ),
     ],
 )
-def test_why_a_step_is_not_made_again(known: Step, want: Step, why: str) -> None:
+def test_a_step_that_may_not_be_repeated_names_the_reason(known: Step, want: Step, why: str) -> None:
     assert meet((known,), (), want, HOUR) == DoubtfulStep(
         f"step:{known.name}", f"step {known.name!r} had begun, and {why}"
     )
@@ -190,12 +190,12 @@ def test_there_is_a_limit_to_steps_and_to_their_results() -> None:
         ("x", 2**31, f"it is {2**31}"),
     ],
 )
-def test_what_names_no_step(name: object, ordinal: object, told: str) -> None:
+def test_an_invalid_step_name_is_refused(name: object, ordinal: object, told: str) -> None:
     with pytest.raises(StepError, match=told):
         check_name(name, ordinal)
 
 
-def test_what_names_a_step() -> None:
+def test_a_valid_step_name_is_accepted() -> None:
     for name, ordinal in (("x", 0), ("x" * 100, 1), ("ü" * 50, 2**31 - 1)):
         check_name(name, ordinal)
 
@@ -219,7 +219,7 @@ ENDS: list[tuple[str, Steps, str | None, Outcome, Outcome]] = [
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end[0])
-def test_what_the_end_of_a_run_means(end: tuple[str, Steps, str | None, Outcome, Outcome]) -> None:
+def test_the_outcome_of_a_run_follows_from_its_steps(end: tuple[str, Steps, str | None, Outcome, Outcome]) -> None:
     _, recorded, doubt, given, expected = end
     meant = outcome_after(given, recorded, (), doubt, first=True)
     assert meant == expected
@@ -278,14 +278,14 @@ FOUND: list[tuple[str, Steps, bytes | None, Steps]] = [
 @pytest.mark.parametrize("finding", FOUND, ids=[each[0] for each in FOUND])
 def test_the_list_after_a_finding(finding: tuple[str, Steps, bytes | None, Steps]) -> None:
     _, recorded, result, expected = finding
-    assert found(recorded, "step:charge#1", result) == expected
+    assert apply_finding(recorded, "step:charge#1", result) == expected
 
 
 def test_what_has_no_start_did_not_finish() -> None:
     with pytest.raises(ResolveRefused, match="no start of step 'charge#1' is recorded"):
-        found((DONE,), "step:charge#1", b'"ch_1"')
+        apply_finding((DONE,), "step:charge#1", b'"ch_1"')
     with pytest.raises(StepError, match="cannot be recorded"):
-        found((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
+        apply_finding((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
 
 
 # --- what somebody's word makes of the list ----------------------------------------------------
@@ -294,7 +294,7 @@ def test_what_has_no_start_did_not_finish() -> None:
 def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> Record:
     verdict = decide(None, attempt(), HOUR)
     assert isinstance(verdict, Proceed)
-    return granted_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
+    return grant_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
 
 
 def said(row: Record, happened: bool = False, result: bytes | None = None, fence: int = 0) -> Resolution:
@@ -312,7 +312,7 @@ def said(row: Record, happened: bool = False, result: bytes | None = None, fence
         ("attempts-over", (), False, None, None),
     ],
 )
-def test_what_a_word_leaves_of_the_list(
+def test_a_resolution_updates_the_list_of_steps(
     doubt: str, listed: Steps, happened: bool, result: bytes | None, left: Steps | None
 ) -> None:
     row = unknown(doubt)

@@ -25,7 +25,7 @@ from semel.core.record import (
     uuid_of,
 )
 from semel.policy import Command, Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt
 
 NOW = 1_700_000_000_000_000
@@ -37,7 +37,7 @@ def a_row() -> Record:
     claim = attempt(policy=Policy())
     verdict = decide(None, claim, NOW)
     assert isinstance(verdict, Proceed)
-    return granted_row(None, claim, verdict.grant)
+    return grant_row(None, claim, verdict.grant)
 
 
 def answered() -> Record:
@@ -193,7 +193,7 @@ def test_a_state_is_named_or_none() -> None:
         (Find(operation="refund", lapsed=True), False),
     ],
 )
-def test_who_is_on_the_page(query: Find, belongs: bool) -> None:
+def test_a_page_has_the_matching_records(query: Find, belongs: bool) -> None:
     row = a_row()
     assert matches(row, query, row.lease_until) is belongs
 

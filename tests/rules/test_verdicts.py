@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.decide import Situation, crashed, decide, first_grant, is_grant_new, situation
+from semel.core.decide import Situation, count_crash, decide, first_grant, is_grant_new, situation
 from semel.core.model import (
     AfterExpiry,
     AnswerKind,
@@ -25,7 +25,7 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import IDEMPOTENT, OK, attempt
 
 NOW = 1_700_000_000_000_000
@@ -36,7 +36,7 @@ BLOCK = pack_headers(OK.headers)
 
 def row(policy: Policy | None = None, **changes: Any) -> Record:
     claim = attempt(nonce=1, policy=policy or Policy())
-    return granted_row(None, claim, first_grant(claim, NOW))._replace(**changes)
+    return grant_row(None, claim, first_grant(claim, NOW))._replace(**changes)
 
 
 def ended(state: State, **changes: Any) -> Record:
@@ -90,7 +90,7 @@ def test_a_verdict_is_whole(record: Record, claim: Claim, now: int, verdict: Ver
 
 
 def test_a_lease_given_back_is_no_crash() -> None:
-    assert [crashed(row(lease_until=at)) for at in (0, 1, NOW)] == [0, 1, 1]
+    assert [count_crash(row(lease_until=at)) for at in (0, 1, NOW)] == [0, 1, 1]
 
 
 def test_a_claim_read_back_is_granted_what_it_has() -> None:

@@ -172,14 +172,16 @@ def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: P
         process.run(command(key, SEAL), pay)
     one, two = rows_of(process)
     write(process, one, damage(one, two))
-    with pytest.raises(RecordUnreadableError, match=r"does not open here .* see semel doctor.*never run again") as told:
+    with pytest.raises(
+        RecordUnreadableError, match=r"cannot be decrypted here .* see semel doctor.*never run again"
+    ) as told:
         process.run(command("one", SEAL), never)
     assert SECRET not in str(told.value)
     assert process.run(command("two", SEAL), never).answer == PAID
 
 
 @pytest.mark.parametrize("kind", LOCAL, indirect=True)
-def test_the_status_is_sealed_too_and_a_seal_that_is_said_to_be_none_is_not_shown(place: Place) -> None:
+def test_the_status_is_sealed_too_and_a_seal_relabelled_as_plain_is_not_shown(place: Place) -> None:
     process = place.process()
     process.run(command("status", SEAL), pay)
     process.run(command("kind", SEAL), pay)
@@ -217,8 +219,8 @@ def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(plac
     ("ring", "said"),
     [
         (None, "under the key '2026'; give the engine its sealer"),
-        ({"2025": NEW}, "the key '2026' is not in this process's ring; add it behind the others"),
-        ({"2026": OLD}, "it was changed, it belongs to another record, or '2026' names a different key here"),
+        ({"2025": NEW}, "the key '2026' is not in this process's ring; add it after the others"),
+        ({"2026": OLD}, "the data were changed, belong to another record, or '2026' names a different key here"),
     ],
     ids=["no sealer", "another name", "another key"],
 )

@@ -131,7 +131,7 @@ def test_reseal_names_what_does_not_open_and_leaves_it(url: str, semel: Run, key
     write_keys(keys, {"2026": NEW})
     code, said, err = semel("reseal")
     assert (code, said["resealed"], said["unreadable"], under(url, "2025")) == (1, 0, 7, 7)
-    assert "7 do not open, and stay as they are: operation " in err
+    assert "7 cannot be decrypted and are left unchanged: operation " in err
     assert "sealed under '2025'" in err
 
 
@@ -179,9 +179,9 @@ def test_the_doctor_names_the_keys_in_use_and_those_that_are_missing(semel: Run,
     write_keys(keys, {"2026": NEW})
     assert (sealing()["level"], "the ring has no key 2025" in sealing()["detail"]) == ("problem", True)
     write_keys(keys, {"2026": OLD, "2025": OLD})
-    assert (sealing()["level"], "1 sealed answers do not open" in sealing()["detail"]) == ("problem", True)
+    assert (sealing()["level"], "1 sealed answers cannot be decrypted" in sealing()["detail"]) == ("problem", True)
     keys.chmod(0o644)
-    assert "others than its owner may read their file" in json.dumps(semel("doctor")[1])
+    assert "users other than its owner can read their file" in json.dumps(semel("doctor")[1])
 
 
 def test_the_doctor_without_a_ring_says_how_to_have_them_checked(semel: Run) -> None:
@@ -201,7 +201,7 @@ def test_what_operators_see_of_a_record_is_no_secret(url: str, semel: Run, keys:
             assert "from a process that has the sealing key" in shown
         if row.answer_kind == AnswerKind.REBUILT:
             assert "it is rebuilt for each retry" in explained
-            assert "gets its answer made again" in shown
+            assert "gets a rebuilt answer" in shown
 
 
 # --- what is written ------------------------------------------------------------------------------

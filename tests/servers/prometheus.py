@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from semel.cli.commands.serve.metrics import shipped
+from semel.cli.commands.serve.metrics import read_shipped
 from tests.servers.needed import program
 from tests.servers.running import Running, free_port, launch
 
 
 def start(folder: Path, target: str) -> Running:
     """Start one with the rules that Semel ships; ``target`` is the host and port of the page /metrics."""
-    (folder / "semel.rules.yml").write_text(shipped("rules"))
+    (folder / "semel.rules.yml").write_text(read_shipped("rules"))
     settings = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["semel.rules.yml"],

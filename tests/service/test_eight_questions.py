@@ -20,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from semel import Engine
-from semel.cli.commands.serve.metrics import shipped
+from semel.cli.commands.serve.metrics import read_shipped
 from semel.cli.main import main
 from semel.console import Console
 from tests.exporters.shop import input_series
@@ -159,9 +159,9 @@ ANSWERS: dict[str, tuple[Check, list[dict[str, str]], str | None]] = {
         None,
     ),
     "What do I tell the client?": (
-        lambda said: "Keep the key and do not send another one" in said["story"]["client"],
+        lambda said: "Keep the key and do not send a new one" in said["story"]["client"],
         [{"outcome": outcome} for outcome in ("KeyExpired", "KeyReused", "OutcomeUnknown", "Proceed", "Replay")],
-        "Tell the client:</b> Keep the key and do not send another one",
+        "Tell the client:</b> Keep the key and do not send a new one",
     ),
 }
 
@@ -193,7 +193,7 @@ def test_the_command_and_the_page_name_the_situation(
 
 
 def test_the_panel_names_the_situation(world: World, tmp_path: Path) -> None:
-    panels = {each["title"]: each for each in json.loads(shipped("dashboard"))["panels"]}
+    panels = {each["title"]: each for each in json.loads(read_shipped("dashboard"))["panels"]}
     asked = []
     for question, _, panel, _ in questions():
         expression = panels[panel]["targets"][0]["expr"].replace("$__rate_interval", "15m")

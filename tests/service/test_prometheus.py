@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from semel.cli.commands.serve.metrics import shipped
+from semel.cli.commands.serve.metrics import read_shipped
 from semel.reference.settings import DEMO_LEASE_SECONDS
 from tests.exporters.test_questions import questions
 from tests.servers import prometheus
@@ -60,7 +60,7 @@ def test_a_lease_lapses_by_itself_and_not_before(scraped: Scraped) -> None:
 @pytest.mark.parametrize("row", questions(), ids=lambda row: str(row[0]))
 def test_the_panel_names_the_situation(row: list[str], scraped: Scraped) -> None:
     question, _, panel, _ = row
-    panels = {each["title"]: each for each in json.loads(shipped("dashboard"))["panels"]}
+    panels = {each["title"]: each for each in json.loads(read_shipped("dashboard"))["panels"]}
     expression = panels[panel]["targets"][0]["expr"].replace("$__rate_interval", "5m")
     expected = ANSWERS[question][1]
     if expression.startswith("topk(10, "):

@@ -45,7 +45,7 @@ def test_several_processes_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_one_seed_is_told() -> None:
+def test_one_seed_is_reported() -> None:
     code, text = run("--seed", "7")
     assert code == 0
     assert "asks worker-" in text
@@ -93,7 +93,7 @@ def test_a_recording_that_was_mended_is_no_violation(tmp_path: Path) -> None:
     assert run("--recorded", str(path), "--quiet")[0] == 0
 
 
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "old.json"
     path.write_text('{"format": 0, "seeds": []}')
     assert run("--recorded", str(path))[0] == 2

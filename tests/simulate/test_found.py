@@ -25,7 +25,7 @@ from verification.simulate.shape import command
 @pytest.mark.parametrize(
     "error", [StoreUnavailable("no"), StoreTimeout("no reply")], ids=lambda error: type(error).__name__
 )
-def test_a_handler_that_ran_is_never_told_that_nothing_ran(error: StoreError) -> None:
+def test_a_handler_that_ran_is_never_reported_as_not_run(error: StoreError) -> None:
     """Its settlement was refused, and the store could not say what holds instead: that is not known yet.
 
     Found by seed 1227 of format 1: an IDEMPOTENT handler, paused past its lease and superseded, was told

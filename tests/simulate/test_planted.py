@@ -119,7 +119,9 @@ def an_earlier_attempt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(classify, "_failed", lambda policy, begun, reason, *, proven: classify.Released(reason, proven=True))
+    patch.setattr(
+        classify, "_failure_outcome", lambda policy, begun, reason, *, proven: classify.Released(reason, proven=True)
+    )
 
 
 # --- the store ---
@@ -129,37 +131,37 @@ def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> Non
 def a_superseded_holder_settles(patch: pytest.MonkeyPatch) -> None:
     def settled(row: Record | None, word: Settlement, now: int) -> Any:
         mine = word if row is None else word._replace(fence=row.fence, nonce=row.nonce)
-        return settle.settled_row(row, mine, now)
+        return settle.settle_row(row, mine, now)
 
-    patch.setattr(memory, "settled_row", settled)
+    patch.setattr(memory, "settle_row", settled)
 
 
 @planted
 def a_superseded_holder_renews(patch: pytest.MonkeyPatch) -> None:
     def renewed(row: Record | None, renewal: Renewal, now: int) -> Any:
         mine = renewal if row is None else renewal._replace(fence=row.fence, nonce=row.nonce)
-        return settle.renewed_row(row, mine, now)
+        return settle.renew_row(row, mine, now)
 
-    patch.setattr(memory, "renewed_row", renewed)
+    patch.setattr(memory, "renew_row", renewed)
 
 
 @planted
 def a_lease_that_was_given_back_is_renewed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle, "relinquished", lambda row: False)
+    patch.setattr(settle, "is_relinquished", lambda row: False)
 
 
 @planted
 def anybodys_claim_is_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         memory,
-        "abandoned_row",
-        lambda row, nonce, now: settle.abandoned_row(row, nonce if row is None else row.nonce, now),
+        "abandon_row",
+        lambda row, nonce, now: settle.abandon_row(row, nonce if row is None else row.nonce, now),
     )
 
 
 @planted
 def a_claim_given_up_on_is_not_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory, "abandoned_row", lambda row, nonce, now: None)
+    patch.setattr(memory, "abandon_row", lambda row, nonce, now: None)
 
 
 @planted
@@ -174,15 +176,15 @@ def the_purge_drops_answers_early(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def the_reaper_sees_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory, "lapsed_row", lambda row, now: None)
+    patch.setattr(memory, "lapse_row", lambda row, now: None)
 
 
 @planted
 def an_operator_need_not_wait(patch: pytest.MonkeyPatch) -> None:
     def resolved(row: Record | None, word: Resolution, now: int) -> Any:
-        return settle.resolved_row(row, word._replace(forced=True), now)
+        return settle.resolve_row(row, word._replace(forced=True), now)
 
-    patch.setattr(memory, "resolved_row", resolved)
+    patch.setattr(memory, "resolve_row", resolved)
 
 
 @planted
@@ -196,7 +198,7 @@ def the_claim_looks_and_writes_in_two_steps(patch: pytest.MonkeyPatch) -> None:
                 row = table.records.get(one.id)
                 grant = decide.first_grant(one, now) if row is None or met is None else None
                 if met is None and grant is not None:
-                    table.put(memory.granted_row(row, one, grant))
+                    table.put(memory.grant_row(row, one, grant))
                 verdicts.append(met if met is not None else Proceed(grant))  # type: ignore[arg-type]
             return verdicts
 
@@ -240,7 +242,7 @@ def a_settlement_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_refused_settlement_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(aio, "ended_result", lambda permit, answer, instead: Result(answer, False, permit.operation_id))
+    patch.setattr(aio, "own_result", lambda permit, answer, instead: Result(answer, False, permit.operation_id))
 
 
 @planted

@@ -43,7 +43,7 @@ def test_another_format_is_refused(tmp_path: Path, version: object) -> None:
         ('{"format": 1, "seeds": [{"seed": -1, "found": "x"}]}', "seed 1: it looks like"),
     ],
 )
-def test_what_is_no_recording_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_recording_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "seeds.json"
     path.write_text(text)
     with pytest.raises(RecordingRefused, match=said):
@@ -56,7 +56,7 @@ def test_a_recording_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, True, 1.5, None, "", "x", "-1", "1:", "1:x", ":", "٣"])
-def test_what_is_no_seed_is_refused_with_the_version(seed: object) -> None:
+def test_an_invalid_seed_is_refused_with_the_version(seed: object) -> None:
     """A negative one would draw what its absolute value draws."""
     for use in (replay, lambda given: search([given])):
         with pytest.raises(ConfigurationError, match=f"a seed of format {FORMAT} is a whole number from 0"):

@@ -32,6 +32,6 @@ def test_every_invariant_holds(start: int) -> None:
 
 
 @pytest.mark.parametrize("recorded", read_recording(SEEDS), ids=lambda recorded: str(recorded.seed))
-def test_what_was_found_once_stays_away(recorded: Recorded) -> None:
+def test_earlier_findings_do_not_recur(recorded: Recorded) -> None:
     violation = search([recorded.seed])
     assert violation is None, violation.report()

@@ -23,7 +23,7 @@ from semel.errors import InProgressError, NotReplayableError, PolicyError, Resol
 from semel.operations.flow import resolve
 from semel.sealing.sealer import Sealer
 from semel.steps.rules import unpack_steps
-from semel.steps.store import listed_steps
+from semel.steps.store import read_listed_steps
 from semel.workers import DidNotHappen, RefusedWith, StepSucceeded, SucceededWith
 from tests.engine.shells import command
 from tests.steps.conftest import Process, Run, World, stepped
@@ -110,7 +110,9 @@ def test_a_retry_of_what_did_not_happen_makes_each_step_once(database: World) ->
         end(process, "not", ("charge", True))
     assert end(process, "not", ("charge", False)) == Resolved(State.FAILED_NOT_REPLAYABLE)
     row = process.row(stepped())
-    [charge] = unpack_steps(process.perform("look", lambda: listed_steps(process.engine.store, row.id)), row.generation)
+    [charge] = unpack_steps(
+        process.perform("look", lambda: read_listed_steps(process.engine.store, row.id)), row.generation
+    )
     assert charge.disproved  # under the same derived key: a late first call is one with the next
     shop.dies = ""
     assert database.process().run(stepped(), shop.buy).answer.body == b"bought"
@@ -233,8 +235,8 @@ def test_settle_by_ends_it(url: str) -> None:
         ended: list[tuple[Any, Any, type[Exception], str]] = [
             (RefusedWith(REFUNDED), None, ResolveRefused, "is between two of its steps"),
             (RefusedWith(REFUNDED), {}, ResolveRefused, "unanswered: 'mail'"),
-            (RefusedWith(REFUNDED), {"mail": "yes"}, PolicyError, "steps must say of each step"),
-            (RefusedWith(REFUNDED), ["mail"], PolicyError, "steps must say of each step"),
+            (RefusedWith(REFUNDED), {"mail": "yes"}, PolicyError, "steps must map each step"),
+            (RefusedWith(REFUNDED), ["mail"], PolicyError, "steps must map each step"),
             (StepSucceeded("m"), {"mail": True}, PolicyError, "give one of the two"),
             (DidNotHappen(), {"mail": False}, ResolveRefused, "may still be running"),
         ]
@@ -293,7 +295,7 @@ def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.Capt
     assert (code, json.loads(said)["state"], json.loads(said)["dryRun"]) == (0, "FAILED_REPLAYABLE", True)
     assert json.loads(semel("show", id, "--json")[1])["state"] == "CLAIMED"
     code, said = semel(*words, "--force")
-    assert (code, said) == (0, "settled: it was refused; a retry gets that answer, and nothing runs\n")
+    assert (code, said) == (0, "settled: it was refused; a retry gets that refusal, and nothing runs\n")
     with Engine.connect(url) as engine:
         assert engine.run(command("k", policy=STEPS), lambda permit: Answer(201, (), b"")).answer.status == 409
 

@@ -85,7 +85,7 @@ MISTAKES: list[tuple[str, Callable[[Permit], object], str]] = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[0])
-def test_a_mistake_is_told(engine: Engine, mistake: tuple[str, Callable[[Permit], object], str]) -> None:
+def test_a_mistake_is_reported(engine: Engine, mistake: tuple[str, Callable[[Permit], object], str]) -> None:
     _, ask, message = mistake
 
     def handler(permit: Permit) -> Answer:

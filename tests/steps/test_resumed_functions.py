@@ -231,7 +231,7 @@ def test_an_argument_without_a_form_is_refused_before_anything_runs(engine: Engi
     assert states(engine) == []
 
 
-def test_arguments_that_fit_no_more_are_told_and_nothing_runs(engine: Engine) -> None:
+def test_arguments_that_fit_no_more_are_reported_and_nothing_runs(engine: Engine) -> None:
     def version(parameters: str) -> Any:
         names: dict[str, Any] = {"Permit": Permit, "this_permit": this_permit, "away": away}
         exec(f"def ship({parameters}, permit: Permit = this_permit) -> str:\n    away(permit)\n    return key", names)

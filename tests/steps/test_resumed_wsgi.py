@@ -133,7 +133,7 @@ def test_at_the_end_of_the_interpreter_the_client_waits(engine: Engine, monkeypa
     app.close()
 
 
-def test_an_error_behind_the_202_is_told_and_a_completer_goes_on(
+def test_an_error_behind_the_202_is_reported_and_a_completer_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []

@@ -1,4 +1,4 @@
-"""Kept requests: sealed in the row, bound to their record, gone with the outcome. 6 s."""
+"""Kept requests: seal_request in the row, bound to their record, gone with the outcome. 6 s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semel.core.outcomes import Unprovable, classify_answer
 from semel.errors import ConfigurationError, PolicyError, RecordUnreadableError, RequestTooLarge
 from semel.extras import install_command
 from semel.resuming.worker import Completer
-from semel.sealing.rules import MARK, opened, sealed
+from semel.sealing.rules import MARK, open_request, seal_request
 from semel.sealing.sealer import Sealer
 from tests.engine.shells import SCOPE
 from tests.steps.conftest import Kind, Run, World
@@ -121,7 +121,7 @@ def test_it_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], wor
         (None, SEALER, ConfigurationError, "opens_plain=True"),
     ],
 )
-def test_what_does_not_open_is_told_and_not_run(
+def test_what_does_not_open_is_reported_and_not_run(
     keeps: Any, opens: Any, error: type[Exception], said: str, world: World
 ) -> None:
     claim(world, sealer=keeps)
@@ -137,7 +137,7 @@ def test_what_does_not_open_is_told_and_not_run(
 
 
 @pytest.mark.parametrize("kind", SERVERS[:1])
-def test_requests_from_before_the_sealer_go_on_where_that_is_said(world: World) -> None:
+def test_requests_from_before_the_sealer_continue_where_allowed(world: World) -> None:
     claim(world)
     world.clock.advance(LEASE_US + 1)
     seen: list[bytes] = []
@@ -162,9 +162,9 @@ def test_what_was_sealed_opens_for_its_record_alone_and_unchanged() -> None:
 
 def test_a_request_that_looks_sealed_is_refused() -> None:
     with pytest.raises(PolicyError, match="must not begin"):
-        sealed(MARK + b"x", b"record", None)
-    assert sealed(b"x", b"record", None) == opened(b"x", b"record", None) == b"x"
-    assert opened(sealed(MARK, b"record", SEALER), b"record", SEALER) == MARK
+        seal_request(MARK + b"x", b"record", None)
+    assert seal_request(b"x", b"record", None) == open_request(b"x", b"record", None) == b"x"
+    assert open_request(seal_request(MARK, b"record", SEALER), b"record", SEALER) == MARK
 
 
 def test_a_request_that_is_too_large_says_how_large_it_may_be() -> None:
@@ -188,7 +188,7 @@ def test_keys_that_are_none_are_refused(keys: Any, said: str) -> None:
         Sealer(keys)
 
 
-def test_what_is_no_sealer_is_refused_at_once() -> None:
+def test_an_invalid_sealer_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"sealer must be a Sealer.*it is of type dict"):
         Engine.connect("memory://", sealer={"2026": NEW})  # type: ignore[arg-type]
 

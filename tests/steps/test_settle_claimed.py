@@ -43,7 +43,7 @@ def test_settle_names_the_way_out_of_claimed_and_a_retry_takes_it(
         assert main(["settle", id, *word, "--reason", "it died", "--url", url]) != 0
         said = " ".join(capsys.readouterr().err.split())
         assert "none of its steps is in doubt" in said
-        assert "A retry with the same key and request goes on" in said
+        assert "A retry with the same key and request continues" in said
         assert f"semel explain {id}" in said
         failing.clear()
         assert engine.run(command("k", policy=Policy(steps=True)), handler).answer == MADE

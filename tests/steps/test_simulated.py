@@ -132,7 +132,7 @@ def doubt_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def everything_disproved(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step_findings, "found", lambda recorded, doubt, result: ())
+    patch.setattr(step_findings, "apply_finding", lambda recorded, doubt, result: ())
 
 
 def unseen_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, NothingHappened, Permit
-from semel.core.identity import derived_key
+from semel.core.identity import derive_key
 from semel.core.model import State
 from semel.core.outcomes import Succeeded
 from semel.errors import OutcomeUnknownError, StepError, StepInDoubt, SupersededError
@@ -251,7 +251,7 @@ def test_a_key_is_the_same_in_every_run(process: Process, downstream: Downstream
         process.run(stepped(), handler)
     process.run(stepped(), handler)
     assert len(keys) == 1  # the first one had finished, and its result was recorded before the error left
-    assert keys[0] == derived_key(process.row(stepped()).id, 0, "mail")
+    assert keys[0] == derive_key(process.row(stepped()).id, 0, "mail")
 
 
 def test_a_call_that_proves_that_nothing_happened_has_not_begun(process: Process, downstream: Downstream) -> None:
@@ -352,7 +352,7 @@ def test_a_renamed_step_is_refused_before_it_begins(process: Process, downstream
     downstream.fails["mail"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
         process.run(stepped(), former)
-    with pytest.raises(StepError, match="'charge' is, which this run has not asked for"):
+    with pytest.raises(StepError, match="'charge' is, which this run has not called"):
         process.run(stepped(), renamed)
     assert process.run(stepped(), former).answer == OK
     assert downstream.calls == ["charge", "mail", "mail"]

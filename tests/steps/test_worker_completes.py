@@ -96,7 +96,7 @@ def test_what_is_inside_a_middleware_is_completed_where_it_was_mounted(place: st
     assert rows(url) == [("ship", State.SUCCEEDED, f"parcel {place} {place}/ship".encode())]
 
 
-def test_functions_are_completed_and_what_fails_is_told_without_its_text(url: str, run: Run) -> None:
+def test_functions_are_completed_and_what_fails_is_reported_without_its_text(url: str, run: Run) -> None:
     with pytest.raises(ConnectionError):
         deliver(7)
     code, [said], errors = run("--complete", HERE, "--once", "--no-reaper")
@@ -128,14 +128,14 @@ def test_an_answer_in_place_of_the_endpoints_is_none(url: str, run: Run) -> None
         (f"{HERE}:make_broken()", "the application's lifespan failed: RuntimeError: no such hall"),
     ],
 )
-def test_what_cannot_be_completed_is_said(spec: str, said: str, url: str, run: Run) -> None:
+def test_what_cannot_be_completed_is_reported(spec: str, said: str, url: str, run: Run) -> None:
     code, [document], _ = run("--complete", spec, "--once")
     assert code == 2
     assert said in document["error"]
 
 
 @pytest.mark.parametrize("spec", [f"{HERE}:make_starlette()", f"{HERE}:make_wsgi()", HERE])
-def test_a_store_that_is_not_migrated_is_said(
+def test_a_store_that_is_not_migrated_is_reported(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setenv("SHOP_URL", f"sqlite:///{tmp_path}/empty.db")

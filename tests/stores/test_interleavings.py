@@ -253,7 +253,7 @@ def test_two_take_over_from_one(make: Callable[[], World]) -> None:
 
 
 @WORLDS
-def test_a_lease_that_ends_while_everybody_moves(make: Callable[[], World]) -> None:
+def test_a_lease_ends_during_concurrent_steps(make: Callable[[], World]) -> None:
     """EXTERNAL, with the clock as one of the actors: never a second grant, and the truth is kept."""
     claim = attempt(nonce=1)
     start = after(lambda world: _ignore(granted(world, claim)), make)

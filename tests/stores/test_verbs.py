@@ -122,7 +122,7 @@ def test_a_write_of_what_was_read_is_seen() -> None:
 
 def test_the_check_compares_what_is_held_too() -> None:
     with (
-        replaced("semel.core.settle:abandoned_row", lambda original: lambda row, nonce, now: None),
-        replaced("semel.core.settle:renewed_row", lambda original: lambda row, renewal, now: row),
+        replaced("semel.core.settle:abandon_row", lambda original: lambda row, nonce, now: None),
+        replaced("semel.core.settle:renew_row", lambda original: lambda row, renewal, now: row),
     ):
         assert check(MemoryWorld, SITUATIONS[1], ("renew", "abandon")) == 2  # wrong, and atomic all the same

@@ -30,7 +30,7 @@ from semel.testing.idempotent import (
     check_idempotent,
     rows,
 )
-from semel.testing.idempotent.case import altered
+from semel.testing.idempotent.case import alter
 from tests.testing_plugin import good
 from tests.testing_plugin.good import ALICE, BOB, Provider
 
@@ -159,7 +159,7 @@ def test_the_store_of_a_wsgi_application_is_not_migrated(provider: Provider, tmp
     assert "semel migrate" in remedy
 
 
-def test_nobody_opens_the_engine(provider: Provider) -> None:
+def test_an_engine_that_is_never_opened_is_reported(provider: Provider) -> None:
     engine = AsyncEngine.connect("memory://")
     inner = Starlette(
         routes=[Route("/payments", _charging(provider), methods=["POST"])],
@@ -200,7 +200,7 @@ def test_install_was_forgotten(provider: Provider) -> None:
 
     reason, remedy = why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges))
     assert "semel.install(app) was not called" in reason
-    assert "once, after the application is made" in remedy
+    assert "once, after you create the application" in remedy
 
 
 def test_nothing_listens() -> None:
@@ -286,7 +286,7 @@ def test_mistakes_in_the_parameters(options: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:8000", "ftp://x", "http://", 5, object()])
-def test_what_is_no_target(target: Any) -> None:
+def test_an_invalid_target_is_refused(target: Any) -> None:
     with pytest.raises(ConfigurationError):
         assert_idempotent(target, "POST /payments", effects=[])
 
@@ -329,9 +329,9 @@ def test_the_policy_may_be_given_where_it_cannot_be_seen(provider: Provider) -> 
     assert "missing_key_refused" in [each.check for each in plain.findings]
 
 
-def test_what_is_changed() -> None:
-    assert altered({"a": "x", "b": 2.5}) == {"a": "x", "b": 3.5}
-    assert altered({"a": {"b": [1]}}) == {"a": {"b": [2]}}
-    assert altered({"a": "x", "to": {"account": 7}}, ("to.account",)) == {"a": "x", "to": {"account": 8}}
-    assert altered({"a": "x"}, ("to.account",)) == {"a": "x", "to": {"account": 1}}
-    assert altered(None) == 1
+def test_every_change_of_the_case_is_applied() -> None:
+    assert alter({"a": "x", "b": 2.5}) == {"a": "x", "b": 3.5}
+    assert alter({"a": {"b": [1]}}) == {"a": {"b": [2]}}
+    assert alter({"a": "x", "to": {"account": 7}}, ("to.account",)) == {"a": "x", "to": {"account": 8}}
+    assert alter({"a": "x"}, ("to.account",)) == {"a": "x", "to": {"account": 1}}
+    assert alter(None) == 1

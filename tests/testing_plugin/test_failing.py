@@ -76,7 +76,7 @@ def test_without_an_engine_no_clock_can_be_moved() -> None:
         assert clocks is None
 
 
-def test_an_async_crash_reaches_whoever_asked() -> None:
+def test_an_async_crash_reaches_the_caller() -> None:
     async def main() -> None:
         async def handler(permit: object) -> Answer:
             return Answer(200, (), b"")

@@ -68,7 +68,7 @@ def test_payments(semel_async_engine, assert_idempotent):
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*POST /payments of effect_before_the_claim is not safe to retry: 9 findings"])
-    result.stdout.fnmatch_lines(["E*change: the effect stands outside of what is protected*"])
+    result.stdout.fnmatch_lines(["E*change: the effect is outside the protected handler*"])
     result.stdout.no_fnmatch_line("*assertion.py*def *")  # the traceback ends in the user's own line
 
 

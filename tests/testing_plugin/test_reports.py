@@ -53,7 +53,7 @@ def test_the_report_is_the_same_every_time(name: str) -> None:
     assert report_of(name).text() == report_of(name).text()
 
 
-def test_every_check_is_failed_by_somebody() -> None:
+def test_every_check_is_failed_by_a_broken_application() -> None:
     from semel.testing.required import REQUIRED
 
     seen = {finding.check for name in BROKEN for finding in report_of(name).findings}

@@ -248,10 +248,10 @@ def test_a_request_with_several_effects(memory: AsyncEngine, provider: Provider)
     app = good.starlette_app(memory, provider)
     report = assert_idempotent(app, "POST /payments", **PAY, effects=lambda: 3 * len(provider.charges))
     everything(report)
-    assert any("grew the effect counter by 3; that is taken for once" in remark for remark in report.remarks)
+    assert any("grew the effect counter by 3; that counts as one effect" in remark for remark in report.remarks)
 
 
-def test_a_part_of_the_effect_outside_of_the_claim_is_told_as_counts(provider: Provider) -> None:
+def test_a_part_of_the_effect_outside_of_the_claim_is_reported_as_counts(provider: Provider) -> None:
     """The tutorial's own fault: a charge in a dependency, beside the one in the handler."""
     app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
 
@@ -266,7 +266,7 @@ def test_a_part_of_the_effect_outside_of_the_claim_is_told_as_counts(provider: P
     assert "0.5 times" not in said
     [retry] = [each for each in report.findings if each.check == "same_key_and_payload_replays"]
     assert "the counter grew by 1 again; a normal request grows it by 2" in retry.came
-    assert "a part of the effect stands outside of what is protected" in retry.change
+    assert "a part of the effect is outside the protected handler" in retry.change
     assert any("the first request grew the effect counter by 2" in remark for remark in report.remarks)
 
 

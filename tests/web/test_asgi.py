@@ -76,7 +76,7 @@ def test_parallel_duplicates_have_one_effect_and_one_answer() -> None:
 
 
 @pytest.mark.parametrize("prefer", [b"wait=0", b"respond-async, wait=0"])
-def test_a_duplicate_that_does_not_wait_is_told_so_at_once(prefer: bytes) -> None:
+def test_a_duplicate_that_does_not_wait_is_refused_at_once(prefer: bytes) -> None:
     async def test(engine: AsyncEngine) -> None:
         entered, finish = asyncio.Event(), asyncio.Event()
 

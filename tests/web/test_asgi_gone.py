@@ -46,7 +46,7 @@ def test_a_client_that_goes_away_changes_nothing() -> None:
     on_a_loop(test)
 
 
-def test_an_answer_that_nobody_takes_is_kept() -> None:
+def test_an_answer_that_the_client_does_not_read_is_stored() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await answer(send)
@@ -87,7 +87,7 @@ def test_what_a_handler_raises_after_its_client_has_gone_is_reported() -> None:
     on_a_loop(test)
 
 
-def test_a_client_that_goes_away_before_its_body_is_complete_has_said_nothing() -> None:
+def test_a_client_that_disconnects_before_its_body_is_complete_claims_nothing() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             raise AssertionError("not called")
@@ -183,7 +183,7 @@ def test_past_its_deadline_a_handler_may_know() -> None:
 # --- superseded and stopped handlers ---
 
 
-def test_a_superseded_idempotent_handler_is_cancelled_and_its_caller_told_what_holds() -> None:
+def test_a_superseded_idempotent_handler_is_cancelled_and_its_caller_gets_the_stored_outcome() -> None:
     async def test(engine: AsyncEngine) -> None:
         entered = asyncio.Event()
         ended: list[str] = []

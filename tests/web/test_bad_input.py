@@ -213,12 +213,12 @@ def test_early_data_is_no_command(web: Web) -> None:
     assert (problem["retryable"], problem["keyAction"]) == (True, "keep")
 
 
-def test_a_command_of_nobody(web: Web) -> None:
+def test_a_command_without_a_caller_is_refused(web: Web) -> None:
     refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None)
     assert web.call(caller=None).header("www-authenticate") == "Bearer"
 
 
-def test_who_asks_is_checked_before_the_key(web: Web) -> None:
+def test_the_caller_is_checked_before_the_key(web: Web) -> None:
     refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None, key="a,b")
 
 

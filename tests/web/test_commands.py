@@ -349,7 +349,7 @@ def test_without_a_store_nothing_runs_and_the_log_says_why(
     assert line.endswith(": host=db.internal: start it")
 
 
-def test_the_log_is_told_again_after_a_while() -> None:
+def test_the_log_repeats_an_outage_after_a_while() -> None:
     now = [0.0]
     outage = Outage(lambda: now[0])
     told = []
@@ -359,7 +359,7 @@ def test_the_log_is_told_again_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("body", [BODY, [b'{"amount"', b":1250}"]])
-def test_where_declared_a_command_runs_unprotected_and_says_so(
+def test_a_command_declared_so_runs_unprotected_and_is_marked(
     make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch, body: Any
 ) -> None:
     web = make_web(policy=Policy(on_unprotected="mark"))
@@ -375,7 +375,7 @@ def test_where_declared_a_command_runs_unprotected_and_says_so(
 
 @pytest.mark.parametrize("status", [201, 422, 401])
 @pytest.mark.parametrize("error", [StoreTimeout("not confirmed"), StoreUnavailable("down"), EarlyCommit("early")])
-def test_what_the_store_has_not_confirmed_is_not_told_as_done(
+def test_an_unconfirmed_commit_is_not_reported_as_done(
     make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
     web = make_web(lambda seen: Reply(status=status, chunks=[b"told"]))

@@ -203,7 +203,7 @@ def first_member(facts: Facts, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pieces", [False, True])
-def test_what_of_the_body_counts_is_said_by_a_function(make_web: MakeWeb, pieces: bool) -> None:
+def test_a_function_chooses_the_counted_part_of_the_body(make_web: MakeWeb, pieces: bool) -> None:
     web = make_web(policy=Policy(fingerprint=first_member))
     assert web.call(body=cut(b'{"amount":1,"sent":1}', pieces)).status == 201
     assert web.call(body=cut(b'{"amount":1,"sent":2}', pieces)).replayed

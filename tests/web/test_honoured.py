@@ -106,7 +106,7 @@ def test_without_a_status_resource_there_is_the_lifetime_alone(make_web: MakeWeb
     assert (answer.header(LIFETIME), answer.link()) == ("3600", None)
 
 
-def test_a_refusal_links_to_a_page_that_everybody_may_read(make_web: MakeWeb) -> None:
+def test_a_refusal_links_to_a_public_page(make_web: MakeWeb) -> None:
     web = make_web(policy=HOUR)
     page, _, anchor = (web.call(key=None).link("describedby") or "").partition("#")
     for method in ("GET", "HEAD"):

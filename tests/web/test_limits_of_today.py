@@ -66,7 +66,7 @@ def test_a_finished_command_is_replayed(make_web: MakeWeb, limit: str, pieces: l
     assert len(web.seen) == 1
 
 
-def test_another_request_under_the_key_is_told_apart(make_web: MakeWeb, limit: str) -> None:
+def test_another_request_under_the_key_is_distinguished(make_web: MakeWeb, limit: str) -> None:
     web = make_web(policy=POLICIES["external"])
     web.call(key="order-1", body=BODY)
     redeclare(web, STRICTER[limit](POLICIES["external"]))
@@ -75,7 +75,7 @@ def test_another_request_under_the_key_is_told_apart(make_web: MakeWeb, limit: s
     assert len(web.seen) == 1
 
 
-def test_an_unknown_outcome_is_told(make_web: MakeWeb, limit: str) -> None:
+def test_an_unknown_outcome_is_reported(make_web: MakeWeb, limit: str) -> None:
     web = make_web(lambda seen: Reply(status=500), policy=POLICIES["external"])
     web.call(key="order-1", body=BODY)
     redeclare(web, STRICTER[limit](POLICIES["external"]))
@@ -92,7 +92,7 @@ def test_a_new_command_is_refused_and_nothing_is_stored(make_web: MakeWeb, limit
 
 
 @pytest.mark.parametrize("limit", ["key", "body"])
-def test_a_command_that_may_run_again_is_never_told_to_take_a_new_key(make_web: MakeWeb, limit: str) -> None:
+def test_a_command_that_may_run_again_never_suggests_a_new_key(make_web: MakeWeb, limit: str) -> None:
     """Its first attempt may have had its effect, under derived keys that only the same key gives again."""
     replies = itertools.chain([Reply(status=503)], itertools.repeat(Reply()))
     web = make_web(lambda seen: next(replies), policy=POLICIES["idempotent"])

@@ -87,7 +87,7 @@ def rewritten(record: object, answer: Answer) -> object:
 # --- what is left out is said ---
 
 
-def test_a_header_that_is_not_kept_is_said_once_with_the_option(
+def test_a_header_that_is_not_stored_is_logged_once_with_the_option(
     make_web: MakeWeb, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = [("X-Total", "1"), ("Set-Cookie", "a=b"), ("Date", "now"), ("ETag", "x"), ("Content-Length", "4")]
@@ -100,7 +100,7 @@ def test_a_header_that_is_not_kept_is_said_once_with_the_option(
     assert "replay_headers={'x-total'}" in line
 
 
-def test_a_header_that_is_kept_is_not_said(make_web: MakeWeb, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stored_header_is_not_logged(make_web: MakeWeb, caplog: pytest.LogCaptureFixture) -> None:
     web = make_web(lambda seen: Reply(headers=[("X-Total", "1")]), **operations(replay_headers=frozenset({"x-total"})))
     web.call()
     assert caplog.messages == []

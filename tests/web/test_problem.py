@@ -101,7 +101,7 @@ def test_an_error(error: RequestError | StoreError, status: int, code: str) -> N
     assert "host" not in document["detail"]
 
 
-def test_codes_are_told_apart() -> None:
+def test_codes_are_distinguished() -> None:
     assert len({kind.code for kind in KINDS}) == len(KINDS)
     assert all(isinstance(kind, Kind) and 400 <= kind.status < 600 for kind in KINDS)
 

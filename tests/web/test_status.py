@@ -84,7 +84,7 @@ def test_a_mounted_application_serves_it_below_its_mount() -> None:
 
 def test_a_setting_of_the_other_surface_is_refused_with_its_own_remedy() -> None:
     engine = Engine.connect("memory://")
-    with pytest.raises(ConfigurationError, match="run `semel worker` beside it"):
+    with pytest.raises(ConfigurationError, match="run `semel worker` as a separate process"):
         WsgiMiddleware(lambda *_: [], engine, caller=single_caller, manage_engine=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="did you mean 'serve_operations'"):
         WsgiMiddleware(lambda *_: [], engine, caller=single_caller, serve_operation=True)  # type: ignore[call-arg]

@@ -94,7 +94,7 @@ def test_an_error_status_is_judged_as_always() -> None:
 
 
 @pytest.mark.parametrize("given", [graphql_success(answered(DONE)), "graphql", dict, lambda: True])
-def test_what_is_no_function_of_an_answer_is_refused(given: Any) -> None:
+def test_an_invalid_function_of_an_answer_is_refused(given: Any) -> None:
     with pytest.raises(PolicyError, match="success must be a plain function"):
         Policy(success=given)
 

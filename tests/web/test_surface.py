@@ -16,7 +16,7 @@ from semel.http.caller import Caller, from_environ, from_state, from_user, singl
 from semel.http.capture import Capture, Keeping
 from semel.http.exchange import Exchange, open_exchange
 from semel.http.fingerprint.fingerprinter import Recipe
-from semel.http.headers import preferred_wait
+from semel.http.headers import parse_wait
 from semel.http.routing import Operation, Routes
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
@@ -57,7 +57,7 @@ def test_a_callers_names_are_plain_texts() -> None:
     assert {type(made.tenant), type(made.id)} == {str}
 
 
-def test_where_callers_are_read_from() -> None:
+def test_callers_are_read_from_the_documented_places() -> None:
     alice = Caller("acme", "alice")
     assert from_state("user", tenant="acme")({"state": {"user": "alice"}}) == alice
     assert from_state("user")({"state": {"user": alice}}) == alice
@@ -66,7 +66,7 @@ def test_where_callers_are_read_from() -> None:
     assert single_caller({}) == single_caller({"state": {"user": "bob"}})
 
 
-def test_a_state_that_nobody_sets_is_told_once(
+def test_a_state_that_is_never_set_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callers, "_SEEN", set())
@@ -82,7 +82,7 @@ def test_a_state_that_nobody_sets_is_told_once(
 
 
 @pytest.mark.parametrize("first", [{"user": None}, {"user": ""}, {"user": "alice"}])
-def test_a_state_that_is_set_is_not_told_of(
+def test_a_state_that_is_set_is_not_logged(
     first: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callers, "_SEEN", set())
@@ -92,7 +92,7 @@ def test_a_state_that_is_set_is_not_told_of(
     assert not caplog.records
 
 
-def test_nobody_is_nobody() -> None:
+def test_an_unset_caller_is_no_caller() -> None:
     requests: Sequence[Any] = ({}, {"state": {}}, {"state": {"user": None}}, {"state": {"user": ""}}, {"user": None})
     for request in requests:
         assert from_state("user")(request) is None
@@ -101,7 +101,7 @@ def test_nobody_is_nobody() -> None:
     assert from_user()({"user": User("alice", is_authenticated=False)}) is None
 
 
-def test_what_is_no_caller_is_refused() -> None:
+def test_an_invalid_caller_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="neither a text nor a Caller"):
         from_state("user")({"state": {"user": {"id": 7}}})
     with pytest.raises(ConfigurationError, match="any client can send"):
@@ -176,7 +176,7 @@ def surface(**settings: Any) -> HttpSettings:
     return HttpSettings.of(Engine.connect("memory://"), settings)
 
 
-def test_who_is_calling_must_be_said() -> None:
+def test_a_caller_function_is_required_by_the_surface() -> None:
     with pytest.raises(ConfigurationError) as refused:
         surface()
     assert '    caller=from_state("user"),' in str(refused.value)
@@ -256,7 +256,7 @@ def test_a_caller_function_that_returns_something_else_is_refused() -> None:
     ],
 )
 def test_the_preferred_wait(lines: list[bytes], seconds: int | None) -> None:
-    assert preferred_wait(lines) == seconds
+    assert parse_wait(lines) == seconds
 
 
 # --- capture and spool ---

@@ -94,7 +94,7 @@ def test_a_close_that_fails_is_no_success(engine: Engine) -> None:
     assert states(engine) == [State.UNKNOWN]
 
 
-def test_the_first_exception_is_the_one_that_is_told(engine: Engine) -> None:
+def test_the_first_exception_is_the_one_that_is_reported(engine: Engine) -> None:
     def broken() -> Iterator[bytes]:
         yield b"pa"
         raise ValueError("first")
@@ -331,7 +331,7 @@ def test_parallel_duplicates_have_one_effect_and_one_answer(engine: Engine) -> N
     assert [(answer.status, answer.body) for answer in answers] == [(201, b"paid")] * 10
 
 
-def test_a_status_that_nobody_has_named_is_replayed(engine: Engine) -> None:
+def test_a_nonstandard_status_is_replayed(engine: Engine) -> None:
     lines: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

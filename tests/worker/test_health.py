@@ -84,7 +84,7 @@ def test_a_store_that_hangs_is_not_ready() -> None:
     assert (status, document["status"]) == (503, "no answer")
 
 
-def test_a_loop_that_stands_still_is_not_alive() -> None:
+def test_a_stalled_loop_is_not_alive() -> None:
     found: list[tuple[int, Any]] = []
 
     async def blocked() -> None:
@@ -109,12 +109,12 @@ def test_other_paths_are_named() -> None:
         ("", "must be a port or HOST:PORT"),
     ],
 )
-def test_what_is_no_address_is_refused(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_refused(given: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--health", given]) == 2
     assert "must be a port or HOST:PORT" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'semel.db'}"
     with closing(Engine.connect(url)) as engine:
         engine.migrate()

@@ -77,7 +77,7 @@ async def held(engine: AsyncEngine, key: str, **options: Any) -> Permit:
     return permit
 
 
-def test_a_lapsed_external_command_becomes_unknown_and_is_told() -> None:
+def test_a_lapsed_external_command_becomes_unknown_and_is_reported() -> None:
     async def scenario() -> None:
         times, counting = Times(), Counting()
         backend = Backend("memory", MemoryStore(), LocalDriver(clock=times))

@@ -48,7 +48,7 @@ def test_a_damaged_file_begins_the_turns_anew(content: bytes, database: Path) ->
     assert taken(database) == NOW + 2 * SECOND_US
 
 
-def test_nobody_waits_for_a_process_that_was_stopped_in_its_turn(database: Path) -> None:
+def test_no_worker_waits_for_a_process_stopped_in_its_turn(database: Path) -> None:
     assert taken(database) is not None
     stopped = os.open(f"{database}{SUFFIX}", os.O_RDWR)
     fcntl.flock(stopped, fcntl.LOCK_EX)
@@ -65,7 +65,7 @@ def test_a_link_is_not_followed(database: Path, tmp_path: Path) -> None:
     assert target.read_bytes() == b"precious"
 
 
-def test_kinds_that_nobody_asks_for_any_more_are_forgotten(database: Path) -> None:
+def test_unused_kinds_are_forgotten(database: Path) -> None:
     for number in range(KINDS_MOST + 10):
         _ = taken(database, f"completer:{number}", now=NOW + number)
     assert Path(f"{database}{SUFFIX}").stat().st_size < 10_000

@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("back", [2, 90, 200])
-def test_a_clock_that_is_set_back_keeps_nobody_from_looking(clock: list[float], back: int) -> None:
+def test_a_clock_that_is_set_back_stops_no_worker_from_looking(clock: list[float], back: int) -> None:
     async def scenario() -> None:
         board = Board()
         worker = Turns(board, "reaper", 1.0, perform)

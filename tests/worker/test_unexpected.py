@@ -79,7 +79,7 @@ class Stumbling(Loop):
         self.looked.set()
 
 
-def test_a_loop_survives_what_nobody_expects(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_survives_unexpected_errors(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with Stumbling(2) as loop, asyncio.timeout(20):
             await loop.looked.wait()
@@ -149,7 +149,7 @@ def test_reconcilers_go_on_behind_a_record_that_fails_unexpectedly(
     assert "a reconciliation met an unexpected ZeroDivisionError" in errors_of(caplog)[0]
 
 
-def test_the_relay_survives_what_nobody_expects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_relay_survives_unexpected_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = make_place(SQLITE, tmp_path)
     made = place.fill(3)
     broker = Broker()
@@ -174,7 +174,7 @@ def test_the_relay_survives_what_nobody_expects(tmp_path: Path, caplog: pytest.L
     assert len(errors_of(caplog)) == 1
 
 
-def test_the_completer_survives_what_nobody_expects(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_completer_survives_unexpected_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/semel.db")
         await engine.migrate()

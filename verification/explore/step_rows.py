@@ -10,7 +10,7 @@ from typing import Any
 
 from semel.core.flow import Flow, MakeFlow, ask, perform
 from semel.core.model import OPEN_STATES, Record, Renewal, Resolution, Resolved, Resolving, State
-from semel.core.settle import resolved_row
+from semel.core.settle import resolve_row
 from semel.steps.findings import steps_after
 from semel.steps.rules import any_begun, pack_steps
 from semel.steps.store import Recorded
@@ -92,7 +92,7 @@ def resolve(
 ) -> tuple[Resolving, Record | None, bytes | None]:
     """One settlement by an operator, of a step or of the whole, as the SQL stores make it."""
     after = steps_after(row, word, steps, now)
-    reply, written = resolved_row(row, word, now, after)
+    reply, written = resolve_row(row, word, now, after)
     if written is None or not isinstance(reply, Resolved):
         return reply, row, steps
     return reply, written, steps if after is None else pack_steps(written.generation, after)

@@ -41,7 +41,7 @@ def result_is_dropped() -> AbstractContextManager[None]:
 
 def everything_is_disproved() -> AbstractContextManager[None]:
     """ "Did not happen" of one step is taken for all of them."""
-    return replaced("semel.steps.findings:found", lambda _: lambda steps, doubt, result: ())
+    return replaced("semel.steps.findings:apply_finding", lambda _: lambda steps, doubt, result: ())
 
 
 def doubt_is_not_told() -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from semel.core.command_flow import settlement
 from semel.core.flow import Flow
-from semel.core.identity import derived_key
+from semel.core.identity import derive_key
 from semel.core.model import OPEN_STATES, Proceed, State
 from semel.core.outcomes import Outcome, classify_answer, classify_exception
 from semel.errors import NothingHappened, SemelError, StoreTimeout
@@ -267,7 +267,7 @@ def _calls(world: World, mode: Mode, place: int, worker: Worker, book: Book) -> 
     if stands(world, worker.nonce) and part.name not in {step.name for step in recorded or ()}:
         raise Broken("I4", f"step {part.name} is called before its start is recorded")
     world = with_account(world, book.place, account._replace(open=1))
-    key = derived_key(grant.id, grant.generation, part.name)
+    key = derive_key(grant.id, grant.generation, part.name)
     flight = Flight(worker.nonce, key, worker.ends, worker.epoch, book.place)
     flying = world._replace(flights=(*world.flights, flight))
     return put(flying, place, worker._replace(book=book._replace(phase=Phase.FLYING)))

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from semel.core.flow import MakeFlow, perform
-from semel.core.identity import derived_key, key_hash, record_id
+from semel.core.identity import derive_key, key_hash, record_id
 from semel.core.model import Answer, Claim, Record, Renewal, Resolution, Resolving, Scope, Settlement, Settling, Verdict
 from semel.policy import Policy
 from semel.stores.memory.store import MemoryStore, Table
@@ -33,7 +33,7 @@ def claim_of(nonce: int, policy: Policy, request: int = 0, recipe: str = "1.mode
 @lru_cache(maxsize=4096)
 def key_for(id: bytes, generation: int) -> str:
     """The derived key that a handler gives to the downstream."""
-    return derived_key(id, generation, "charge")
+    return derive_key(id, generation, "charge")
 
 
 def answer_by(nonce: int, status: int = 201) -> Answer:

@@ -47,7 +47,7 @@ def renews_without_holding() -> AbstractContextManager[None]:
             return None
         return row._replace(lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
-    return replaced("semel.core.settle:renewed_row", lambda _: renewed)
+    return replaced("semel.core.settle:renew_row", lambda _: renewed)
 
 
 def abandons_without_nonce() -> AbstractContextManager[None]:
@@ -56,20 +56,20 @@ def abandons_without_nonce() -> AbstractContextManager[None]:
     def made(original: Any) -> Any:
         return lambda row, nonce, now: original(row, nonce if row is None else row.nonce, now)
 
-    return replaced("semel.core.settle:abandoned_row", made)
+    return replaced("semel.core.settle:abandon_row", made)
 
 
 def lease_is_a_time_to_live() -> AbstractContextManager[None]:
     """The record goes when its lease is over, as a key with an expiry in a cache does."""
 
     def made(original: Any) -> Any:
-        def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
+        def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
             written: Record = original(row, claim, grant)
             return written._replace(forget_after=grant.lease_until)
 
-        return granted_row
+        return grant_row
 
-    return replaced("semel.stores.memory.store:granted_row", made)
+    return replaced("semel.stores.memory.store:grant_row", made)
 
 
 def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
@@ -118,7 +118,7 @@ def lapses_what_is_settled() -> Iterator[None]:
         return put
 
     with ExitStack() as stack:
-        stack.enter_context(replaced("semel.core.settle:lapsed_row", lambda _: lapsed))
+        stack.enter_context(replaced("semel.core.settle:lapse_row", lambda _: lapsed))
         stack.enter_context(replaced("semel.stores.memory.store:Table.put", made))
         yield
 
@@ -134,7 +134,7 @@ def settles_what_is_settled() -> AbstractContextManager[None]:
 
         return settled_row
 
-    return replaced("semel.core.settle:settled_row", made)
+    return replaced("semel.core.settle:settle_row", made)
 
 
 def generation_grows_with_each_grant() -> AbstractContextManager[None]:
@@ -153,7 +153,7 @@ def generation_grows_with_each_grant() -> AbstractContextManager[None]:
 def dedup_never_ends() -> AbstractContextManager[None]:
     """A lapsed IDEMPOTENT command is granted anew however old it is."""
     return replaced(
-        "semel.core.decide:lapsed_situation",
+        "semel.core.decide:classify_lapsed",
         lambda original: lambda row, now: original(row._replace(dedup_until=now + 1), now),
     )
 
@@ -169,7 +169,7 @@ def purges_the_unknown() -> AbstractContextManager[None]:
 
         return lapsed
 
-    return replaced("semel.core.settle:lapsed_row", made)
+    return replaced("semel.core.settle:lapse_row", made)
 
 
 def tombstone_goes_with_the_answer() -> AbstractContextManager[None]:
@@ -219,7 +219,7 @@ def unfinished_is_nothing() -> AbstractContextManager[None]:
             forget_after=kept.forget_after,
         )
 
-    return replaced("semel.core.settle:lapsed_row", lambda _: lapsed)
+    return replaced("semel.core.settle:lapse_row", lambda _: lapsed)
 
 
 VARIANTS: Final = (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from semel.core.flow import Flow, ask
-from semel.core.identity import derived_key
+from semel.core.identity import derive_key
 from semel.core.model import Answer, AnswerKind, Grant, InProgress, Settled, Settlement, Settling, State
 from semel.core.outcomes import Refused, Released, Succeeded
 from semel.core.requests import Perform, Unit, Within
@@ -61,7 +61,7 @@ def _zero_rows_commit(_: Any) -> Any:
 
 def _no_key_of_the_command(_: Any) -> Any:
     def key_for(self: Any, name: str, ordinal: int = 0) -> str:
-        return derived_key(self.grant.id, self.grant.attempt, name, ordinal)
+        return derive_key(self.grant.id, self.grant.attempt, name, ordinal)
 
     return key_for
 
@@ -276,7 +276,7 @@ MUTANTS: Final = (
         breaks="I7",
         part="faults",
         patch=_at(
-            "semel.engine.state:_met",
+            "semel.engine.state:_await_verdict",
             lambda _: lambda other, claim, under: InProgress(other.operation_id, other.terms.lease_us),
         ),
     ),

@@ -237,7 +237,7 @@ MUTANTS: Final = (
         breaks="I6",
         part="contract",
         patch=_rule(
-            "semel.core.decide:lapsed_situation",
+            "semel.core.decide:classify_lapsed",
             lambda original: lambda row, now: original(row._replace(attempts_max=1 << 30), now),
         ),
     ),

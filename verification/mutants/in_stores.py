@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, KeyReused, Proceed, Verdict
-from semel.stores.memory.store import TableCall, granted_row
+from semel.stores.memory.store import TableCall, grant_row
 from semel.stores.sqlite.store import SQL
 from verification.explore.replacing import Patch, replaced, text_replaced
 from verification.mutants.mutant import Mutant
@@ -29,7 +29,7 @@ def _reads_then_writes(_: Any) -> Any:
             for one, row in zip(claims, seen, strict=True):
                 verdict = decide(row, one, now)
                 if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
-                    table.put(granted_row(row, one, verdict.grant))
+                    table.put(grant_row(row, one, verdict.grant))
                 verdicts.append(verdict)
             return verdicts
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel import Command
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from verification.history.check import Report, check
 from verification.history.reading import History, read_history
 from verification.history.recorder import Recorder
@@ -104,7 +104,7 @@ class Stage:
 
     def _recording(self, worker: int | str) -> Recorder:
         settings = {"seed": self.seed, "effects": self.effects, "worker": worker}
-        return Recorder(self.folder, store=shown_url(self.ground.url), settings=settings)
+        return Recorder(self.folder, store=hide_password(self.ground.url), settings=settings)
 
     def _worker(self, number: int) -> Worker:
         live = live_async if number % 2 else live_sync

@@ -15,7 +15,7 @@ repeatable and local steps on the real SQLite store, completers, and a downstrea
 **Patches are honoured.** Nothing of the real code is copied or kept: whatever a test puts in place of a function or
 a method of ``semel.engine`` (the async half), the rules and flows of any room, ``semel.stores.memory.store``
 and ``semel.stores.sqlite.store`` before it calls ``search`` is what runs, as long as it is put where it is looked
-up (a name imported by ``from … import`` lives in the importing module: ``semel.stores.memory.store.settled_row``).
+up (a name imported by ``from … import`` lives in the importing module: ``semel.stores.memory.store.settle_row``).
 Drivers are not under test here: ``wire.Wire`` is the driver. The second opinion in ``watch`` uses no
 function of the rules.
 

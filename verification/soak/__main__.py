@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import SemelError
 from verification.soak import simulation
 from verification.soak.ground import ground
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SoakError, SemelError) as error:
         _note(f"error: {error}")
         return USAGE
-    where = "SQLite files" if plan.url is None else shown_url(plan.url)
+    where = "SQLite files" if plan.url is None else hide_password(plan.url)
     _note(f"soak of {where} in {plan.folder}, {plan.lanes} lanes, seeds from {plan.seed}")
     try:
         soak = Soak(plan, _note)

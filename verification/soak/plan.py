@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from verification.soak.summary import Summary
 
 
@@ -32,7 +32,7 @@ class Plan:
         return {
             **asdict(self),
             "folder": str(self.folder),
-            "url": None if self.url is None else shown_url(self.url),
+            "url": None if self.url is None else hide_password(self.url),
         }
 
     def goals(self, summary: Summary) -> list[tuple[str, int, int]]:

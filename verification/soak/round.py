@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from verification.history.check import Report, check
 from verification.history.reading import NEVER, History, Operation, read_history
 from verification.history.recorder import Recorder
@@ -126,7 +126,7 @@ class Round:
 
     def _recording(self, worker: int | str) -> Recorder:
         settings = {"seed": self.seed, "effects": self.effects, "worker": worker}
-        return Recorder(self.folder, store=shown_url(self.url), settings=settings)
+        return Recorder(self.folder, store=hide_password(self.url), settings=settings)
 
     def _begin(self) -> None:
         number = self._begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from semel.admin.describe import shown_state, state_name
+from semel.admin.describe import state_label, state_name
 from semel.bulk.rules import ItemOutcome, Tally
 from semel.bulk.store import Failures, Items
 from semel.cli.terminal import Json, span_text
@@ -31,8 +31,8 @@ class BulkSummary(NamedTuple):
         return {**bulk_names(self.record, self.id, self.now), **self.tally._asdict()}
 
     def standing(self) -> str:
-        """How it stands, for people."""
-        return "its record is forgotten" if self.record is None else bulk_standing(self.record, self.now)
+        """Describe the progress of a bulk in words."""
+        return "its record has been purged" if self.record is None else bulk_standing(self.record, self.now)
 
 
 def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]:
@@ -72,17 +72,17 @@ def tally_line(tally: Tally) -> str:
     '4 of 4 items: 3 succeeded, 1 failed (0 may be tried again), 0 unknown'
     """
     return (
-        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed "
-        f"({tally.retryable} may be tried again), {tally.unknown} unknown"
+        f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed ({tally.retryable} "
+        f"may be retried), {tally.unknown} unknown"
     )
 
 
 def bulk_standing(record: Record, now: int) -> str:
     if record.state not in OPEN_STATES:
-        return shown_state(state_name(record, now))
+        return state_label(state_name(record, now))
     if record.lease_until > now:
-        return f"running: its lease lasts {span_text(record.lease_until - now)} more, and is renewed"
-    return "interrupted: no process runs it; call it again with the same key and list, and it goes on"
+        return f"running: its lease lasts {span_text(record.lease_until - now)} more and is being renewed"
+    return "interrupted: no process runs it; send it again with the same key and list to continue"
 
 
 def bulk_names(record: Record | None, id: bytes, now: int) -> dict[str, Json]:

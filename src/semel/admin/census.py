@@ -1,4 +1,4 @@
-"""A census: what is open, UNKNOWN and new in a store, from a bounded number of its rows.
+"""Count open, UNKNOWN and new records of a store from a bounded number of its rows.
 
 Two pages are read, whatever the store's size: the newest records, and those on the store's own list of records that
 need attention. Where there are more of the latter than a page holds, both UNKNOWN and open ones are read, so that
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.describe import has_lapsed, time_text
 from semel.cli.terminal import Json, span_text
 from semel.core.identity import uuid_text
@@ -28,7 +28,7 @@ _UNENDED: Final = (*OPEN_STATES, State.UNKNOWN)
 
 @dataclass(frozen=True)
 class Census:
-    """What two bounded reads of a store have found, at its time ``now`` in microseconds.
+    """The result of two bounded reads of a store, at its time ``now`` in microseconds.
 
     ``more``: more records need attention than were read. ``older``: the cursor of the records before the newest
     ones; None where these are all.
@@ -69,17 +69,17 @@ class Census:
 
     @cached_property
     def new_seconds(self) -> float | None:
-        """How long ago the oldest of the newest records was made; None where there is none."""
-        return self.age_seconds(min(self.newest, key=_created)) if self.newest else None
+        """The age in seconds of the oldest of the newest records; None if there are none."""
+        return self.age_seconds(min(self.newest, key=_creation_time)) if self.newest else None
 
     @property
     def new_per_second(self) -> float | None:
-        """How many records a second were made since then."""
+        """The number of records created per second since then."""
         seconds = self.new_seconds
         return None if seconds is None else len(self.newest) / max(seconds, 1.0)
 
     def age_seconds(self, record: Record) -> float:
-        """How long ago a record was created."""
+        """The age of a record in seconds."""
         return max(self.now - record.created_at, 0) / 1_000_000
 
 
@@ -102,8 +102,8 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
     return Census(
         newest.now,
         limit,
-        tuple(map(mended, needing)),
-        tuple(map(mended, newest.records)),
+        tuple(map(repair, needing)),
+        tuple(map(repair, newest.records)),
         more,
         newest.next_before,
     )
@@ -114,15 +114,15 @@ def _needing(engine: Engine, states: Iterable[State], limit: int) -> Found:
     return engine.perform("find", lambda: engine.store.find(query))
 
 
-def _created(record: Record) -> int:
+def _creation_time(record: Record) -> int:
     return record.created_at
 
 
 def what_was_read(seen: Census) -> str:
-    """How much of the store a census rests on, in words."""
+    """Describe in words how much of the store a census read."""
     newest = f"the newest {len(seen.newest)} records" if seen.more_new else f"all {len(seen.newest)} records"
     needing = f"{len(seen.attention)} that need attention"
-    return f"{newest}, and {needing}{'; there are more of those' if seen.more else ''}"
+    return f"{newest}, and {needing}{'; there are more of these' if seen.more else ''}"
 
 
 def read_document(seen: Census) -> dict[str, Json]:
@@ -147,8 +147,8 @@ def census_document(seen: Census) -> dict[str, Json]:
         "oldestOpen": _oldest_document(seen, seen.open),
         "oldestUnknown": _oldest_document(seen, seen.unknown),
         "newRecords": len(seen.newest),
-        "newSeconds": _rounded(seen.new_seconds),
-        "newPerSecond": _rounded(seen.new_per_second),
+        "newSeconds": _round_millis(seen.new_seconds),
+        "newPerSecond": _round_millis(seen.new_per_second),
         "unknownBy": [{"doubt": group.name, **group.document()} for group in groups(seen, "doubt")],
     }
 
@@ -164,7 +164,7 @@ def _oldest_document(seen: Census, records: Sequence[Record]) -> Json:
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_millis(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
@@ -211,7 +211,7 @@ class Group:
             "unknown": self.unknown,
             "newRecords": self.new,
             "newPerSecond": round(self.new_per_second, 3),
-            "oldestUnknownSeconds": _rounded(self.oldest_unknown_seconds),
+            "oldestUnknownSeconds": _round_millis(self.oldest_unknown_seconds),
             "operations": list(self.operations),
         }
 

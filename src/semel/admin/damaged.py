@@ -1,4 +1,4 @@
-"""Damaged records, which an operator must still be able to see: columns that hold what no store wrote are replaced.
+"""Make damaged records readable for operators: replace values that no store wrote.
 
 For showing only. What becomes of an attempt is decided on the record as it is, where such a one is Unreadable.
 """
@@ -16,11 +16,11 @@ _KINDS: Final = {name: getattr(kind, "__args__", (kind,)) for name, kind in get_
 
 
 def is_damaged(record: Record) -> bool:
-    """Whether the record holds what no Semel writes."""
+    """Whether the record holds a value that Semel never writes."""
     return not is_sound(record) or state_of(record) is None
 
 
-def mended(record: Record) -> Record:
+def repair(record: Record) -> Record:
     """The record with a value of the right type in every column; as it is where it is sound.
 
     A state that no Semel writes stays as it is; elsewhere the state says that something is damaged.

@@ -1,4 +1,4 @@
-"""A record as operators read it: its names and times as text, what a retry would get, and what to do."""
+"""Describe a record for operators: names and times as text, the effect of a retry, and the next action."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Final
 
-from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
 from semel.cli.terminal import Json
 from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
@@ -25,10 +25,10 @@ RETRYABLE: Final = "RETRYABLE"
 """What people see of FAILED_NOT_REPLAYABLE, whose stored name says the opposite of what it means: a retry runs it."""
 
 
-def shown_state(name: str) -> str:
+def state_label(name: str) -> str:
     """A state's name for people; machines get the name that is stored.
 
-    >>> shown_state("FAILED_NOT_REPLAYABLE"), shown_state("UNKNOWN")
+    >>> state_label("FAILED_NOT_REPLAYABLE"), state_label("UNKNOWN")
     ('RETRYABLE', 'UNKNOWN')
     """
     return RETRYABLE if name == State.FAILED_NOT_REPLAYABLE.name else name
@@ -48,7 +48,7 @@ def has_lapsed(record: Record, now: int) -> bool:
 
 
 def is_unknown_by_lapse(record: Record) -> bool:
-    """Whether a record reads UNKNOWN because its holder was not heard of again."""
+    """Whether a record is UNKNOWN because its holder stopped renewing its lease."""
     # A step's doubt with a cause is its holder's own word.
     by_step = step_of(record.doubt) is not None and record.error_code is None
     return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
@@ -67,7 +67,7 @@ def time_text(microseconds: int | None) -> str | None:
 
 def row_document(record: Record, now: int) -> dict[str, Json]:
     """One record of a list, for machines."""
-    record = mended(record)
+    record = repair(record)
     return {
         "operationId": uuid_text(record.operation_id),
         "state": state_name(record, now),
@@ -86,7 +86,7 @@ def row_document(record: Record, now: int) -> dict[str, Json]:
 
 def record_document(record: Record, now: int, audit: list[Audit]) -> dict[str, Json]:
     """Everything an operator may see of one record. Never a key, a request or an answer's body."""
-    record = mended(record)
+    record = repair(record)
     return {
         **row_document(record, now),
         "recordId": record.id.hex(),
@@ -126,31 +126,34 @@ def audit_document(line: Audit) -> dict[str, Json]:
 
 
 def next_attempt(record: Record, now: int) -> str:
-    """What a retry with the same key and request would meet, and what an operator can do about it."""
+    """Describe the effect of a retry with the same key and request, and the operator's options."""
     if state_name(record, now) == "EXPIRED":
         if record.after_expiry == AfterExpiry.NEW:
             return "the answer is no longer kept; a retry runs as a new command"
-        return "the answer is no longer kept; a retry is told so and nothing runs"
+        return "the answer is no longer kept; a retry is refused, and nothing runs"
     if is_damaged(record):
         return "the record is damaged: a retry is refused and nothing runs"
     match State(record.state):
         case State.CLAIMED | State.PROCESSING if not has_lapsed(record, now):
-            return "it is running: a retry waits, then is told to ask again"
+            return "it is running: a retry waits, then gets a refusal that asks it to try again"
         case State.CLAIMED:
-            return "nothing is in doubt: a retry goes on where it was; has its client lost the key? see: semel explain"
+            return (
+                "nothing is in doubt: a retry continues where it stopped; if its client lost the key, see: semel "
+                "explain"
+            )
         case State.PROCESSING if record.effects == Effects.IDEMPOTENT:
-            return "its holder is gone: a retry runs it again with the same derived keys"
+            return "its holder has stopped: a retry runs it again with the same derived keys"
         case State.PROCESSING:
-            return "its holder is gone: a retry is told that the outcome is unknown; find out, then: semel settle"
+            return "its holder has stopped: a retry is refused as UNKNOWN; find out what happened, then: semel settle"
         case State.SUCCEEDED if record.answer_kind == AnswerKind.REBUILT:
-            return "it was done; a retry gets its answer made again, and nothing runs"
+            return "it was done; a retry gets a rebuilt answer, and nothing runs"
         case State.SUCCEEDED | State.FAILED_REPLAYABLE if record.answer_kind == AnswerKind.SEALED:
             return "a retry gets the stored answer, from a process that has the sealing key"
         case State.SUCCEEDED if record.answer_kind == AnswerKind.NOT_KEPT:
-            return "it was done, its answer was not kept; a retry is told so and nothing runs"
+            return "it was done, its answer was not kept; a retry is refused, and nothing runs"
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
             return "a retry gets the stored answer"
         case State.FAILED_NOT_REPLAYABLE:
             return "nothing had happened: a retry runs it"
         case State.UNKNOWN:
-            return "a retry is told that the outcome is unknown; find out what happened, then: semel settle"
+            return "a retry is refused as UNKNOWN; find out what happened, then: semel settle"

@@ -1,4 +1,4 @@
-"""What is in force: the settings of a store and of each operation, each with where it comes from.
+"""The settings in force for a store and each operation, each with its source.
 
 Of an application it is what was declared; of records it is what they were made under, because a policy is stored
 with its record and no later declaration changes it.
@@ -20,7 +20,7 @@ from semel.admin.guarantees import Ground, Promise, caveats, level, promises
 from semel.bulk.declaration import BulkPolicy
 from semel.bulk.rules import bulk_kind, is_bulk
 from semel.check.application import Declaration, declarations
-from semel.cli.open_store import shown_url, source_of_url, url_of
+from semel.cli.open_store import hide_password, source_of_url, url_of
 from semel.cli.terminal import Json
 from semel.core.model import AfterExpiry, Effects, Find, Record, State, Terms
 from semel.engine.sync_engine import Engine
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What is in force for one operation; ``records`` how many were made so, None where it is a declaration."""
+    """The settings in force for one operation; ``records`` counts the records with them, None for a declaration."""
 
     name: str
     route: str
@@ -66,10 +66,10 @@ def of_application(spec: str) -> tuple[list[Effective], list[Setting]]:
     found = declarations(spec)
     backends = {id(each.engine.backend): each.engine.backend for each in found if each.engine is not None}
     settings = [setting for backend in backends.values() for setting in _backend(backend, "application")]
-    return [_declared(each) for each in found], settings
+    return [_from_declaration(each) for each in found], settings
 
 
-def _declared(each: Declaration) -> Effective:
+def _from_declaration(each: Declaration) -> Effective:
     backend = getattr(each.engine, "backend", None)
     ground = Ground(
         terms=each.policy.terms,
@@ -91,7 +91,7 @@ def _declared(each: Declaration) -> Effective:
 
 
 def _options(policy: Policy | BulkPolicy, default: Policy | BulkPolicy) -> Iterator[Setting]:
-    """Every option. One that was declared with its default value cannot be told from one that was not declared."""
+    """All options. An option declared with its default value looks like an undeclared one."""
     for field in fields(policy):
         if field.init:
             value = getattr(policy, field.name)
@@ -142,7 +142,7 @@ def of_records(engine: Engine, limit: int) -> list[Effective]:
         if seen >= limit:
             break
     order = sorted(counts, key=lambda kind: (kind[0], -firsts[kind].created_at))
-    return [_recorded(engine, firsts[kind], counts[kind]) for kind in order]
+    return [_from_record(engine, firsts[kind], counts[kind]) for kind in order]
 
 
 def _kind(record: Record) -> tuple[Any, ...]:
@@ -155,12 +155,12 @@ def _dedup_us(record: Record) -> int:
 
 
 def _deadline_us(record: Record) -> int | None:
-    """How long the handler may run; only of a first start does a record tell when that was."""
+    """The handler's time limit; only the record of a first start holds it."""
     again = record.effects == Effects.IDEMPOTENT and record.attempt > 1
     return None if again else record.deadline_at - record.first_started_at
 
 
-def _recorded(engine: Engine, record: Record, count: int) -> Effective:
+def _from_record(engine: Engine, record: Record, count: int) -> Effective:
     known = {int(effects) for effects in Effects}
     effects = Effects(record.effects) if record.effects in known else Effects.EXTERNAL  # damaged: the careful reading
     new = record.after_expiry == AfterExpiry.NEW
@@ -212,7 +212,7 @@ def store_settings(engine: Engine, options: argparse.Namespace) -> list[Setting]
 
 
 def _backend(backend: Any, source: str, url: str = "") -> list[Setting]:
-    named = shown_url(url or backend.url)
+    named = hide_password(url or backend.url)
     settings = [Setting("url", named or backend.name, source), Setting("store", backend.name, source)]
     for name in ("synchronous", "busy_seconds"):
         value = getattr(backend.driver, name, getattr(backend.driver, f"_{name}", None))

@@ -1,4 +1,4 @@
-"""Why a key is where it is, in sentences: what happened, what the next attempt would get, and what anybody can do.
+"""Explain the state of a key in sentences: what happened, what the next attempt would get, and what to do.
 
 What an attempt would get is asked of the rules themselves, with the record as it is and the store's time; nothing
 here decides anything, and nothing is written.
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from semel.admin.damaged import DAMAGED_STATE, is_damaged, mended
-from semel.admin.describe import has_lapsed, key_text, shown_state, state_name, time_text
+from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
+from semel.admin.describe import has_lapsed, key_text, state_label, state_name, time_text
 from semel.bulk.rules import is_bulk
 from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
@@ -36,27 +36,27 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.settle import relinquished
+from semel.core.settle import is_relinquished
 from semel.core.timing import PURGE_GRACE_US
 from semel.http.problems import Problems
 from semel.steps.doubts import step_of
-from semel.steps.findings import state_text, unfinished
+from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Steps, Unpackable, unpack_steps
 
 _NONCE: Final = bytes(16)  # an attempt that nobody makes
 _DOUBTS: Final[Mapping[str, str]] = {
-    "lapsed": "its holder was not heard of again while the handler may have been at work",
+    "lapsed": "its holder stopped responding while the handler may have been running",
     "not-rolled-back": "the handler failed, and what it wrote into a table without transactions could not be undone",
     "committed-early": "the record was committed before its answer: the handler ended the transaction itself",
-    "dedup-over": "so long after the first start, the other side may have forgotten the derived key",
-    "attempts-over": "it has cost too many holders their lease",
-    "abandoned": "a claim was given up before its handler ran",
+    "dedup-over": "so long after the first start, the provider may have forgotten the derived key",
+    "attempts-over": "too many of its holders have lost their lease",
+    "abandoned": "a claim was released before its handler ran",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """What an attempt would get now: the verdict, the rule's reason, and what it means."""
+    """The outcome of an attempt now: the verdict, the rule's reason, and its meaning."""
 
     verdict: str
     why: str
@@ -66,7 +66,7 @@ class NextAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that can be said of one record."""
+    """The full explanation of one record."""
 
     happened: list[str]
     same: NextAttempt
@@ -94,25 +94,25 @@ def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
 def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None) -> Story:
     """The story of a record, read whole, at the store's time ``now`` (microseconds).
 
-    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
     """
-    own = mended(record).fingerprint
+    own = repair(record).fingerprint
     same = attempt_at(record, own, now)
     other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
-    record = mended(record)
+    record = repair(record)
     return Story(
         happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
         same=same,
         other=other,
         operator=_operator(record, same, now, listed),
-        kept=_kept(record, now),
+        kept=_retention(record, now),
         client=_client(record, same),
     )
 
 
 def attempt_at(record: Record, fingerprint: bytes, now: int) -> NextAttempt:
-    """What an attempt under the record's own scope, key and recipe would get. The record may be damaged."""
-    row = mended(record)  # the claim needs terms of some kind; the rules meet the record as it is
+    """The outcome of an attempt with the record's own scope, key and recipe. The record may be damaged."""
+    row = repair(record)  # the claim needs terms of some kind; the rules meet the record as it is
     try:
         state, after, effects = State(row.state), AfterExpiry(row.after_expiry), Effects(row.effects)
     except ValueError:
@@ -141,21 +141,22 @@ def _meaning(record: Record, verdict: Verdict) -> str:
             return f"nothing runs; it gets the stored answer: {status}{len(answer.body)} bytes"
         case Unseal(_, answer):
             status = "" if answer.status is None else f": status {answer.status}"
-            return f"nothing runs; it gets the stored answer, where it opens{status}"
+            return f"nothing runs; it gets the stored answer, if it can be decrypted{status}"
         case Rebuild(status):
             said = "" if status is None else f", under status {status}"
-            return f"nothing runs; its answer is made again of what is there then{said}"
+            return f"nothing runs; its answer is rebuilt from the current state{said}"
         case InProgress(_, left):
             return (
-                f"it waits as long as the operation's policy says, then is told to ask again (lease: {span_text(left)})"
+                "it waits as long as the operation's policy allows, then gets a refusal that asks it to try again "
+                f"(lease: {span_text(left)})"
             )
         case _:
             name = type(verdict).__name__
             return {
                 "KeyReused": "nothing runs; it is refused, whatever became of the first request",
-                "OutcomeUnknown": "nothing runs; it is told that the outcome cannot be proven",
-                "KeyExpired": "nothing runs; it is told that the answer is no longer kept",
-                "NotReplayable": "nothing runs; it is told that it was done and that the answer was not kept",
+                "OutcomeUnknown": "nothing runs; it gets a refusal: the outcome cannot be proven",
+                "KeyExpired": "nothing runs; it gets a refusal: the answer is no longer kept",
+                "NotReplayable": "nothing runs; it gets a refusal: the command was done, and its answer was not kept",
             }.get(name, "nothing runs; it is refused, because the record cannot be read")
 
 
@@ -190,19 +191,19 @@ def _effects(record: Record) -> str:
 
 
 def _standing(record: Record, now: int) -> str:
-    state = shown_state(state_name(record, now))
+    state = state_label(state_name(record, now))
     if is_damaged(record):
         what = "columns hold" if record.state == DAMAGED_STATE else f"its state is {record.state}:"
-        return f"The record is damaged: {what} what no Semel writes."
+        return f"The record is damaged: {what} a value that Semel never writes."
     match State(record.state):
-        case State.CLAIMED if relinquished(record) and record.doubt is None:
-            return f"{state}: what was in doubt has been settled; the next attempt continues where it was."
-        case State.CLAIMED | State.PROCESSING if relinquished(record):
+        case State.CLAIMED if is_relinquished(record) and record.doubt is None:
+            return f"{state}: the doubt has been settled; the next attempt continues where it stopped."
+        case State.CLAIMED | State.PROCESSING if is_relinquished(record):
             return f"{state}: its holder gave the lease back ({record.doubt or 'no reason given'}); it may be repeated."
         case State.CLAIMED | State.PROCESSING if has_lapsed(record, now):
             return (
-                f"{state}: the lease of its holder {record.holder} ran out {_ago(record.lease_until, now)}, "
-                "and nobody has heard of it since."
+                f"{state}: the lease of its holder {record.holder} expired {_ago(record.lease_until, now)}, and the "
+                "holder has not renewed it since."
             )
         case State.CLAIMED | State.PROCESSING:
             return (
@@ -229,14 +230,14 @@ def _doubt(doubt: str | None) -> str:
         return f"the handler raised {doubt.removeprefix('error:')}, which proves nothing about the effect"
     step = step_of(doubt)
     if step is not None:
-        return f"step {step!r} had begun, and how it ended cannot be proven; the steps before it are not in doubt"
+        return f"step {step!r} had begun, and its outcome cannot be proven; the steps before it are not in doubt"
     return _DOUBTS.get(doubt, doubt)
 
 
 def _answer_text(record: Record, state: str) -> str:
     status = "" if record.status is None else f" with status {record.status}"
     if state == "EXPIRED":
-        return f"as {State(record.state).name}, and the time of its answer{status} is over"
+        return f"as {State(record.state).name}, and its answer{status} has expired"
     if record.answer_kind == AnswerKind.KEPT:
         return f"and the answer{status} is kept"
     if record.answer_kind == AnswerKind.SEALED:
@@ -262,20 +263,20 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
         named = "NAME" if step is None or "#" in step else shlex.quote(step)
         of_step = [] if step is None else [f"semel settle {id} --step-succeeded 'RESULT' --reason '...'"]
         return [
-            "Ask the other side what happened, by the derived key that it was given:",
+            "Ask the provider what happened, by the derived key that it received:",
             f"semel show {id} --derived {named}",
-            f"Then say what you found{early}:",
+            f"Then report what you found{early}:",
             f"semel settle {id} --succeeded --status STATUS --body-file FILE --reason '...'",
             *of_step,
             f"semel settle {id} --did-not-happen --reason '...'",
         ]
     if same.verdict == "InProgress":
-        return ["Wait: if its holder dies, the lease tells within its span. Nothing can be settled while it lives."]
+        return ["Wait: if its holder dies, its lease expires. The command cannot be settled while its holder is alive."]
     if record.state == State.CLAIMED and is_bulk(record.recipe):
-        return [f"A retry goes on with the items that are left, and settles it; they are listed by: semel bulk {id}"]
+        return [f"A retry continues with the remaining items and settles it; list them with: semel bulk {id}"]
     if record.state == State.CLAIMED:
         return _between_steps(record, id, listed)
-    return ["Nothing needs to be done."]
+    return ["No action is needed."]
 
 
 def _between_steps(record: Record, id: str, listed: object) -> list[str]:
@@ -288,30 +289,33 @@ def _between_steps(record: Record, id: str, listed: object) -> list[str]:
         recorded = [f"{str(error).capitalize()}."]
     if steps:
         recorded = [f"Step {step.shown!r}: {state_text(step)}." for step in steps]
-    open = unfinished(steps)
+    open = find_unfinished(steps)
     answered = open or steps[-1:]
     said = "".join(f" --step {shlex.quote(step.shown)}=happened" for step in answered)
     or_not = " (or =not, as you found out)" if open else ""
     return [
-        "A retry with the same key and request goes on, and semel worker --complete does for resumable operations.",
+        (
+            "A retry with the same key and request continues it; for resumable operations, so does semel worker "
+            "--complete."
+        ),
         *recorded,
-        f"Where its client has lost the key, find out what happened, and end it with what a late retry gets{or_not}:",
+        f"If its client has lost the key, find out what happened, and end it with the answer for a late retry{or_not}:",
         f"semel settle {id} --succeeded --status STATUS --body-file FILE{said} --reason '...'",
         f"semel settle {id} --refused --status 409 --body-file FILE{said} --reason '...'",
-        "Where no step has happened, it may run again as a whole:",
+        "If no step has happened, the whole command may run again:",
         f"semel settle {id} --did-not-happen{said.replace('=happened', '=not')} --reason '...'",
     ]
 
 
-def _kept(record: Record, now: int) -> str:
+def _retention(record: Record, now: int) -> str:
     if record.forget_after is None or record.answer_until is None:
-        return "It is kept until it is settled: what is open or UNKNOWN never expires."
+        return "It is kept until it is settled: open and UNKNOWN records never expire."
     forgotten = f"the key is remembered until {time_text(record.forget_after)}, and is new afterwards"
     if record.forget_after + PURGE_GRACE_US <= now:
-        return "Its time is over: the next purge forgets it, and the key is new then."
+        return "It has expired: the next purge deletes it, and the key is then new."
     if record.answer_until <= now:
         return f"The answer's time was over {_ago(record.answer_until, now)}; {forgotten}."
-    what = "The answer is replayed" if record.answer_kind in ANSWERABLE else "What it was is told"
+    what = "The answer is replayed" if record.answer_kind in ANSWERABLE else "The fact that it was done is reported"
     return f"{what} until {time_text(record.answer_until)}; {forgotten}."
 
 
@@ -327,13 +331,13 @@ def _client(record: Record, same: NextAttempt) -> str:
         case "InProgress":
             return "Keep the key and ask again shortly: it is running."
         case "OutcomeUnknown":
-            return f"Keep the key and do not send another one: we are finding out what became of operation {id}."
+            return f"Keep the key and do not send a new one: we are finding out the outcome of operation {id}."
         case "KeyExpired":
-            return "It was asked for before. Look for its result by your own reference before you send a new key."
+            return "This command was sent before. Look for its result by your own reference before you send a new key."
         case "NotReplayable":
-            return f"It was done; look its result up (operation {id}). Do not send it again."
+            return f"It was done; look up its result (operation {id}). Do not send it again."
         case _:
-            return f"Keep the key: operation {id} is being looked into, and nothing runs meanwhile."
+            return f"Keep the key: we are looking into operation {id}, and nothing runs meanwhile."
 
 
 def _ago(at: int | None, now: int) -> str:

@@ -23,9 +23,9 @@ from semel.errors import SemelError
 from semel.imports.rules import ImportState
 from semel.operations.flow import is_kept_by
 from semel.outbox.rules import unpack_headers
-from semel.sealing.reseal import key_of, opened_answer
+from semel.sealing.reseal import key_of, open_stored_answer
 from semel.sealing.rules import Seals
-from semel.stores.sql.damage import damage_of, mended
+from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.tables import BULKS, EVENTS, IMPORTS, ITEMS, MESSAGES, OPERATIONS, Noun
 
 Document = dict[str, Json]
@@ -36,7 +36,7 @@ _LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBy
 
 
 def document_of(record: Record, now: int) -> dict[str, Json]:
-    """A record as it is exported: what `show` says of it, less what follows from the moment and what could be tried."""
+    """A record for export: the fields of `show`, without those that depend on the time and without the fingerprint."""
     return {name: value for name, value in record_document(record, now, []).items() if name not in _LEFT_OUT}
 
 
@@ -54,7 +54,7 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
         answer = None
         if sealer is not None:
             try:
-                answer = opened_answer(record, stored, sealer)
+                answer = open_stored_answer(record, stored, sealer)
             except SemelError:
                 if damaged is not None:
                     damaged(f"operation {uuid_text(record.operation_id)}", f"sealed under {key_of(stored)!r}")
@@ -71,25 +71,25 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
 
 
 def documents(engine: Engine, kind: str, *, contents: bool, damaged: Damaged) -> Iterator[Document]:
-    """Every row of a kind, a page at a time in memory; ``damaged`` is told each one that cannot be read as it is.
+    """Every row of a kind, one page at a time; calls ``damaged`` for each unreadable row.
 
     Raises UsageFailed where the store can have none.
     """
     if not is_kept_by(engine.store):
-        raise UsageFailed(f"--of {kind} needs a SQL database: no other store holds any")
+        raise UsageFailed(f"--of {kind} needs a SQL database: other stores have none")
     noun, shown = KINDS[kind]
     for page in pages_of(engine, noun):
         for row in page:
             values = dict(zip(noun.columns, row, strict=False))
             damage = damage_of(kind, values)
             if damage is not None:
-                values = mended(kind, values)
+                values = repair(kind, values)
                 damaged(row_name(kind, values), damage)
             yield shown(values, contents)
 
 
 def row_name(kind: str, values: Values) -> str:
-    """What a row is called for people, damaged or not."""
+    """A row's name for people, whether damaged or not."""
     match kind:
         case "events":
             return f"event {values['id']}"
@@ -104,7 +104,7 @@ def row_name(kind: str, values: Values) -> str:
 
 
 def columns(kind: str, *, contents: bool) -> list[str]:
-    """The names of what is written of a kind."""
+    """The names of the exported columns of a kind."""
     noun, shown = KINDS[kind]
     empty: dict[str, Any] = {**dict.fromkeys(noun.columns), "operation_id": bytes(16), "record_id": b"", "state": 3}
     empty |= {"id": bytes(16), "sha256": b""} if kind == "imports" else {}

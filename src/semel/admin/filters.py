@@ -1,4 +1,4 @@
-"""Which records a command is about: the same filters wherever records are walked."""
+"""The record filters shared by all commands that search records."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Iterator
 from typing import Final
 
-from semel.admin.damaged import mended
-from semel.admin.describe import RETRYABLE, shown_state
+from semel.admin.damaged import repair
+from semel.admin.describe import RETRYABLE, state_label
 from semel.cli.arguments import near
 from semel.core.model import OPEN_STATES, Find, Found, State
 from semel.engine.sync_engine import Engine
 
 PAGE: Final = 500
-_STATES: Final = tuple(shown_state(state.name).lower() for state in State)
+_STATES: Final = tuple(state_label(state.name).lower() for state in State)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operation", help="only this operation's")
     parser.add_argument("--tenant", help="only this tenant's")
     parser.add_argument("--caller", help="only this caller's")
-    parser.add_argument("--lapsed", action="store_true", help="only open records whose lease is over")
+    parser.add_argument("--lapsed", action="store_true", help="only open records whose lease has expired")
 
 
 def _state(text: str) -> State:
@@ -34,7 +34,7 @@ def _state(text: str) -> State:
 
 
 def query_of(options: argparse.Namespace) -> Find:
-    """The filters as a query, with no limit of its own yet."""
+    """The filters as a query, without a limit."""
     return Find(
         states=tuple(options.state),
         tenant=options.tenant,
@@ -50,13 +50,13 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
     while True:
         asked = query._replace(limit=size, before=before)
         page = engine.perform("find", lambda asked=asked: engine.store.find(asked))  # type: ignore[misc]
-        yield page._replace(records=tuple(map(mended, page.records)))
+        yield page._replace(records=tuple(map(repair, page.records)))
         if page.next_before is None:
             return
         before = page.next_before
 
 
-def bounded_page(engine: Engine, query: Find) -> Found:
+def find_bounded(engine: Engine, query: Find) -> Found:
     """One page of records that fit, from a bounded number of records, whatever the store's size.
 
     Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.

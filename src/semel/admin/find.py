@@ -1,4 +1,4 @@
-"""Finding one record by what an operator has at hand: an operation id, a key in its scope, the beginning of a name.
+"""Find one record by an operation id, a key in its scope, or the beginning of an id.
 
 A whole operation id, a whole record id and a key with its whole scope are one read. Anything else walks the store,
 newest first, with a page at a time in memory: on a large store give what you know of the scope.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.filters import pages
 from semel.cli.exits import CommandFailed, NotFound, UsageFailed
 from semel.cli.progress import ProgressLine
@@ -104,7 +104,7 @@ def carries(engine: Engine, key: str) -> Matching:
 
 
 def walk(engine: Engine, matching: Matching, options: argparse.Namespace) -> Iterator[Record]:
-    """The records that match, newest first, within what is known of the scope; some more than will be shown."""
+    """Find the matching records within the scope, newest first; a few more than the page shows."""
     asked = getattr(options, "progress", False)
     total = sum(engine.perform("counts", engine.store.counts).values()) if asked else None  # it looks at all of them
     progress = ProgressLine("search", asked=asked, total=total)
@@ -132,11 +132,11 @@ def the_one(engine: Engine, found: list[Record], name: str) -> Record:
         )
     [record] = engine.perform("read", lambda: engine.store.read((found[0].id,)))
     if record is None:  # it was forgotten between the two looks
-        raise NotFound(f"{name} names no record any more; see: semel list")
+        raise NotFound(f"{name} no longer names a record; see: semel list")
     return record
 
 
 def name_of(record: Record) -> str:
     """A record's operation id and scope, for people."""
-    record = mended(record)
+    record = repair(record)
     return f"{uuid_text(record.operation_id)} ({record.operation} of {record.tenant}/{record.caller})"

@@ -1,4 +1,4 @@
-"""Which of the invariants hold for an operation on a store, and why: its guarantee level.
+"""The guarantee level of an operation on a store: the invariants that hold, and why.
 
 What becomes of a command whose holder crashes is asked of the rules, as the page of guarantees does; what a store
 survives is what it declares and the conformance suite checks. Names and order are that page's.
@@ -16,7 +16,7 @@ from semel.cli.terminal import span_text
 from semel.core.contract import Capabilities
 from semel.core.decide import TABLE, Rule, first_grant, situation
 from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 
 NOW: Final = 1_000_000_000_000
 ItemEffects = Literal["atomic", "idempotent", "external", "undeclared"]
@@ -35,7 +35,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What the promises of one operation stand on.
+    """The basis of one operation's guarantees.
 
     Parameters: ``terms`` of the policy; ``capabilities`` of the store; ``weak_sync`` whether its last commits may be
     lost with the power; ``key_optional`` and ``marks`` (``on_unprotected="mark"``) as declared, None where only the
@@ -54,9 +54,9 @@ class Ground:
 
 
 def after_crash(terms: Terms) -> Rule:
-    """What the rules say to the first attempt after a holder has lapsed."""
+    """The rules' verdict for the first attempt after a holder has lapsed."""
     claim = Claim(bytes(16), bytes(16), Scope("t", "c", "o"), bytes(8), "r", bytes(32), bytes(16), "holder", terms)
-    row = granted_row(None, claim, first_grant(claim, NOW))
+    row = grant_row(None, claim, first_grant(claim, NOW))
     again = claim._replace(nonce=bytes(15) + b"\x01")
     if terms.effects == Effects.ATOMIC:
         return TABLE[situation(None, again, row.lease_until)]  # the record goes back with its transaction
@@ -69,7 +69,7 @@ def level(ground: Ground) -> str:
     if not ground.capabilities.survives_process_crash:
         text += "; only until this process ends"
     elif ground.weak_sync:
-        text += "; the last commands may be forgotten at power loss"
+        text += "; a power loss may lose the last commands"
     return text
 
 
@@ -79,7 +79,7 @@ def _level(terms: Terms) -> str:
             return "exactly one committed effect"
         case Effects.IDEMPOTENT:
             return (
-                f"one effect, as long as the other side deduplicates by the derived key for {span_text(terms.dedup_us)}"
+                f"one effect, as long as the provider deduplicates by the derived key for {span_text(terms.dedup_us)}"
             )
         case _:
             return "started at most once; an outcome that cannot be proven reads UNKNOWN"
@@ -95,7 +95,11 @@ def promises(ground: Ground) -> list[Promise]:
     return [
         effect,
         _one_answer(ground),
-        Promise("I3 fenced", "holds", "every write names fence and nonce; a superseded holder's changes nothing"),
+        Promise(
+            "I3 fenced",
+            "holds",
+            "every write carries fence and nonce; the write of a superseded holder changes nothing",
+        ),
         rerun,
         _no_leak(ground),
         progress,
@@ -111,7 +115,7 @@ def promises(ground: Ground) -> list[Promise]:
 def _durable(ground: Ground, name: str, why: str) -> Promise:
     """A promise that is as durable as the store."""
     if not ground.capabilities.survives_process_crash:
-        return Promise(name, "limited", f"{why}; but this store forgets everything with its process")
+        return Promise(name, "limited", f"{why}; but this store loses everything when its process ends")
     if ground.weak_sync:
         return Promise(name, "limited", f"{why}; but synchronous=NORMAL may lose the last commits with the power")
     return Promise(name, "holds", why)
@@ -134,7 +138,7 @@ def _one_effect(ground: Ground) -> Promise:
 
 def _one_answer(ground: Ground) -> Promise:
     kept = span_text(ground.terms.answer_us)
-    return _durable(ground, "I2 one answer", f"the stored answer is what every retry gets, for {kept}")
+    return _durable(ground, "I2 one answer", f"every retry gets the stored answer, for {kept}")
 
 
 def _no_blind_rerun(ground: Ground) -> Promise:
@@ -143,16 +147,16 @@ def _no_blind_rerun(ground: Ground) -> Promise:
     if ground.terms.effects == Effects.EXTERNAL:
         return _durable(ground, name, f"after a crash {rule.verdict.__name__}: {rule.why}")
     return Promise(
-        name, "holds", f"it is about EXTERNAL effects; here, after a crash, {rule.verdict.__name__}: {rule.why}"
+        name, "holds", f"applies to EXTERNAL effects; here, after a crash, {rule.verdict.__name__}: {rule.why}"
     )
 
 
 def _no_leak(ground: Ground) -> Promise:
     name = "I5 no leak"
     if ground.behind == "middleware":
-        return Promise(name, "limited", "keys are scoped by caller; the middleware must stand behind authentication")
+        return Promise(name, "limited", "keys are scoped by caller; authentication must run before the middleware")
     if ground.behind == "endpoint":
-        return Promise(name, "holds", "keys are scoped by caller, and claimed behind authentication, in the endpoint")
+        return Promise(name, "holds", "keys are scoped by caller, and claimed after authentication, in the endpoint")
     return Promise(name, "holds", "keys are scoped by tenant, caller and operation")
 
 
@@ -160,7 +164,9 @@ def _progress(ground: Ground) -> Promise:
     name = "I6 progress"
     lease = span_text(ground.terms.lease_us)
     if ground.reaped is False:
-        return Promise(name, "limited", f"after {lease} a retry is told; UNKNOWN shows only where a reaper runs")
+        return Promise(
+            name, "limited", f"after {lease} a retry learns it; the record becomes UNKNOWN only where a reaper runs"
+        )
     doubt = "" if ground.reaped else ", where a reaper runs (semel doctor tells)"
     return Promise(name, "holds", f"a lease of {lease} and a second after a crash it reads UNKNOWN or is free{doubt}")
 
@@ -169,7 +175,7 @@ def _events(ground: Ground) -> Promise:
     name = "I8 events"
     if not ground.capabilities.atomic_with_business_writes:
         return Promise(name, "not promised", "this store keeps no events: emitting one is refused")
-    return _durable(ground, name, "they commit with the outcome; a relay publishes each until the broker has it")
+    return _durable(ground, name, "they commit with the outcome; a relay retries each until the broker has it")
 
 
 def _tombstone(ground: Ground) -> str:
@@ -177,14 +183,14 @@ def _tombstone(ground: Ground) -> str:
 
 
 def caveats(ground: Ground) -> list[str]:
-    """What weakens every promise of the operation."""
+    """Conditions that weaken every guarantee of the operation."""
     found = []
     if ground.key_optional:
         found.append("the key is optional: a request without one is not protected, and counted as `unprotected`")
     if ground.marks:
         found.append("on_unprotected='mark': while the store is down, requests run unprotected and are marked so")
     if not ground.capabilities.shared_between_processes:
-        found.append("each process has a truth of its own: run one process")
+        found.append("each process has its own records: run one process only")
     return found
 
 
@@ -195,13 +201,13 @@ def level_of_items(items: ItemEffects, terms: Terms) -> str:
             return f"{_LIST}: exactly one committed effect of each"
         case "idempotent":
             return (
-                f"{_LIST}: one effect of each, as long as the other side deduplicates by its derived key for "
+                f"{_LIST}: one effect of each, as long as the provider deduplicates by its derived key for "
                 f"{span_text(terms.dedup_us)}"
             )
         case "external":
             return f"{_LIST}: each started at most once; one whose outcome cannot be proven reads UNKNOWN, alone"
         case "undeclared":
-            return f"{_LIST}, each with an outcome of its own; which effects they have says the bulk's declaration"
+            return f"{_LIST}, each with its own outcome; the bulk's declaration defines their effects"
 
 
 def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promise]:
@@ -212,7 +218,7 @@ def of_items(items: ItemEffects, terms: Terms) -> tuple[Promise, Promise, Promis
         Promise(
             "I6 progress",
             "holds",
-            f"a lease of {span_text(terms.lease_us)} after a crash a retry with the same list goes on behind the last "
+            f"a lease of {span_text(terms.lease_us)} after a crash a retry with the same list continues after the last "
             "finished item",
         ),
     )
@@ -224,11 +230,15 @@ def _one_effect_of_items(items: ItemEffects) -> Promise:
         case "atomic":
             return Promise(name, "holds", "an item's effect and its outcome commit in one transaction, or neither does")
         case "idempotent":
-            return Promise(name, "limited", "one that had begun in a crash is run again, with the same derived keys")
+            return Promise(
+                name, "limited", "an item that was running in a crash runs again, with the same derived keys"
+            )
         case "external":
-            return Promise(name, "not promised", "it cannot be proven what became of one that was running in a crash")
+            return Promise(name, "not promised", "the outcome of an item that was running in a crash cannot be proven")
         case "undeclared":
-            return Promise(name, "not promised", "records do not tell: semel config module:app shows what is declared")
+            return Promise(
+                name, "not promised", "records do not hold this: semel config module:app shows the declaration"
+            )
 
 
 def _no_blind_rerun_of_items(items: ItemEffects, terms: Terms) -> Promise:

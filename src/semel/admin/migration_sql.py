@@ -35,9 +35,9 @@ def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
         raise ConfigurationError(f"--sql: {error}") from None
     lines: list[str] = []
     try:
-        engine.perform("migrate", lambda: _planned(engine, kind, lines))
+        engine.perform("migrate", lambda: _plan(engine, kind, lines))
     except SchemaError:  # a file of SQLite's that does not exist yet, and is not made by this
-        perform(_planned(engine, kind, lines), lambda needed: _NO_TABLES)
+        perform(_plan(engine, kind, lines), lambda needed: _NO_TABLES)
     if not lines:
         return []
     within = [] if kind == "mariadb" else ["BEGIN"]  # no transaction of MariaDB's holds a CREATE TABLE
@@ -46,13 +46,13 @@ def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
     return [*within, *lines, *(["COMMIT"] if kind != "mariadb" else [])]
 
 
-def _planned(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
+def _plan(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
     """The store's own migration, of which only what reads is performed."""
     flow = engine.store.migrate(*engine.core.first_identity())
     try:
         needed: Ask[Any] = next(flow)
         while True:
-            written = list(_written(needed, kind))
+            written = list(_sql_lines(needed, kind))
             lines += written
             reply = None if written or isinstance(needed, Script) else (yield needed)
             needed = flow.send(reply)
@@ -60,8 +60,8 @@ def _planned(engine: Engine, kind: str, lines: list[str]) -> Flow[None]:
         return
 
 
-def _written(needed: Ask[Any], kind: str) -> Iterator[str]:
-    """What writes, as text."""
+def _sql_lines(needed: Ask[Any], kind: str) -> Iterator[str]:
+    """The writing statements of a request, as text."""
     if isinstance(needed, Script):
         yield from needed.statements
     elif isinstance(needed, (Query, Execute)) and not needed.statement.text.lstrip().startswith(_READS):

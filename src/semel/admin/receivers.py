@@ -1,4 +1,4 @@
-"""Webhook receivers that have not got what is theirs: how much waits for each, for how long, and why."""
+"""Webhook receivers with undelivered webhooks: how much waits for each, for how long, and why."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def receivers_behind(engine: Engine) -> tuple[list[Behind], int]:
 
 
 def enable_endpoints(engine: Engine, topic: str | None) -> int:
-    """Send to disabled webhook endpoints again: try what was parked for it once more; how many events.
+    """Enable disabled webhook endpoints: retry the events parked for them, and return their number.
 
     Parameters: ``topic`` of one receiver's copies, such as ``"receiver.shop"``; None for every disabled endpoint.
 

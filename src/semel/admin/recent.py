@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class LastHour:
-    """How many records were created in each thirtieth of the last hour, the oldest part first.
+    """The number of records created in each thirtieth of the last hour, oldest first.
 
     Parameters: ``new`` all of them, ``estimated``: from samples; ``unended`` those of the census that are UNKNOWN or
     have lapsed, by when they were created.
@@ -61,7 +61,7 @@ class LastHour:
 
 
 class PurgeLag(NamedTuple):
-    """For how long the purge has left what it should have taken, among the ``looked`` oldest records: 0 for nothing."""
+    """The delay of the purge, from the ``looked`` oldest records: 0 if nothing is overdue."""
 
     seconds: float
     looked: int
@@ -76,14 +76,14 @@ def last_hour(engine: Engine, seen: Census) -> LastHour:
     stretches = [Stretch(record.created_at, record.created_at, 1.0) for record in seen.newest]
     is_whole = seen.older is None or any(record.created_at <= begin for record in seen.newest)
     if not is_whole and seen.older is not None:
-        stretches += _estimated(engine, seen.older, begin)
+        stretches += _estimate(engine, seen.older, begin)
     late = [record for record in seen.unended if record.state == State.UNKNOWN or has_lapsed(record, seen.now)]
     shown = [Stretch(record.created_at, record.created_at, 1.0) for record in late]
     return LastHour(_bars(stretches, seen.now), _bars(shown, seen.now), not is_whole)
 
 
 def purge_lag(engine: Engine, seen: Census) -> PurgeLag:
-    """How late the purge is, by the oldest records. Raises StoreError.
+    """Measure the delay of the purge by the oldest records. Raises StoreError.
 
     An answer may go when its retention and ten minutes are over, and so may its record.
     """
@@ -140,8 +140,8 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
     return found
 
 
-def _estimated(engine: Engine, newest: int, begin: int) -> list[Stretch]:
-    """How the records lie between a cursor and the time ``begin``, by samples."""
+def _estimate(engine: Engine, newest: int, begin: int) -> list[Stretch]:
+    """Estimate the distribution of records between a cursor and the time ``begin``, by samples."""
     oldest = _cursor_at(engine, newest, begin)
     cursors = [newest - (newest - oldest) * number // SAMPLES for number in range(SAMPLES + 1)]
     pages = [_before(engine, cursor, SAMPLE) for cursor in cursors[:-1]]
@@ -188,7 +188,7 @@ def _is_older(page: Found, begin: int) -> bool:
 
 
 def _bars(stretches: Iterable[Stretch], now: int) -> tuple[int, ...]:
-    """How many of them fall into each part of the hour."""
+    """Count the records in each part of the hour."""
     bars, width, begin = [0.0] * BARS, HOUR_US / BARS, now - HOUR_US
     for each in stretches:
         if each.end <= begin:
@@ -219,5 +219,5 @@ def recent_lines(hour: LastHour, lag: PurgeLag) -> list[str]:
 
 
 def lag_text(lag: PurgeLag) -> str:
-    """How late the purge is, in words."""
+    """Describe the delay of the purge in words."""
     return f"late by {span_text(int(lag.seconds * 1_000_000))}" if lag.seconds else "nothing is late"

@@ -1,4 +1,4 @@
-"""What the command line says of reconciliations: how often it was asked, and what is left to an operator."""
+"""Describe reconciliations for the command line: how often each was asked, and what is left to an operator."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PAGE: Final = 1000
 
 def left_to_operators(engine: Engine, records: Sequence[Record]) -> set[bytes]:
     """The ids of those that reconcilers gave up on."""
-    found = _known(engine, [record for record in records if record.state == State.UNKNOWN])
+    found = _load_standings(engine, [record for record in records if record.state == State.UNKNOWN])
     return {id for id, standing in found.items() if standing.gave_up_at is not None}
 
 
 def standing_of(engine: Engine, record: Record) -> Standing | None:
-    """How far the reconciliation of one record has come; None where it has not begun."""
-    return _known(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
+    """The progress of one record's reconciliation; None if it has not begun."""
+    return _load_standings(engine, [record]).get(record.id) if record.state == State.UNKNOWN else None
 
 
-def _known(engine: Engine, records: Sequence[Record]) -> dict[bytes, Standing]:
+def _load_standings(engine: Engine, records: Sequence[Record]) -> dict[bytes, Standing]:
     return engine.perform("reconciliations", lambda: standings(engine.store, records))
 
 
@@ -46,14 +46,14 @@ def standing_document(standing: Standing) -> dict[str, Json]:
 def standing_lines(standing: Standing) -> list[str]:
     """For people."""
     times = "once" if standing.asked == 1 else f"{standing.asked} times"
-    last = f" The last word: {standing.reason}." if standing.reason else ""
+    last = f" The last reason: {standing.reason}." if standing.reason else ""
     if standing.gave_up_at is not None:
         ago = span_text(standing.now - standing.gave_up_at)
         return [f"Asked {times}, and given up {ago} ago: an operator must find out.{last}"]
     if standing.lease_until > standing.now:
         return [f"It is being asked now; before that {times}.{last}"]
     wait = standing.next_at - standing.now
-    when = "as soon as a worker looks" if wait <= 0 else f"in {span_text(wait)}"
+    when = "at a worker's next look" if wait <= 0 else f"in {span_text(wait)}"
     return [f"Asked {times}; again {when}.{last}"]
 
 
@@ -62,6 +62,6 @@ def look_at_reconciliations(engine: Engine) -> Finding:
     page = next(pages(engine, Find(states=(State.UNKNOWN,)), PAGE))
     left = left_to_operators(engine, page.records)
     if not left:
-        return Finding("reconciliation", "ok", "nothing was given up on")
-    remedy = "semel list --state unknown shows them, semel explain ID what was found; then: semel settle --help"
+        return Finding("reconciliation", "ok", "reconcilers have given up on none")
+    remedy = "semel list --state unknown lists them, semel explain ID shows the findings; then: semel settle --help"
     return Finding("reconciliation", "warning", f"{len(left)} need an operator: reconcilers gave up", remedy)

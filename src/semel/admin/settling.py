@@ -1,4 +1,4 @@
-"""An operator's word on one record: what it would do, what it has done, or why it was refused."""
+"""Settle one record for an operator: preview the effect, apply it, or explain the refusal."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
-from semel.core.settle import resolved_row
+from semel.core.settle import resolve_row
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.operations.flow import resolve
 from semel.steps.findings import steps_after
-from semel.steps.run import found_result
-from semel.steps.store import listed_steps
+from semel.steps.run import encode_found
+from semel.steps.store import read_listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
 FORCE: Final = "give --force"
 
 
-def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
-    """The answer that retries will get. Raises ValueError, naming what does not fit.
+def make_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
+    """Make the answer for retries. Raises ValueError for values that do not fit, and names them.
 
-    >>> found_answer(204, (), b"paid")
+    >>> make_answer(204, (), b"paid")
     Traceback (most recent call last):
         ...
     ValueError: an answer with status 204 has no body
@@ -36,7 +36,7 @@ def found_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: by
     return Answer(status, headers, body)
 
 
-def found_step_result(step: str | None, text: str) -> bytes:
+def parse_step_result(step: str | None, text: str) -> bytes:
     """A step's result, given as JSON, as it is recorded.
 
     Raises ValueError, and CommandFailed where no step is in doubt.
@@ -48,7 +48,7 @@ def found_step_result(step: str | None, text: str) -> bytes:
     if step is None:
         raise CommandFailed("refused: no step of this command is in doubt; see: semel explain")
     try:
-        return found_result(step, value)
+        return encode_found(step, value)
     except StepError as error:
         raise ValueError(str(error)) from error
 
@@ -72,7 +72,7 @@ def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FOR
 def foresee(record: Record, word: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
     """The state that a record would have behind an operator's word; nothing is written.
 
-    Parameters: ``listed`` its steps, as :func:`begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`read_steps` reads them.
 
     Raises CommandFailed, as :func:`settle` would.
     """
@@ -82,12 +82,12 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
         steps = None if listed is None and word.ends is None else steps_after(record, word, listed, now)
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error
-    return _state_of(resolved_row(record, word, now, steps)[0], record, force)
+    return _state_of(resolve_row(record, word, now, steps)[0], record, force)
 
 
-def begun_steps(engine: Engine, record: Record) -> Any:
-    """What a record's execution has recorded of its steps, as it is stored; None where there are none."""
-    return engine.perform("read_steps", lambda: listed_steps(engine.store, record.id))
+def read_steps(engine: Engine, record: Record) -> Any:
+    """Read the recorded steps of an execution, in stored form; None if there are none."""
+    return engine.perform("read_steps", lambda: read_listed_steps(engine.store, record.id))
 
 
 def _check_sound(record: Record) -> None:
@@ -102,19 +102,19 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
             return state
         case TooEarly(wait_us):
             raise CommandFailed(
-                f"refused: the handler's deadline has not passed, it may still be running; wait {span_text(wait_us)}, "
-                f"or {force} if you know that it is gone"
+                "refused: the handler may still be running, because its deadline has not passed; wait "
+                f"{span_text(wait_us)}, or {force} if you know that it has stopped"
             )
         case MovedOn(None):
-            raise CommandFailed("refused: the record is gone; see: semel list")
+            raise CommandFailed("refused: the record no longer exists; see: semel list")
         case MovedOn(State.UNKNOWN):
-            raise CommandFailed("refused: another step is in doubt by now; see: semel explain")
+            raise CommandFailed("refused: a different step is now in doubt; see: semel explain")
         case MovedOn(State.CLAIMED):
             raise CommandFailed(
-                "refused: the command is CLAIMED: none of its steps is in doubt, so that there is nothing to find out. "
-                "A retry with the same key and request goes on, also after its worker died, and makes no finished step "
-                "again; semel worker --complete does so for resumable operations. Where its client has lost the key, "
-                f"end it with --step for each step that had begun, once its lease is over; see: semel explain {id}"
+                "refused: the command is CLAIMED: none of its steps is in doubt. A retry with the same key and "
+                "request continues it, even after its worker died, and repeats no finished step; for resumable "
+                "operations, semel worker --complete does the same. If its client has lost the key, end it with "
+                f"--step for each step that had begun, once its lease has expired; see: semel explain {id}"
             )
         case MovedOn(state):
             raise CommandFailed(
@@ -124,15 +124,15 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
 
 
 def consequence(word: Resolution, state: State) -> str:
-    """What a record was settled as, and what becomes of it.
+    """Describe how a record was settled, and the effect on retries.
 
     >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
     'it did not happen; a retry runs it'
     """
     if word.refused:
-        return "it was refused; a retry gets that answer, and nothing runs"
+        return "it was refused; a retry gets that refusal, and nothing runs"
     if word.happened and word.result is None:
-        then = "a retry gets it" if word.answer is not None else "a retry is told so and gets no answer; this is final"
+        then = "a retry gets it" if word.answer is not None else "a retry learns this and gets no answer; this is final"
         return f"it succeeded; {then}"
     what = "it" if word.step is None else f"step {word.step!r}"
     said = f"{what} {'succeeded' if word.happened else 'did not happen'}"
@@ -140,6 +140,6 @@ def consequence(word: Resolution, state: State) -> str:
         case State.UNKNOWN:
             return f"{said}; another step is in doubt, see: semel explain"
         case State.CLAIMED:
-            return f"{said}; a retry goes on, and makes no step again that had finished"
+            return f"{said}; a retry continues, and repeats no finished step"
         case _:
             return f"{said}; a retry runs it"

@@ -1,4 +1,4 @@
-"""How large a store becomes: computed from what was measured (docs/growth.md, docs/redis.md).
+"""Estimate the size of a store from the measurements in docs/growth.md and docs/redis.md.
 
 The constants here are the only ones; a test compares the table of docs/growth.md with them.
 """
@@ -13,7 +13,7 @@ DAY_SECONDS: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one record takes in a store, in bytes, and how fast a purge goes.
+    """The bytes of one record in a store, and the speed of a purge.
 
     ``row`` without an answer; ``answer`` besides the answer's own bytes; ``indexes`` all of them, ``ids`` the one that
     must be in memory; ``fill`` how full pages are; ``in_memory``: everything is; ``purged`` rows a second, None: they
@@ -39,7 +39,7 @@ MEASURED: Final[dict[str, Measured]] = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a store holds once as much ends as begins. Rates a second, sizes in bytes.
+    """A store's steady size, once as many records expire as begin. Rates are per second, sizes in bytes.
 
     ``memory`` is what should lie in memory for claims to stay as fast; ``purge_share`` the part of its time that a
     purge works, None where records end by themselves.

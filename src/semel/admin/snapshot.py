@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from semel.admin.describe import has_lapsed, shown_state, state_name, time_text
+from semel.admin.describe import has_lapsed, state_label, state_name, time_text
 from semel.admin.filters import pages
 from semel.cli.terminal import Json, columns, span_text
 from semel.core.identity import uuid_text
@@ -30,7 +30,7 @@ REPLAYS_NOTE: Final = "Replays write nothing to the store: count the `replays` e
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time of the store (microseconds); ``more``: there were more than were counted."""
+    """One look at the store at a time in microseconds; ``more``: there were more rows than it counted."""
 
     store_id: str
     now: int
@@ -54,7 +54,7 @@ class Look:
         return min(self.open, key=lambda record: record.created_at, default=None)
 
     def settled(self) -> int:
-        """How many records stand settled."""
+        """The number of settled records."""
         return sum(self.counts.get(int(state), 0) for state in _SETTLED)
 
 
@@ -101,7 +101,7 @@ def _newest(engine: Engine, before: Look | None) -> tuple[tuple[Record, ...], bo
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What two looks tell together: None where there was no former look at this store."""
+    """The difference between two looks; None if there was no previous look at this store."""
 
     seconds: float
     new: int
@@ -170,7 +170,7 @@ def line(seen: Look, changed: Change | None) -> str:
 
 
 def _backlog(seen: Look) -> list[str]:
-    """What waits in the outbox and the inbox; nothing where nothing does."""
+    """Describe the waiting events and messages; empty if there are none."""
     parts = []
     if seen.events is not None and seen.events.waiting:
         parts.append(f"{seen.events.waiting} events waiting (oldest {span_text(seen.events.oldest_us)})")
@@ -195,8 +195,8 @@ def _rates(changed: Change | None) -> list[str]:
 
 def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
     """A look as a screen's lines."""
-    states = [(shown_state(state.name), str(seen.counts.get(int(state), 0))) for state in State]
-    rates = _rates(changed) or ["rates with the next look"]
+    states = [(state_label(state.name), str(seen.counts.get(int(state), 0))) for state in State]
+    rates = _rates(changed) or ["rates follow with the next look"]
     oldest = seen.oldest
     age = "none" if oldest is None else f"{span_text(seen.now - oldest.created_at)} ({oldest.operation})"
     lines = [head, "", line(seen, None), f"since the last look: {', '.join(rates)}", f"oldest open: {age}", ""]
@@ -210,7 +210,7 @@ def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
 
 
 def _row(record: Record, now: int) -> tuple[str, ...]:
-    name = f"{shown_state(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
+    name = f"{state_label(state_name(record, now))}{', lapsed' if has_lapsed(record, now) else ''}"
     who = f"{record.tenant}/{record.caller}"
     # The id first: what a narrow terminal cuts off is at the end, and an id that is cut is none.
     return uuid_text(record.operation_id), name, span_text(now - record.created_at), record.operation, who

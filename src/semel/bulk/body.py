@@ -77,7 +77,7 @@ class ItemReader:
         elif not self._ended:
             if self._around is not None and not self._begun:
                 raise self._around.missing()
-            raise self._wrong("the array that the body begins does not end" if self._begun else "it is no JSON array")
+            raise self._wrong("the array in the body does not end" if self._begun else "it is not a JSON array")
         elif self._around is not None:
             self.envelope = self._around.canonical()
 
@@ -114,7 +114,7 @@ class ItemReader:
             if not piece:
                 return
             if not piece.startswith(b"["):
-                raise BulkRefused(None, None, "the body is no JSON array; JSON lines are sent as application/jsonl")
+                raise BulkRefused(None, None, "the body is not a JSON array; send JSON lines as application/jsonl")
             self._begun, at = True, 1
         start = at
         while not self._ended:
@@ -131,14 +131,14 @@ class ItemReader:
                 raw = (self._rest + piece[start : found.start()]).strip(_SPACE)
                 self._rest, start = b"", at
                 if mark == b"}" or (not raw and (mark == b"," or self._count)):
-                    raise self._wrong("it is not one JSON value" if raw else "it is missing: a comma too many")
+                    raise self._wrong("it is not one JSON value" if raw else "it is missing: there is an extra comma")
                 self._ended = mark == b"]"
                 if raw:
                     yield self._item(raw)
         if self._around is not None and self._ended:
             self._around.behind(piece[at:])
         elif piece[at:].strip(_SPACE):
-            raise self._wrong("something stands behind the end of the array")
+            raise self._wrong("the body continues after the end of the array")
 
     def _next_mark(self, piece: bytes, at: int) -> re.Match[bytes] | None:
         """The next bracket or comma outside of strings, or a whole string; None: the piece is over."""
@@ -174,7 +174,7 @@ class _Around:
         self._path: list[str | None] = []  # the member that each open object is at; None in an array
 
     def find(self, piece: bytes) -> bytes | None:
-        """What of the body is behind the bracket that begins the array; None as long as it has not come."""
+        """The part of the body after the bracket that begins the array; None until it arrives."""
         self._before += piece
         start = len(self._before) - len(self._before.lstrip(_SPACE))
         if self._before[start : start + 1] == b"[":
@@ -207,10 +207,10 @@ class _Around:
             try:
                 self._path[-1] = str(json.loads(self._text))
             except ValueError:
-                raise self._malformed() from None
+                raise self._refuse_malformed() from None
         elif mark in (b"}", b"]"):
             if not self._path:
-                raise self._malformed()
+                raise self._refuse_malformed()
             self._path.pop()
 
     def _cut(self, bracket: int) -> bytes:
@@ -220,7 +220,7 @@ class _Around:
         return rest
 
     def behind(self, piece: bytes) -> None:
-        """Take what comes behind the array."""
+        """Consume the part after the array."""
         self._behind += piece
         self._check_size()
 
@@ -238,18 +238,18 @@ class _Around:
         except RequestTooLarge as error:
             raise BulkRefused(None, None, str(error), "ITEM_TOO_LARGE") from None
         if canonical is None:
-            raise self._malformed()
+            raise self._refuse_malformed()
         alone: object = None
         for name in reversed(self._items_at):
             alone = {name: alone}
         return b"" if json.loads(canonical) == alone else canonical
 
     def missing(self) -> BulkRefused:
-        """What is wrong with an object in which the array did not come."""
-        return BulkRefused(None, None, f"the body is no JSON array, and has none at {self._pointer}")
+        """The error for an object without the array."""
+        return BulkRefused(None, None, f"the body is not a JSON array, and has none at {self._pointer}")
 
-    def _malformed(self) -> BulkRefused:
-        return BulkRefused(None, None, "the body is not one JSON object in UTF-8, or a member stands in it twice")
+    def _refuse_malformed(self) -> BulkRefused:
+        return BulkRefused(None, None, "the body is not a JSON object in UTF-8, or repeats a member")
 
     @property
     def _pointer(self) -> str:

@@ -1,4 +1,4 @@
-"""What both forms of a bulk share: its declaration, the items that handlers get, and what their ends mean."""
+"""Shared parts of sync and async bulks: the declaration, the items that handlers get, and their outcomes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.contract import Store
 from semel.core.flow import Flow
-from semel.core.identity import derived_key, frame, record_id, uuid_bytes, uuid_text
+from semel.core.identity import derive_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.core.outcomes import Succeeded, is_wrong_for_all
 from semel.engine.backend import Backend
-from semel.engine.result import Refusal, Result, begun_result, lost_result
+from semel.engine.result import Refusal, Result, stored_result, superseded_result
 from semel.errors import (
     BulkRefused,
     HandlerError,
@@ -49,13 +49,13 @@ from semel.sealing.rules import Seals, about_item, open_part
 
 Source = Iterable[Any] | PathLike[str]
 PAGE: Final = 1000
-NO_FILE: Final = "content_digest is that of a file: give items as a pathlib.Path, or leave it out"
+NO_FILE: Final = "content_digest is for a file: give items as a pathlib.Path, or leave it out"
 REPEATS: Final = 3  # of an item's call that failed, where it may be repeated
 DETAIL_BYTES_MAX: Final = 65_536
 _SPACE: Final = b" \t\r\n"  # around a line: the same list is one list from a file, with CRLF, and over HTTP
 _NO_ROLLBACK: Final = (
-    "an item's handler may not roll its chunk's transaction back: other items are in it; raise ItemFailed, and this "
-    "item's writes alone are undone"
+    "an item's handler may not roll back the transaction of its chunk, which holds other items; raise ItemFailed, "
+    "which undoes only this item's writes"
 )
 
 
@@ -87,7 +87,7 @@ class BulkOptions(CallingOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkPolicy:
-    """What one bulk operation promises.
+    """The policy of one bulk operation.
 
     Parameters (spans in seconds, sizes in bytes):
         operation: its name.
@@ -172,7 +172,7 @@ class BulkPolicy:
 
     @property
     def list_terms(self) -> ListTerms:
-        """What a list may be."""
+        """The limits of a list."""
         return ListTerms(self.member, self.items_max, self.item_bytes_max, self.bad_item)
 
     def command(
@@ -221,7 +221,7 @@ class BulkPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """How a bulk ended: its operation's id, its tally, and whether this is the answer of an earlier call."""
+    """The result of a bulk: its operation's id, its tally, and whether it is an earlier call's answer."""
 
     operation_id: str
     tally: Tally
@@ -230,7 +230,7 @@ class BulkResult:
 
 @dataclass(frozen=True, slots=True)
 class BulkItem:
-    """What a bulk's handler gets: one item.
+    """One item, as a bulk's handler gets it.
 
     ``place`` counts from 0; ``id`` is its name in the list; ``raw`` its canonical JSON; ``connection`` what an atomic
     item's handler writes on (None for others); ``scope`` the list's: whose it is, and which operation's.
@@ -256,20 +256,20 @@ class BulkItem:
         """
         if not name:
             raise HandlerError("key_for needs a name, such as item.key_for('charge')")
-        return derived_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
+        return derive_key(self.record, self.generation, frame("item", self.id, name).decode(), ordinal)
 
 
-def given(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
+def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -> BulkItem:
     """An item as its handler gets it."""
     return BulkItem(listed.place, listed.item_id, listed.raw, connection, scope, grant.id, grant.generation)
 
 
 def answer_of(tally: Tally) -> Succeeded:
-    """How a whole bulk ends: well, whatever its items did."""
+    """The answer of a whole bulk: a success, whatever the outcomes of its items."""
     return Succeeded(Answer(None, (), tally.packed()))
 
 
-def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
+def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
     """The outcome of a handler that returned.
 
     Raises HandlerError where that is neither None, a text nor Done; PolicyError where it cannot be kept.
@@ -282,7 +282,7 @@ def succeeded(listed: ListedItem, returned: object) -> ItemOutcome:
     try:
         target, result = checked_text("target_id", done.target_id), checked_text("result_id", done.result_id)
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"what the handler returned cannot be kept: {error}") from None
+        raise PolicyError(f"the handler's result cannot be stored: {error}") from None
     check_detail(done.detail)
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.SUCCEEDED, target, result, detail=done.detail)
@@ -300,35 +300,35 @@ def check_detail(detail: object) -> None:
         raise PolicyError(f"an item's detail must be bytes, at most {DETAIL_BYTES_MAX}")
 
 
-def failed_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
-    """The outcome of an atomic item's handler that raised; whether it said so itself; whether it may have written."""
+def failure_inside(listed: ListedItem, error: Exception) -> tuple[ItemOutcome, bool, bool]:
+    """The outcome of an atomic item whose handler raised; whether it raised ItemFailed; whether it may have written."""
     if isinstance(error, ItemFailed):
-        return _failed(listed, error), True, error.written
+        return _failure_outcome(listed, error), True, error.written
     outcome = listed.as_failed(type(error).__name__)
     return outcome, isinstance(error, NothingHappened), not isinstance(error, NothingHappened)
 
 
-def failed_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
+def failure_outside(listed: ListedItem, error: Exception, policy: BulkPolicy) -> ItemOutcome:
     """The outcome of an item that calls out and whose handler raised."""
     if isinstance(error, ItemFailed):
-        return _failed(listed, error)
+        return _failure_outcome(listed, error)
     if isinstance(error, (NothingHappened, *policy.nothing_happened)):
         return listed.as_failed(type(error).__name__)
     return listed.as_unknown(f"error:{type(error).__name__}")
 
 
-def _failed(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
+def _failure_outcome(listed: ListedItem, error: ItemFailed) -> ItemOutcome:
     try:
         code, target = checked_text("code", error.code), checked_text("target_id", error.target_id)
     except (TypeError, ValueError) as wrong:
-        raise PolicyError(f"what ItemFailed says cannot be kept: {wrong}") from None
+        raise PolicyError(f"the content of ItemFailed cannot be stored: {wrong}") from None
     check_detail(error.detail)
     place, name = listed.place, listed.item_id
     return ItemOutcome(place, name, ItemState.FAILED, target, None, code, bool(error.retryable), error.detail)
 
 
 def may_repeat(error: Exception, policy: BulkPolicy, tried: int) -> bool:
-    """Whether an item's call is made once more in this run."""
+    """Whether this run calls an item's handler again."""
     final = isinstance(error, (ItemFailed, NothingHappened, *policy.nothing_happened))
     return policy.effects == "idempotent" and not final and tried < REPEATS
 
@@ -340,7 +340,7 @@ def left_by(
     error: Exception,
     cover: Callable[[ItemOutcome], ItemOutcome],
 ) -> Handled | None:
-    """What an atomic item's handler that raised means for its chunk; None: its outcome is noted, go on.
+    """The consequence of an atomic item's exception for its chunk; None: the outcome is recorded, continue.
 
     Parameters: ``cover`` makes of an outcome what is stored of it.
 
@@ -350,7 +350,7 @@ def left_by(
         raise error
     if backend.conflicts(error):
         return Handled(outcomes, conflict=error)
-    failed, sure, wrote = failed_inside(listed, error)
+    failed, sure, wrote = failure_inside(listed, error)
     outcome = cover(failed)
     if wrote:
         return Handled(outcomes, outcome, sure)
@@ -358,23 +358,23 @@ def left_by(
     return None
 
 
-def replayed(verdict: Refusal) -> BulkResult:
+def replay_result(verdict: Refusal) -> BulkResult:
     """The result of a bulk that was done before. Raises a CommandError for every other verdict."""
-    return _told(begun_result(verdict))
+    return _parse_result(stored_result(verdict))
 
 
 def instead(verdict: Verdict) -> BulkResult:
-    """The result of a run whose end was refused: what the record says now."""
-    return _told(lost_result(verdict))
+    """The result of a run whose end was refused: the record's current outcome."""
+    return _parse_result(superseded_result(verdict))
 
 
-def _told(result: Result) -> BulkResult:
+def _parse_result(result: Result) -> BulkResult:
     """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is no tally."""
     try:
         return BulkResult(result.operation_id, tally_of(result.answer.body), True)
     except (ValueError, TypeError):  # such as the answer that an operator has settled it with
         raise RecordUnreadableError(
-            "the stored answer is not that of a bulk; it is never run again: see semel bulk",
+            "the stored answer is not from a bulk; the command never runs again: see semel bulk",
             operation_id=result.operation_id,
         ) from None
 
@@ -391,11 +391,11 @@ class ItemRollback:
         self._is_marked = False
 
     def begin_item(self) -> None:
-        """The next item: what was written so far is another one's."""
+        """Begin the next item: earlier writes belong to another one."""
         self._is_marked = False
 
     def mark(self) -> None:
-        """What was written so far is kept: from here on a rollback undoes this item's writes."""
+        """Keep the writes so far: a later rollback undoes only this item's writes."""
         self._is_marked = True
 
     def __call__(self, *args: Any) -> Any:
@@ -422,8 +422,8 @@ def no_rollback(connection: Any) -> Iterator[None]:
 Counts = Mapping[str, object] | Callable[[], Mapping[str, object]]
 
 
-def counted(counts: Counts | None) -> dict[str, str]:
-    """What counts beside a list, as texts. Raises PolicyError where that is no mapping of names to values."""
+def check_counts(counts: Counts | None) -> dict[str, str]:
+    """The values that count in addition to a list, as texts. Raises PolicyError unless they are a mapping."""
     given = counts() if callable(counts) else counts
     if given is None:
         return {}
@@ -433,7 +433,7 @@ def counted(counts: Counts | None) -> dict[str, str]:
 
 
 def check_source(items: object) -> None:
-    """Refuse what is no list of items, with the remedy."""
+    """Refuse a value that is not a list of items, with the remedy."""
     text = isinstance(items, (str, bytes, bytearray, dict))
     if text or not isinstance(items, (Iterable, AsyncIterable, PathLike)):
         raise PolicyError(
@@ -453,7 +453,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         check = BodyCheck(content_digest)
         try:
             with Path(items).open("rb") as lines:
-                spool.add_lines(_stripped(lines, check))
+                spool.add_lines(_strip_lines(lines, check))
             check.finish()
         except OSError as error:
             raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
@@ -463,7 +463,7 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         spool.add_values(items)
 
 
-def _stripped(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
+def _strip_lines(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:
     for line in lines:
         check.feed(line)
         if stripped := line.strip(_SPACE):
@@ -474,7 +474,7 @@ def check_same(record: Record | None, spool: ItemSpool) -> None:
     """Refuse another list than the bulk's: its places would name other items. ``record`` None: it is forgotten."""
     if record is not None and record.fingerprint != spool.fingerprint():
         raise BulkRefused(
-            None, None, "it is not the list of this bulk; give the same items, in the same order", "ANOTHER_LIST"
+            None, None, "this is not the list of the bulk; give the same items, in the same order", "ANOTHER_LIST"
         )
 
 
@@ -482,7 +482,7 @@ def operation_bytes(operation_id: str) -> bytes:
     """The 16 bytes of an operation's id. Raises PolicyError where it is none."""
     found = uuid_bytes(operation_id)
     if found is None:
-        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; the bulk's result has it")
+        raise PolicyError("an operation's id is a UUID, such as 018f2b7e-…; take it from the bulk's result")
     return found
 
 
@@ -502,7 +502,7 @@ def with_details(page: list[ItemOutcome], operation_id: bytes, sealer: Seals | N
 
 @dataclass(frozen=True, slots=True)
 class Looking:
-    """How a bulk is found that may be running elsewhere: by its operation's id, or by its key and whose it is."""
+    """Finds a bulk that may be running elsewhere: by its operation's id, or by its key and caller."""
 
     store: Store
     items: Items
@@ -518,7 +518,7 @@ class Looking:
     def progress(
         self, operation_id: str | None, key: str | None, caller: str | None, tenant: str
     ) -> Flow[Tally | None]:
-        """How far it is. Raises PolicyError where it is not said which bulk."""
+        """The progress of a bulk. Raises PolicyError if the arguments do not identify one."""
         if (operation_id is None) == (key is None) or (key is None) != (caller is None):
             raise PolicyError("progress needs the operation_id alone, or key= and caller= together")
         if key is not None and caller is not None:

@@ -15,13 +15,13 @@ from semel.bulk.http import (
     BulkRequest,
     ListForm,
     Telling,
-    accepted,
-    asked,
+    accept,
     check_size,
     describe_bulk,
     headers_of,
     items_pointer,
-    refused,
+    parse_request,
+    refuse,
     status_of,
 )
 from semel.bulk.run_async import AsyncBulk, AsyncHandler
@@ -71,8 +71,8 @@ class BulkEndpoint(Generic[R]):
         describe_bulk(operation, self.bulk.policy, self.taken, self._surface.key_header)
 
     async def respond(self, request: AsgiRequest) -> Answer | AsyncTold:
-        """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items."""
-        how = asked(
+        """Run the list of a request, continue it, or replay its answer. Raises errors that concern all items."""
+        how = parse_request(
             self._surface,
             request.headers,
             request.asked,
@@ -116,7 +116,7 @@ class BulkEndpoint(Generic[R]):
                 await asyncio.wait((work, begun), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     self._kept_alive.leave(work)
-                    return accepted(self._surface, begun.result(), how)
+                    return accept(self._surface, begun.result(), how)
             result = await asyncio.shield(work)
             return AsyncTold(status_of(result), headers_of(self._surface, result, how), self._body(result, how))
         except asyncio.CancelledError:
@@ -124,8 +124,8 @@ class BulkEndpoint(Generic[R]):
             raise
         except Exception as error:
             if how.wants_async and isinstance(error, InProgressError) and error.operation_id is not None:
-                return accepted(self._surface, error.operation_id, how)
-            answer = refused(self._surface, error, how)
+                return accept(self._surface, error.operation_id, how)
+            answer = refuse(self._surface, error, how)
             if answer is None:
                 raise
             return answer
@@ -150,7 +150,7 @@ def bulk_endpoint(
     items_at: str | None,
     counts: Sequence[str] | None,
 ) -> BulkEndpoint[Any]:
-    """What ``semel.bulk`` makes. Raises ConfigurationError, when the application is built."""
+    """Build ``semel.bulk``. Raises ConfigurationError, when the application is built."""
     if not isinstance(bulk, AsyncBulk) or bulk._engine is not engine:
         raise ConfigurationError(
             "semel.bulk takes an AsyncBulk on the engine of this Semel: AsyncBulk(semel.engine, operation=...)"

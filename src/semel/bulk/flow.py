@@ -25,19 +25,19 @@ TRIES_MAX: Final = 8  # of one chunk, while the store fails or other transaction
 INTERRUPTED: Final = "interrupted"
 COMMITTED_EARLY: Final = "committed-early"
 DEDUP_OVER: Final = "dedup-over"
-TAKEN_OVER: Final = "another run of this bulk has taken over; its progress tells how far it is"
+TAKEN_OVER: Final = "another run of this bulk has taken over; read its progress"
 ROLLED_BACK: Final = "an item's handler rolled back the transaction of its chunk"
-MOVED: Final = "the bulk is not where this run left it"
+MOVED: Final = "the bulk has changed since this run last wrote it"
 LEFT_WRITES: Final = (
-    "a chunk of a bulk was rolled back, but what its items wrote into a table without transactions (MyISAM, Aria) "
-    "remains; {fate}. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+    "a chunk of a bulk was rolled back, but the writes of its items to a table without transactions (MyISAM, Aria) "
+    "remain; {fate}. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
 )
-UNSETTLED: Final = "the bulk is not settled: its sums leave out {begun} of its items; look at it with semel bulk"
+UNSETTLED: Final = "the bulk is not settled: its totals omit {begun} of its items; inspect it with semel bulk"
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What handlers made of a chunk's first items.
+    """The handlers' results for a chunk's first items.
 
     ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
     its handler said so itself; otherwise it is tried once more, alone. ``conflict``: another transaction was first.
@@ -162,7 +162,7 @@ class BulkRun:
             )
 
     def read(self, *, begin: bool = False) -> Flow[BulkStanding]:
-        """Where the bulk is. Raises SupersededError."""
+        """Read the progress of the bulk. Raises SupersededError."""
         standing: BulkStanding | None = yield from ask(Perform("bulk", self._begin if begin else self._standing))
         if standing is None:
             raise SupersededError(TAKEN_OVER)
@@ -175,7 +175,7 @@ class BulkRun:
         return self.items.standing(self.grant)
 
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
-        """Write outcomes and what has begun in a commit of their own, until the store confirms it."""
+        """Write outcomes and started items in a separate commit, until the store confirms it."""
         was = self.tally
         for tried in range(TRIES_MAX):
             try:
@@ -209,7 +209,7 @@ class BulkRun:
         try:
             yield from self.put(known, self.tally.after(known, begun=len(known)))
         except StoreError as error:
-            fate = f"that could not be noted, and the bulk's next run may repeat its items ({error})"
+            fate = f"this could not be recorded, and the bulk's next run may repeat its items ({error})"
         raise EarlyCommit(LEFT_WRITES.format(fate=fate))
 
     def pause(self, tried: int) -> Flow[None]:
@@ -222,7 +222,7 @@ class BulkRun:
 
 @dataclass(slots=True)
 class _Cut:
-    """How the next chunk is made, after failures of the former.
+    """How to cut the next chunk, after failures of the previous one.
 
     ``carried``: outcomes of items before it that are known and not written yet; ``ending``: that of the item after
     it; ``suspect``: the place of an item that has failed once; ``exact``: no statements travel together;
@@ -306,7 +306,7 @@ def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], ente
     run.carried, run.handling = cut.carried, HandleInside(page, unit, exact=cut.exact, known=known)
     handled = yield from ask(run.handling)
     if handled.conflict is not None:
-        raise StoreUnavailable("other transactions were first, again and again") from handled.conflict
+        raise StoreUnavailable("other transactions won every attempt") from handled.conflict
     return handled
 
 
@@ -315,7 +315,7 @@ def _commit(
 ) -> Flow[None]:
     ledger = run.known
     if ledger is not None and not (yield from ask(Within(unit, "bulk", lambda: ledger.note(page, outcomes)))):
-        raise StoreUnavailable("another list was quicker with one of the items")  # looked at again: known by then
+        raise StoreUnavailable("another list claimed one of the items first")  # looked at again: known by then
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
@@ -358,7 +358,7 @@ def _cut_at(run: BulkRun, cut: _Cut, handled: Handled) -> None:
 
 
 def _cut_at_commit(run: BulkRun, cut: _Cut, page: list[ListedItem]) -> None:
-    """The database refused the commit for what an item wrote: the items are done one by one, and that one fails."""
+    """Handle a commit that the database refused because of one item: run the items one by one, so that it fails."""
     cut.ending = None
     if cut.exact and len(page) == 1:
         cut.carried.append(page[0].as_failed(HandlerRefused.__name__))

@@ -1,4 +1,4 @@
-"""What both forms of a bulk do with a handler and what it makes of an item, without calling it: the call is asked for.
+"""Handle the items of sync and async bulks without calling handlers: yield each call to the caller.
 
 So that what a failure means, when a chunk ends and what is tried again is written once; the shells call and wait.
 """
@@ -14,11 +14,11 @@ from semel.bulk.declaration import (
     BulkItem,
     BulkPolicy,
     ItemRollback,
-    failed_outside,
-    given,
+    failure_outside,
     left_by,
+    make_item,
     may_repeat,
-    succeeded,
+    success_outcome,
 )
 from semel.bulk.flow import Handled, HandleInside
 from semel.bulk.rules import ItemOutcome, ListedItem
@@ -30,7 +30,7 @@ from semel.sealing.rules import Seals, about_item, seal_part
 
 
 class CallHandler(Ask[object]):
-    """Call the handler for one item; what it returned. What it raises is thrown into the flow."""
+    """Call the handler for one item, and return its result. Its exception is thrown into the flow."""
 
     __slots__ = ("item",)
 
@@ -50,7 +50,7 @@ class Pipelined(Ask[Handled]):
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """How the items of one run are handled, under its grant. ``clock`` in seconds."""
+    """The handling of one run's items, under its grant. ``clock`` in seconds."""
 
     policy: BulkPolicy
     backend: Backend
@@ -60,7 +60,7 @@ class Handling:
     clock: Callable[[], float] = time.monotonic
 
     def inside(self, needed: HandleInside) -> Flow[Handled]:
-        """A chunk's items, in its transaction. Raises what is wrong for all."""
+        """Handle a chunk's items in its transaction. Raises errors that concern all items."""
         connection = needed.unit.connection
         items = self._one_by_one(needed, connection)
         if needed.exact or not self.policy.pipelined or not hasattr(connection, "pipeline"):
@@ -87,17 +87,17 @@ class Handling:
             if (rollback := getattr(connection, "rollback", None)).__class__ is ItemRollback:
                 rollback.begin_item()
             try:
-                returned = yield CallHandler(given(listed, self.scope, self.grant, connection))
-                outcomes.append(self._covered(succeeded(listed, returned)))
+                returned = yield CallHandler(make_item(listed, self.scope, self.grant, connection))
+                outcomes.append(self._cover(success_outcome(listed, returned)))
             except Exception as error:  # noqa: BLE001 - an item's failure is its outcome; what is wrong for all is raised
-                ended = left_by(self.backend, outcomes, listed, error, self._covered)
+                ended = left_by(self.backend, outcomes, listed, error, self._cover)
                 if ended is not None:
                     return ended
             if self.clock() >= ends:
                 break
         return Handled(outcomes)
 
-    def _covered(self, outcome: ItemOutcome) -> ItemOutcome:
+    def _cover(self, outcome: ItemOutcome) -> ItemOutcome:
         """An outcome with its detail as the bulk wants it stored."""
         if outcome.detail is None or self.policy.answers == "keep":
             return outcome
@@ -107,14 +107,14 @@ class Handling:
         return outcome._replace(detail=seal_part(outcome.detail, about, self.policy.answers, self.sealer))
 
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
-        """One item that calls out, as often as it may. Raises what is wrong for all."""
-        item, tried = given(listed, self.scope, self.grant, None), 0
+        """Handle one item with external effects, with its retries. Raises errors that concern all items."""
+        item, tried = make_item(listed, self.scope, self.grant, None), 0
         while True:
             tried += 1
             try:
-                return self._covered(succeeded(listed, (yield CallHandler(item))))
+                return self._cover(success_outcome(listed, (yield CallHandler(item))))
             except Exception as error:  # an item's failure is its outcome
                 if is_wrong_for_all(error):
                     raise
                 if not may_repeat(error, self.policy, tried):
-                    return self._covered(failed_outside(listed, error, self.policy))
+                    return self._cover(failure_outside(listed, error, self.policy))

@@ -36,9 +36,9 @@ from semel.errors import (
     SupersededError,
 )
 from semel.http.caller import Caller
-from semel.http.exchange import declared_headers
+from semel.http.exchange import read_counted_headers
 from semel.http.fingerprint.fingerprinter import BodyCheck, media_parameters
-from semel.http.headers import Honoured, preferred_wait, prefers_async
+from semel.http.headers import Honoured, parse_wait, prefers_async
 from semel.http.openapi import GUARANTEES, describe_key, describe_responses
 from semel.http.problems import (
     BODY_TOO_SLOW,
@@ -75,7 +75,7 @@ _READ: Final = frozenset(
         *(b"accept", b"prefer", b"early-data"),
     }
 )
-_GOES_ON: Final = "Send the same list with the same key again: what was done is not done again."
+_GOES_ON: Final = "Send the same list with the same key again: finished items do not run again."
 
 
 class BulkRequest(NamedTuple):
@@ -97,7 +97,7 @@ class BulkRequest(NamedTuple):
     honoured: Honoured = Honoured()
 
     def counts(self) -> dict[str, str]:
-        """What counts beside the list, once its body is read: head and envelope."""
+        """The values that count in addition to the list, once its body is read: head and envelope."""
         envelope = self.reader.envelope
         return dict(self.head) if not envelope else {**self.head, "envelope": envelope.decode()}
 
@@ -114,7 +114,7 @@ class ListForm(NamedTuple):
 
     @property
     def read_max(self) -> int:
-        """How many bytes of a body are read: a list that is larger than is taken may be the retry of a known one."""
+        """The number of body bytes to read: a list over the limit may be the retry of a known one."""
         return max(self.body_bytes_max, RETRY_BYTES_MAX)
 
     def broken(self, size: int) -> BulkRefused | None:
@@ -125,7 +125,7 @@ class ListForm(NamedTuple):
 
 
 def items_pointer(items_at: object) -> tuple[str, ...]:
-    """Where the items are in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
+    """The path to the items in an object, from a JSON pointer of members; empty for None. Raises ConfigurationError.
 
     >>> items_pointer("/data/items")
     ('data', 'items')
@@ -137,7 +137,7 @@ def items_pointer(items_at: object) -> tuple[str, ...]:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in items_at[1:].split("/"))
 
 
-def asked(
+def parse_request(
     surface: HttpSettings,
     headers: Iterable[tuple[bytes, bytes]],
     request: Mapping[str, Any],
@@ -147,7 +147,7 @@ def asked(
     query: bytes = b"",
     path: str | None = None,
 ) -> BulkRequest | Answer:
-    """What becomes of a request by its head alone, or the answer that refuses it.
+    """Parse a request's head, or return the answer that refuses it.
 
     Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
     of its path; ``query`` as it came; ``path`` where the list is taken at several, so that it counts.
@@ -172,7 +172,7 @@ def asked(
         text = "Send a JSON array as application/json, or JSON lines as application/jsonl, uncompressed."
         return problems.answer(NO_LIST, text)
     prefer = (read[b"prefer"],) if b"prefer" in read else ()
-    wait = preferred_wait(prefer)
+    wait = parse_wait(prefer)
     return BulkRequest(
         key,
         caller,
@@ -180,18 +180,18 @@ def asked(
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
-        _counted(read, params, query, taken.headers, path),
+        _counted_parts(read, params, query, taken.headers, path),
         check,
         taken.honoured,
     )
 
 
-def _counted(
+def _counted_parts(
     read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None
 ) -> Mapping[str, str]:
     """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
     counts = {f"path.{name}": value for name, value in params}
-    counts |= {f"header.{name}": value for name, value in declared_headers(headers, read)}
+    counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if path is not None:
         counts[PATH] = path
     if query:
@@ -231,7 +231,7 @@ def _form(content_type: bytes) -> Form | None:
     return "array" if kind == ARRAY_TYPE else "lines" if kind in LINES_TYPES else None
 
 
-def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
+def refuse(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer | None:
     """The answer to a list that was refused, or to a bulk that could not come to its end; None: not for the client.
 
     A list that is wrong is refused as a whole: nothing of it was done, and the key is free.
@@ -266,16 +266,19 @@ def refused(surface: HttpSettings, error: Exception, how: BulkRequest) -> Answer
 
 
 _VERDICTS: Final[Mapping[type[CommandError], tuple[Kind, str]]] = {
-    InProgressError: (IN_PROGRESS, "The list is being done. Keep the key and ask again, or query the operation."),
-    OutcomeUnknownError: (OUTCOME_UNKNOWN, "How this command ended cannot be proven. Query the operation."),
+    InProgressError: (IN_PROGRESS, "The list is running. Keep the key and ask again, or query the operation."),
+    OutcomeUnknownError: (OUTCOME_UNKNOWN, "The outcome of this command cannot be proven. Query the operation."),
     KeyExpiredError: (
         RECORD_EXPIRED,
-        "This key was used, and its answer is forgotten. Query before you send it again.",
+        "This key was used, and its answer is no longer stored. Query before you send it again.",
     ),
     NotReplayableError: (NOT_REPLAYABLE, "The list was done. Query the operation; do not send it again."),
     QuotaExceededError: (
         QUOTA_EXCEEDED,
-        "You have begun as many commands as you may for now. Nothing was done. Keep the key and ask again later.",
+        (
+            "You have started as many commands as your quota allows for now. Nothing was done. Keep the key and ask "
+            "again later."
+        ),
     ),
     RecordUnreadableError: (RECORD_UNREADABLE, "The stored record cannot be read by this server. Keep the key."),
 }
@@ -331,8 +334,8 @@ def describe_bulk(operation: dict[str, Any], policy: BulkPolicy, taken: ListForm
     whole = {ARRAY_TYPE: {"schema": _LIST_ANSWER}, LINES_TYPES[0]: lines}
     for status, description, answered in (
         ("200", "Every item succeeded", whole),
-        ("202", "The list is being done (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
-        ("207", "The items ended differently, each with its own outcome", whole),
+        ("202", "The list is running (Prefer: respond-async)", {ARRAY_TYPE: {"schema": _ACCEPTED}}),
+        ("207", "The items had different outcomes", whole),
     ):
         responses[status] = {**responses.get(status, {}), "description": description, "content": answered}
     describe_responses(operation, (*(kind for kind in PROBLEMS if kind is not BODY_TOO_SLOW), *KINDS))
@@ -359,7 +362,7 @@ def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
     return Answer(answer.status, (*kept, (b"content-length", b"%d" % len(body))), body)
 
 
-def accepted(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
+def accept(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
     """202: the list is being done; where to look how far it is."""
     problems = surface.problems
     document = {"operationId": operation_id, "state": "PROCESSING"}
@@ -398,7 +401,7 @@ class Telling:
         self._told = 0
 
     def begin(self) -> bytes:
-        """What comes before the items."""
+        """The part of the answer before the items."""
         head = json.dumps(self._head)
         return f"{head}\n".encode() if self._in_lines else f'{head[:-1]}, "items": ['.encode()
 
@@ -412,12 +415,12 @@ class Telling:
         return (before + ", ".join(written)).encode()
 
     def end(self) -> bytes:
-        """What comes behind them."""
+        """The part of the answer after the items."""
         return b"" if self._in_lines else b"]}"
 
 
 def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """What an answer says about one item.
+    """One item in an answer.
 
     >>> from semel.bulk.rules import ItemState
     >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]

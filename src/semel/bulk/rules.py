@@ -1,4 +1,4 @@
-"""The lines of a bulk command: their names, their outcomes, and what a list of them is as a whole.
+"""The lines of a bulk command: their names, their outcomes and the tally of a list.
 
 An item is named by its client (a member such as ``clientItemId``), or by its content and an occurrence number, so that
 two equal lines are two items. Pure: nothing here keeps a list, so a million items cost no more memory than one.
@@ -26,7 +26,7 @@ UNNAMED: Final = "!"  # and those of items that could not be understood
 
 
 class ItemState(IntEnum):
-    """Where an item stands. The numbers are those of :class:`~semel.core.model.State` that mean the same."""
+    """The state of an item. The numbers are those of the equivalent :class:`~semel.core.model.State`."""
 
     BEGUN = 2  # its handler may have begun; only of items whose effects are not in this transaction
     SUCCEEDED = 3
@@ -53,7 +53,7 @@ class ItemOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a handler may return for an item that succeeded; a plain text is its ``result_id``.
+    """A handler's result for an item that succeeded; a plain text is its ``result_id``.
 
     Parameters: ``result_id`` what was made; ``target_id`` what it was done to; ``detail`` bytes of the application's.
     """
@@ -64,7 +64,7 @@ class Done:
 
 
 class Tally(NamedTuple):
-    """How far a bulk is: ``done`` items of ``total`` have an outcome (or, of those that call out, have begun)."""
+    """The progress of a bulk: ``done`` items of ``total`` have an outcome (or, with external effects, have begun)."""
 
     total: int
     done: int = 0
@@ -75,7 +75,7 @@ class Tally(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """How many items have begun and have no outcome."""
+        """The number of items that have begun and have no outcome."""
         return self.done - self.succeeded - self.failed - self.unknown
 
     def after(self, outcomes: list[ItemOutcome], *, begun: int = 0) -> Tally:
@@ -106,7 +106,7 @@ def tally_of(answer: bytes) -> Tally:
 
 @dataclass(frozen=True, slots=True)
 class ListTerms:
-    """What a list may be.
+    """The limits of a list.
 
     Parameters: ``member`` where an item's own name is (None: all by content); ``items_max`` and ``item_bytes_max`` its
     limits; ``bad_item`` whether one that cannot be understood refuses the list or fails alone.
@@ -127,7 +127,7 @@ class ListedItem(NamedTuple):
     error: str | None
 
     def as_begun(self, effects: bytes) -> ItemOutcome:
-        """What is written before its handler is called; for one that was not understood: how it ended.
+        """The row written before an item's handler is called; for a malformed item, its outcome.
 
         ``effects`` are those of the handler: they decide whether the item may be called again, whatever is declared
         by then.
@@ -137,7 +137,7 @@ class ListedItem(NamedTuple):
         return ItemOutcome(self.place, self.item_id, ItemState.BEGUN, detail=effects)
 
     def as_refused(self) -> ItemOutcome:
-        """How an item ends that could not be understood."""
+        """The outcome of a malformed item."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=self.error)
 
     def as_known(self) -> ItemOutcome:
@@ -145,7 +145,7 @@ class ListedItem(NamedTuple):
         return ItemOutcome(self.place, self.item_id, ItemState.SUCCEEDED, error_code=KNOWN)
 
     def as_failed(self, code: str) -> ItemOutcome:
-        """Its handler failed, and nothing of it remains. Nobody said that it would fail again: it may be retried."""
+        """The outcome of an item whose handler failed without effect. It may be retried."""
         return ItemOutcome(self.place, self.item_id, ItemState.FAILED, error_code=code, retryable=True)
 
     def as_unknown(self, doubt: str) -> ItemOutcome:
@@ -214,7 +214,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
     except RequestTooLarge as error:
         raise BulkRefused(place, None, str(error), "ITEM_TOO_LARGE") from None
     if canonical is None:
-        raise BulkRefused(place, None, "it is not one JSON value in UTF-8, or a member stands in it twice")
+        raise BulkRefused(place, None, "it is not a JSON value in UTF-8, or repeats a member")
     if member is None or not canonical.startswith(b"{"):
         return NamedItem(canonical, None)
     given = json.loads(canonical, parse_int=str).get(member)  # the digits as they are: Python makes no int of thousands
@@ -227,13 +227,13 @@ def _client_id(given: object, place: int, member: str) -> str:
     if not isinstance(given, str):
         raise BulkRefused(place, member, f"it is a {type(given).__name__}; it must be a text")
     if not given:
-        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a name of its own")
+        raise BulkRefused(place, member, "it is empty; leave it out, or give each item a unique name")
     if len(given) > ITEM_ID_MAX:
         raise BulkRefused(place, member, f"it has {len(given)} characters, more than {ITEM_ID_MAX}")
     if given[0] in BY_CONTENT + UNNAMED:
-        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is kept for names that Semel gives")
+        raise BulkRefused(place, member, f"it begins with {given[0]!r}, which is reserved for names that Semel assigns")
     if any(letter < " " or letter == "\x7f" for letter in given):
-        raise BulkRefused(place, member, "it holds a control character")
+        raise BulkRefused(place, member, "it contains a control character")
     return given
 
 
@@ -247,7 +247,7 @@ def content_id(raw: bytes, occurrence: int) -> str:
 
 
 def occurrence_of(item_id: str) -> int:
-    """Which of the equal items of its list one without a name is, from 1."""
+    """The occurrence of an unnamed item among equal items of its list, from 1."""
     return int(item_id.rpartition("-")[2])
 
 

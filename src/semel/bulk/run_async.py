@@ -20,14 +20,14 @@ from semel.bulk.declaration import (
     Looking,
     Source,
     answer_of,
+    check_counts,
     check_same,
     check_source,
-    counted,
     fill,
     instead,
     no_rollback,
     operation_bytes,
-    replayed,
+    replay_result,
     with_details,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
@@ -82,12 +82,12 @@ class AsyncBulk:
         """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             await fill_async(spool, items, content_digest)
-            listed, further = spool.fingerprint(), counted(counts)
+            listed, further = spool.fingerprint(), check_counts(counts)
             refusal = (limit() if limit is not None else None) or spool.refusal
             command = self.policy.command((tenant, caller), key, listed, further, refusal)
             permit = await self._engine.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
-                return replayed(permit)
+                return replay_result(permit)
             work = _AsyncWork(self._engine, self.policy, spool, handler, permit, known)
             return await self._settle(permit, await work.whole(begun))
 
@@ -109,7 +109,7 @@ class AsyncBulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """How far a bulk is, also while it runs in another process; None where there is none.
+        """The progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 

@@ -17,13 +17,13 @@ from semel.bulk.declaration import (
     Looking,
     Source,
     answer_of,
+    check_counts,
     check_same,
-    counted,
     fill,
     instead,
     no_rollback,
     operation_bytes,
-    replayed,
+    replay_result,
     with_details,
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
@@ -35,7 +35,7 @@ from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
 from semel.engine.permit import Permit
-from semel.engine.shield import Hold, shielded
+from semel.engine.shield import Hold, run_shielded
 from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused, SemelError
 from semel.sealing.rules import check_sealer
@@ -111,14 +111,14 @@ class Bulk:
         """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             fill(spool, items, content_digest)
-            listed, further = spool.fingerprint(), counted(counts)
+            listed, further = spool.fingerprint(), check_counts(counts)
             refusal = (limit() if limit is not None else None) or spool.refusal
             command = self.policy.command((tenant, caller), key, listed, further, refusal)
             hold: Hold[Permit] = Hold(self._let_go)
             try:
                 permit = self._engine._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
-                    return replayed(permit)
+                    return replay_result(permit)
                 work = _Work(self._engine, self.policy, spool, handler, permit, known)
                 result = self._settle(permit, work.whole(begun))
                 hold.end()
@@ -128,7 +128,7 @@ class Bulk:
             return result
 
     def _let_go(self, permit: Permit, error: BaseException | None) -> None:
-        """The caller was interrupted: what is handled is kept, and another run goes on."""
+        """Handle an interrupted caller: keep the finished items, so that another run continues."""
         if permit.last_word is not None or permit.handler_thread is None:
             self._engine._drop(permit, error)
         elif permit.grant.nonce in self._engine.core.live:
@@ -152,7 +152,7 @@ class Bulk:
         caller: str | None = None,
         tenant: str = "default",
     ) -> Tally | None:
-        """How far a bulk is, also while it runs in another process; None where there is none.
+        """The progress of a bulk, even while another process runs it; None if there is none.
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 
@@ -229,7 +229,7 @@ class _Work:
                 begun(self._permit.operation_id)
             return self._drive(run.flow())
         except BaseException:
-            shielded(lambda: self._give_up(run))
+            run_shielded(lambda: self._give_up(run))
             raise
 
     def _give_up(self, run: BulkRun) -> None:
@@ -275,7 +275,7 @@ class _Work:
             case HandleOutside():
                 return [self._drive(self._handling.outside(listed)) for listed in needed.items]
             case Begin():
-                return shielded(lambda: self._begin(needed))
+                return run_shielded(lambda: self._begin(needed))
             case _:
                 return self._perform(needed)
 

@@ -29,7 +29,7 @@ ANY_BULK: Final = b"\xff" * ID_BYTES
 
 
 class BulkStanding(NamedTuple):
-    """How far a bulk is: its counters, and how many of its items are written down.
+    """The progress of a bulk: its counters, and the number of stored items.
 
     Fewer are written than counted where a chunk's transaction was committed before its end.
     """
@@ -50,7 +50,7 @@ class BegunItem(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """How many items of a bulk ended so: FAILED or UNKNOWN, with this code."""
+    """The number of a bulk's items that are FAILED or UNKNOWN with this code."""
 
     state: ItemState
     error_code: str | None
@@ -66,7 +66,7 @@ class Items:
         self._sql = self._dialect.statements(NOUN)
 
     def begin(self, grant: Grant, total: int) -> Flow[BulkStanding | None]:
-        """Where the bulk stands at the start of a run; None: superseded."""
+        """The progress of the bulk at the start of a run; None: superseded."""
         yield from self._dialect.together()
         if not (yield from self.hold(grant)):
             return None
@@ -84,7 +84,7 @@ class Items:
         return (yield from self.advance(grant, was, now, ()))
 
     def hold(self, grant: Grant) -> Flow[bool]:
-        """Prove that the grant still stands, and renew its lease; until the commit nobody else is granted it."""
+        """Verify the grant and renew its lease; until the commit it cannot be granted to another run."""
         return (yield from self._dialect.write(self._sql["hold"], _holder(grant))) == 1
 
     def hold_here(self, grant: Grant) -> Ask[Any]:
@@ -93,7 +93,7 @@ class Items:
         return Query(self._sql["hold_here"], params) if "hold_here" in self._sql else Execute(self._sql["hold"], params)
 
     def standing(self, grant: Grant) -> Flow[BulkStanding | None]:
-        """How far the bulk is, for its holder alone; None: superseded."""
+        """The progress of the bulk, for its holder only; None: superseded."""
         rows = yield from self._dialect.rows(self._sql["standing"], _holder(grant))
         return BulkStanding(_tally(rows[0][:-1]), cast(int, rows[0][-1])) if rows else None
 
@@ -112,7 +112,7 @@ class Items:
 
     def _put(self, grant: Grant, puts: Sequence[ItemOutcome]) -> Flow[None]:
         if "put_items" in self._sql:  # MariaDB
-            rows = json.dumps([_listed(put) for put in puts], ensure_ascii=False)
+            rows = json.dumps([_outcome_values(put) for put in puts], ensure_ascii=False)
             params: Values = {"operation_id": grant.operation_id, "rows": rows}
             yield from self._dialect.write(self._sql["put_items"], params)
         else:
@@ -140,7 +140,7 @@ class Items:
         return (yield from self._dialect.write(self._sql["relinquish"], _holder(grant)))
 
     def tally(self, operation_id: bytes) -> Flow[Tally | None]:
-        """How far a bulk is; None where there is none of this id."""
+        """The progress of a bulk; None if there is none with this id."""
         rows = yield from self._dialect.rows(self._sql["tally"], {"operation_id": operation_id})
         return _tally(rows[0]) if rows else None
 
@@ -166,7 +166,7 @@ class Items:
         return [_outcome(row) for row in (yield from self._dialect.rows(self._sql["page"], params))]
 
     def codes(self, operation_id: bytes, limit: int) -> Flow[list[Failures]]:
-        """Why items failed or are unknown, the most frequent first. Looks at every item of the bulk."""
+        """The reasons for failed and unknown items, most frequent first. Reads every item of the bulk."""
         rows = yield from self._dialect.rows(self._sql["codes"], {"operation_id": operation_id, "limit": limit})
         return [
             Failures(ItemState(cast(int, state)), cast("str | None", code), bool(retryable), cast(int, count))
@@ -174,7 +174,7 @@ class Items:
         ]
 
     def forget(self, chunk: int, only: Collection[bytes] | None = None) -> Flow[Purged]:
-        """Forget a chunk of items whose bulk's record is gone; nothing is forgotten where none is left.
+        """Delete a chunk of items whose bulk has no record; deletes nothing if none is left.
 
         Parameters: ``only`` these bulks, by operation id; None for every one.
         """
@@ -211,7 +211,7 @@ def _values(outcome: ItemOutcome) -> Values:
     return {**outcome._asdict(), "state": int(outcome.state), "retryable": int(outcome.retryable)}
 
 
-def _listed(outcome: ItemOutcome) -> list[Value]:
+def _outcome_values(outcome: ItemOutcome) -> list[Value]:
     *values, detail = _values(outcome).values()
     return [*values, None if detail is None else b64encode(cast(bytes, detail)).decode()]
 
@@ -229,5 +229,5 @@ def _outcome(row: Row) -> ItemOutcome:
 
 
 def _age(begun: Value, now: int) -> int:
-    """How long ago an item began, in microseconds; longer than anything is remembered where that is damaged."""
+    """The time since an item began, in microseconds; the maximum if the value is damaged."""
     return now - begun if isinstance(begun, int) else now

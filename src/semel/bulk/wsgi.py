@@ -16,13 +16,13 @@ from semel.bulk.http import (
     BulkRequest,
     ListForm,
     Telling,
-    accepted,
-    asked,
+    accept,
     check_size,
     describe_bulk,
     headers_of,
     items_pointer,
-    refused,
+    parse_request,
+    refuse,
     status_of,
 )
 from semel.bulk.run_sync import Bulk
@@ -102,7 +102,7 @@ class BulkView:
 
     @property
     def taken(self) -> ListForm:
-        """How lists are taken."""
+        """How lists are accepted."""
         surface, policy = self._surface, self.policy
         headers = tuple(name.encode() for name in (surface.counts if self._counts is None else self._counts))
         if surface.key_name in headers:
@@ -115,36 +115,36 @@ class BulkView:
         describe_bulk(operation, self.policy, self.taken, self._surface.key_header)
 
     def close(self) -> None:
-        """Wait for the lists whose clients were told 202."""
+        """Wait for the lists that were answered with 202."""
         self._accepted.close()
 
     def respond(self, environ: Mapping[str, Any], request: Any, params: Params, path: str) -> Answer | Told:
-        """Do the list of a request, or go on with it, or answer it once more. Raises what is wrong for all items.
+        """Run the list of a request, continue it, or replay its answer. Raises errors that concern all items.
 
         Parameters: ``request`` what the surface's ``caller`` function reads; ``params`` of its ``path``.
         """
         surface, taken = self._surface, self.taken
         query = environ.get("QUERY_STRING", "").encode("latin-1")
         counted = without_slashes(path) if self.counts_path else None
-        how = asked(surface, fields_of(environ), request, taken, params=params, query=query, path=counted)
+        how = parse_request(surface, fields_of(environ), request, taken, params=params, query=query, path=counted)
         if isinstance(how, Answer):
             return how
         work = _Work(self.bulk, self._handler, how, taken, BodyPieces(environ))
         if not how.wants_async:
-            return self._ended(work.run(None), how)
+            return self._answer_end(work.run(None), how)
         begun: queue.SimpleQueue[str | BulkResult | Exception] = queue.SimpleQueue()
         if not self._accepted.begin(self._around(lambda: work.tell(begun))):
-            return self._ended(work.run(None), how)
+            return self._answer_end(work.run(None), how)
         first = begun.get()
-        return accepted(surface, first, how) if isinstance(first, str) else self._ended(first, how)
+        return accept(surface, first, how) if isinstance(first, str) else self._answer_end(first, how)
 
-    def _ended(self, ended: BulkResult | Exception, how: BulkRequest) -> Answer | Told:
+    def _answer_end(self, ended: BulkResult | Exception, how: BulkRequest) -> Answer | Told:
         surface = self._surface
         if isinstance(ended, BulkResult):
             return Told(status_of(ended), headers_of(surface, ended, how), self._body(self.bulk, ended, how))
         if how.wants_async and isinstance(ended, InProgressError) and ended.operation_id is not None:
-            return accepted(surface, ended.operation_id, how)
-        answer = refused(surface, ended, how)
+            return accept(surface, ended.operation_id, how)
+        answer = refuse(surface, ended, how)
         if answer is None:
             raise ended
         return answer
@@ -170,7 +170,7 @@ class _Work:
         self._size = 0
 
     def run(self, begun: Callable[[str], object] | None) -> BulkResult | Exception:
-        """How it ended."""
+        """Run the list, and return its end."""
         how = self._how
         try:
             return self._bulk.run(
@@ -188,7 +188,7 @@ class _Work:
             return error
 
     def tell(self, begun: queue.SimpleQueue[str | BulkResult | Exception]) -> None:
-        """Run it, and tell the request's thread once: that it has the key, or how it ended. Raises what comes later."""
+        """Run the list, and notify the request's thread once, on the claim or at the end. Raises later errors."""
         told: list[str] = []
 
         def tell_id(id: str) -> None:

@@ -1,5 +1,4 @@
-"""The shipping questions: what must be known of an operation before it goes to production, and what its declaration
-answers.
+"""The shipping questions about an operation, answered from its declaration.
 
 Nothing is claimed that a declaration does not say: such a question stays open, with what to find out or to declare.
 What this version of Semel does not have is said as well.
@@ -53,7 +52,7 @@ def answers(operation: CheckedOperation) -> list[CheckAnswer]:
 
 def _key_required(operation: CheckedOperation) -> Said:
     if operation.policy.key_from is not None:
-        return "ok", f"yes: it is taken from the request ({operation.policy.key_from}); the header is not looked at", ""
+        return "ok", f"yes: it comes from the request ({operation.policy.key_from}); the header is ignored", ""
     if operation.policy.key == "required":
         return "ok", "yes: a request without one is refused with 400", ""
     if operation.path.endswith("*"):
@@ -79,12 +78,12 @@ def _scope(operation: CheckedOperation) -> Said:
         )
     caller = operation.caller if surface is None else surface.caller
     if caller is None:
-        return "open", "the caller function cannot be seen", "see that it returns who was authenticated"
+        return "open", "the caller function cannot be seen", "check that it returns the authenticated caller"
     if caller is single_caller:
         return (
             "open",
             "one caller for all: every client shares every key",
-            "right for a tool of one user only; otherwise caller= must return who was authenticated",
+            "right only for a tool with one user; otherwise caller= must return the authenticated caller",
         )
     if isinstance(caller, FromUser):
         return "ok", f"tenant, caller and operation; the caller is user.{caller.attribute}", ""
@@ -92,8 +91,8 @@ def _scope(operation: CheckedOperation) -> Said:
     ours = getattr(caller, "__module__", "") == single_caller.__module__
     return (
         "ok" if ours else "open",
-        f"tenant, caller and operation; the caller is what {name.partition('.<locals>')[0]} returns",
-        "" if ours else "see that it returns who was authenticated, never what a client may choose",
+        f"tenant, caller and operation; the caller comes from {name.partition('.<locals>')[0]} returns",
+        "" if ours else "check that it returns the authenticated caller, never a value that a client can choose",
     )
 
 
@@ -122,12 +121,16 @@ def _retention(operation: CheckedOperation) -> Said:
     if policy.operation_seconds is not None:
         said += f", operation {seconds(policy.operation_seconds)}"
     if policy.after_expiry == "new":
-        said += "; a retry after the answer's time is done again (after_expiry='new')"
+        said += "; a retry after the answer has expired runs again (after_expiry='new')"
         if policy.answer_seconds < ANSWER_SECONDS_MIN:
-            return "unsafe", said, "a queue that was stuck for an hour pays twice: raise answer_seconds, or 'refuse'"
-        return "open", said, "see that no client, queue or operator retries later than that"
+            return (
+                "unsafe",
+                said,
+                "a queue that was stuck for an hour would pay twice: raise answer_seconds, or use 'refuse'",
+            )
+        return "open", said, "check that no client, queue or operator retries later than that"
     if policy.answer_seconds < ANSWER_SECONDS_MIN:
-        return "open", said, "see that every client's last retry comes earlier, or raise answer_seconds"
+        return "open", said, "check that every client's last retry comes earlier, or raise answer_seconds"
     return "ok", said, ""
 
 
@@ -138,16 +141,20 @@ def _fingerprint(operation: CheckedOperation) -> Said:
             return (
                 "open",
                 f"of JSON only {', '.join(names)} count, under {recipe.algorithm}",
-                "see that no other member changes what is done; what does not count may differ unseen",
+                "check that no other member changes the effect; members that do not count may differ unnoticed",
             )
         case NoBody():
             return (
                 "open",
                 "the body does not count",
-                "see that nothing in the body changes what is done; what does not count may differ unseen",
+                "check that nothing in the body changes the effect; a body that does not count may differ unnoticed",
             )
         case Computed(name=name):
-            return "open", f"what {name} makes of the body", "see that it is equal for a retry, and for nothing else"
+            return (
+                "open",
+                f"what {name} makes of the body",
+                "check that it is equal for a retry, and for no other request",
+            )
         case DigestField():
             return "ok", "by the Content-Digest field, which is checked: byte by byte, not canonical", ""
         case _:
@@ -184,7 +191,11 @@ def _replay(operation: CheckedOperation) -> Said:
             "",
         )
     if policy.answers == "forget":
-        return "ok", "neither: a retry is told that it was done (409 with the operation's link), and nothing runs", ""
+        return (
+            "ok",
+            "neither: a retry gets 409 with the operation's link, which says that it was done, and nothing runs",
+            "",
+        )
     redacted = f"; without {', '.join(policy.redact)}, which are null" if policy.redact else ""
     if operation.way == "function":
         return "ok", f"exactly: the stored result, up to {policy.answer_bytes_max} bytes{redacted}", ""
@@ -201,22 +212,22 @@ def _replay(operation: CheckedOperation) -> Said:
 def _sensitive(operation: CheckedOperation) -> Said:
     policy = operation.policy
     if policy.covers:
-        return _covered(operation)
-    said = f"answers are stored as they are for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
+        return _check_secrets(operation)
+    said = f"answers are stored in clear for {seconds(policy.answer_seconds)}: nothing seals or shortens them"
     remedy = "declare answers='seal', 'rebuild' or 'forget', or redact=; "
     remedy += "keep card numbers and tokens out of the answer, restrict who reads the store, or shorten answer_seconds"
     if policy.steps:
         said += "; results of steps likewise"
     if policy.resumable and operation.engine.core.sealer is None:
-        said += "; its request is kept as it is until there is an outcome"
-        remedy += "; give the engine a sealer= for kept requests (semel.Sealer)"
+        said += "; its request is stored in clear until there is an outcome"
+        remedy += "; give the engine a sealer= for stored requests (semel.Sealer)"
     elif policy.resumable:
-        said += "; its request is kept sealed until there is an outcome"
+        said += "; its request is stored sealed until there is an outcome"
     return "open", said, remedy
 
 
-def _covered(operation: CheckedOperation) -> Said:
-    """What is left to see of an operation whose answers keep a secret."""
+def _check_secrets(operation: CheckedOperation) -> Said:
+    """Check how an operation stores answers that hold secrets."""
     policy, sealer = operation.policy, operation.engine.core.sealer
     said = {
         "keep": f"stored as they are for {seconds(policy.answer_seconds)}",
@@ -240,9 +251,9 @@ def _covered(operation: CheckedOperation) -> Said:
         said += f"; its request is {sealed_too} until there is an outcome"
         if sealer is None:
             left.append("request")
-            remedies.append("give the engine a sealer= for kept requests (semel.Sealer)")
+            remedies.append("give the engine a sealer= for stored requests (semel.Sealer)")
     if policy.recipe.algorithm != "hmac-sha256" and operation.way != "function":
-        said += "; the fingerprint of a short or guessable body can be tried out by readers of the store"
+        said += "; anyone who can read the store can test guesses of a short body against its fingerprint"
         left.append("fingerprint")
         remedies.append("where bodies are guessable, declare fingerprint=Recipe(algorithm='hmac-sha256', ...)")
     return ("open", said, "; ".join(remedies)) if left else ("ok", said, "")
@@ -256,7 +267,7 @@ def _unique(operation: CheckedOperation) -> Said:
     secret = "HMAC under the id secret" if operation.engine.core.id_secret is not None else "SHA-256"
     if backend.name == "memory":
         return "ok", f"one table under one lock, by record id ({secret} of scope and key)", ""
-    how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's one place in the store"
+    how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's only place in the store"
     source = operation.policy.reference_from
     whose = "tenant, caller" if operation.policy.reference_scope == "caller" else "tenant"
     reference = "" if source is None else f"; so is the business reference ({source}) within its {whose} and operation"
@@ -269,27 +280,27 @@ def _claim(operation: CheckedOperation) -> Said:
     if not able.shared_between_processes or not able.survives_process_crash:
         return (
             "unsafe",
-            f"one step, but {backend.name} lives and dies with one process: another worker or a restart runs it again",
+            f"one step, but {backend.name} exists in one process only: another worker or a restart runs it again",
             "use a store that all workers share, such as sqlite:/// on one host",
         )
     synchronous = getattr(backend.driver, "synchronous", "FULL")
     if synchronous not in ("FULL", "EXTRA"):
         return (
             "unsafe",
-            f"one statement, but synchronous={synchronous}: a power loss may take back what was answered",
+            f"one statement, but synchronous={synchronous}: a power loss may undo an answered command",
             "leave ?synchronous= at FULL",
         )
     if operation.policy.on_unprotected == "mark":
         return (
             "unsafe",
-            "one statement; where the store is down the handler runs without (on_unprotected='mark')",
+            "one statement; while the store is down the handler runs without it (on_unprotected='mark')",
             "declare on_unprotected='refuse'",
         )
     if not able.survives_server_crash:
         return (
             "open",
             f"one step of {backend.name}, which may lose it when its server crashes",
-            "read what its settings promise (docs/guarantees.md, semel doctor)",
+            "read the guarantees of its settings (docs/guarantees.md, semel doctor)",
         )
     return "ok", f"one statement of {backend.name}, durable before the handler runs", ""
 
@@ -299,12 +310,12 @@ def _claim(operation: CheckedOperation) -> Said:
 
 def _gateway(operation: CheckedOperation) -> Said:
     if operation.way == "function":
-        return "open", "cannot be seen from here", "see that queues and schedulers retry with the same key"
+        return "open", "cannot be seen from here", "check that queues and schedulers retry with the same key"
     return (
         "open",
         "cannot be seen from here",
-        "see that proxies, meshes and SDKs retry this operation with the client's Idempotency-Key, or not at all, and "
-        "that their time limit is longer than wait_seconds",
+        "check that proxies, meshes and SDKs retry this operation with the client's Idempotency-Key, or not at all, "
+        "and that their time limit is longer than wait_seconds",
     )
 
 
@@ -315,7 +326,7 @@ def _metrics(operation: CheckedOperation) -> Said:
         if core.logs_unknown:
             return (
                 "open",
-                "unknown outcomes are warnings of the logger 'semel'; mismatches and lapsed leases are not told",
+                "unknown outcomes are warnings of the logger 'semel'; mismatches and lapsed leases are not logged",
                 "give the engine an observer: Logging(logging.getLogger('semel')), or your metrics",
             )
         return (
@@ -325,19 +336,19 @@ def _metrics(operation: CheckedOperation) -> Said:
         )
     return (
         "open",
-        f"told to {type(observer).__name__}; alerts cannot be seen from here",
+        f"reported to {type(observer).__name__}; alerts cannot be seen from here",
         "alert on unknown, gave_up, lapsed, mismatches and unprotected; where it emits events, on their backlog (semel "
         "events)",
     )
 
 
 def _new_keys(operation: CheckedOperation) -> str:
-    """What bounds how many new keys a caller brings."""
+    """The limit on a caller's new keys."""
     quota = operation.policy.quota or operation.engine.core.quota
     if quota is None:
         if operation.engine.backend.store.capabilities.counts_new_keys:
-            return "nothing bounds a caller's new keys (quota=Quota(new_keys=600, per_seconds=60) does)"
-        return "nothing here bounds a caller's new keys: limit requests in front"
+            return "a caller's new keys are unlimited (set quota=Quota(new_keys=600, per_seconds=60))"
+        return "a caller's new keys are unlimited: limit requests in front of the application"
     limits = [] if quota.new_keys is None else [f"{quota.new_keys} new keys in {quota.per_seconds:g} s"]
     limits += [] if quota.open_at_once is None else [f"{quota.open_at_once} unfinished"]
     limits += [] if quota.unknown_at_once is None else [f"{quota.unknown_at_once} of unknown outcome"]
@@ -350,7 +361,7 @@ def _cleanup(operation: CheckedOperation) -> Said:
         return "ok", f"hourly, by the application's own reaper ({by}); {_new_keys(operation)}", ""
     return (
         "open",
-        "nothing here runs a reaper: the store grows, and lapsed commands are seen only when somebody retries; "
+        "no reaper runs here: the store grows, and a lapsed command is noticed only when its client retries; "
         + _new_keys(operation),
         "run `semel worker --url ...` beside it, which reaps and purges"
         + ("; or give SemelMiddleware manage_engine=True" if operation.managed is False else ""),

@@ -57,7 +57,7 @@ def load(spec: str) -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
-    found: Any = _imported(module_name)
+    found: Any = _import(module_name)
     called = path.endswith("()")
     for name in path.removesuffix("()").split(".") if path else ():
         try:
@@ -69,39 +69,39 @@ def load(spec: str) -> Any:
             )[:NAMED_MAX]
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(named)}" if named else ""
             raise UsageFailed(f"APPLICATION {spec}: {module_name} has no {name!r}{hint}") from None
-    return _called(found, spec) if called else found
+    return _call(found, spec) if called else found
 
 
 def _is_own(name: str, value: object, module: str) -> bool:
-    """Whether a module's name is one that may have been meant: public, callable, and no class of somebody else's."""
+    """Whether a module's name is worth suggesting: public, callable, and not an imported class."""
     ours = getattr(value, "__module__", module) == module or not isinstance(value, type)
     return not name.startswith("_") and callable(value) and ours and not isinstance(value, ModuleType)
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageFailed(
-                f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that it lies "
-                "in, or install it"
+                f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that contains "
+                "it, or install it"
             ) from None
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_said(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is said
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_said(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
 
 
-def _called(make: Any, spec: str) -> Any:
+def _call(make: Any, spec: str) -> Any:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return make()
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
-        raise UsageFailed(f"APPLICATION: {spec} could not be called: {_said(error)}") from None
+        raise UsageFailed(f"APPLICATION: {spec} could not be called: {_error_text(error)}") from None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())

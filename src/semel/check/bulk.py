@@ -1,4 +1,4 @@
-"""The shipping questions whose answers are others for a bulk: a list of items, each with an outcome of its own."""
+"""The shipping questions that a bulk answers differently: a list of items, each with its own outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Said, seconds
 
 
-def _declared(operation: CheckedOperation) -> BulkPolicy:
+def _bulk_policy(operation: CheckedOperation) -> BulkPolicy:
     assert operation.bulk is not None
     return operation.bulk
 
@@ -20,11 +20,11 @@ def _fingerprint(operation: CheckedOperation) -> Said:
 
 
 def _replay(operation: CheckedOperation) -> Said:
-    return "ok", "made again of the items' stored outcomes: the same ones, in the order of the list", ""
+    return "ok", "rebuilt from the items' stored outcomes: the same ones, in the order of the list", ""
 
 
 def _sensitive(operation: CheckedOperation) -> Said:
-    how = _declared(operation).answers
+    how = _bulk_policy(operation).answers
     if how != "keep":
         what = "sealed" if how == "seal" else "not stored"
         return (
@@ -43,42 +43,45 @@ def _sensitive(operation: CheckedOperation) -> Said:
 
 
 def _transaction(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     if bulk.effects == "atomic":
         return (
             "ok",
-            "yes, what is written on item.connection commits with the item's outcome, up to "
-            f"{bulk.chunk_items} items in one transaction",
+            f"yes, writes on item.connection commit with the item's outcome, up to {bulk.chunk_items} items in one "
+            "transaction",
             "",
         )
     return (
         "open",
-        f"no: that an item has begun is written before, its outcome behind it (effects='{bulk.effects}')",
+        f"no: the start of an item is recorded before it runs, its outcome afterwards (effects='{bulk.effects}')",
         "where all effects are rows in the record's database, declare effects='atomic'",
     )
 
 
 def _downstream(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     match bulk.effects:
         case "atomic":
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls no other system)", ""
+            return "ok", "not needed: nothing leaves the transaction (check that the handler calls no other system)", ""
         case "idempotent":
             return (
                 "open",
                 f"promised for {seconds(bulk.dedup_for_seconds)}, by item.key_for(...); Semel cannot check it",
-                "prove it: assert_idempotent interrupts the list and counts; ask the provider how long it keeps keys",
+                (
+                    "test it: assert_idempotent interrupts the list and counts effects; ask the provider how long it "
+                    "keeps keys"
+                ),
             )
         case _:
             return (
                 "open",
-                "none is declared: of an item that was under way in a crash nobody can prove what happened",
+                "none is declared: the outcome of an item that was running in a crash cannot be proven",
                 "where the provider deduplicates by a key, declare effects='idempotent' and pass item.key_for(...)",
             )
 
 
 def _reconciliation(operation: CheckedOperation) -> Said:
-    bulk = _declared(operation)
+    bulk = _bulk_policy(operation)
     if bulk.effects == "atomic":
         return "ok", "not needed: a crash leaves nothing of an item that has no outcome", ""
     items = "an item" if bulk.at_once == 1 else f"up to {bulk.at_once} items"
@@ -86,16 +89,20 @@ def _reconciliation(operation: CheckedOperation) -> Said:
     return (
         "open",
         f"by people: {when} {items} that had begun may read UNKNOWN, never to be run again",
-        "write down who looks, where (the item's id at the provider), and how soon: semel bulk lists them",
+        "document who looks, where (the item's id at the provider), and how soon: semel bulk lists them",
     )
 
 
 def _retry(operation: CheckedOperation) -> Said:
-    return "ok", "it goes on behind the last finished item; at its end the same answer, also to a later retry", ""
+    return (
+        "ok",
+        "it continues after the last finished item; at its end it gets the same answer, as does a later retry",
+        "",
+    )
 
 
 def _ending(operation: CheckedOperation) -> Said:
-    return "ok", "nobody: the list is not stored, and its client sends it again", ""
+    return "ok", "only its client, by a retry: the list is not stored", ""
 
 
 BULK: Final[Mapping[str, Callable[[CheckedOperation], Said]]] = {

@@ -1,4 +1,4 @@
-"""Which commands an application has: what Semel protects in it, and what it leaves unprotected.
+"""Find an application's commands: those that Semel protects, and those that it does not.
 
 Nothing of the application is called and no framework is imported: middleware, routes and endpoints are looked at by
 the attributes that Starlette, FastAPI and Flask document. What cannot be seen is not guessed.
@@ -65,7 +65,7 @@ class CheckedOperation:
 
 
 class Mistake(NamedTuple):
-    """What makes requests fail whatever they say, and the remedy."""
+    """A mistake that makes every request fail, and its remedy."""
 
     said: str
     remedy: str
@@ -73,7 +73,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """What was found. ``unprotected``: routes that take commands and that no operation is declared for."""
+    """The discovered commands. ``unprotected``: routes that take commands without a declared operation."""
 
     kind: Kind
     operations: tuple[CheckedOperation, ...]
@@ -109,7 +109,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A middleware of ours: its surface (None: endpoints claim), its engine, and whether it manages the engine."""
+    """One of our middlewares: its settings (None if endpoints claim), its engine, and whether it manages the engine."""
 
     surface: HttpSettings | None
     engine: AnyEngine
@@ -151,8 +151,8 @@ def discover(app: Any) -> Discovered:
     mistakes: list[Mistake] = []
     if declared and not any(layer.surface is None for layer in layers):
         said = "operations are declared, but semel.install(app) was not called: every call of them fails"
-        mistakes.append(Mistake(said, "call semel.install(app) once, after the application is made"))
-    mistakes += _routed_to_by_reads(routes)
+        mistakes.append(Mistake(said, "call semel.install(app) once, after you create the application"))
+    mistakes += _find_read_routes(routes)
     listed = [
         f"{method} {route.path}"
         for route in routes
@@ -171,7 +171,7 @@ def _takes_imports(endpoint: Any) -> bool:
 
 
 def function_operation(thing: Any) -> DeclaredFunction | None:
-    """What is declared of a function (``semel.functions.command``); None for anything else. Asks for its engine."""
+    """The declaration of a function (``semel.functions.command``), or None. Asks for its engine."""
     if isinstance(thing, type) or not isinstance(getattr(type(thing), "with_key", None), FunctionType):
         return None
     declared = getattr(thing, "_declared", None)
@@ -335,7 +335,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         yield CheckedOperation(
             declared.name,
             methods,
-            _braced(route.path),
+            _use_braces(route.path),
             declared.policy,
             "endpoint",
             surface,
@@ -345,7 +345,7 @@ def _of_endpoints(routes: list[_Route], layers: list[_Layer]) -> Iterator[Checke
         )
 
 
-def _braced(template: str) -> str:
+def _use_braces(template: str) -> str:
     """Flask's ``<int:number>`` as all other templates have it."""
     return re.sub(r"<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>", lambda found: _brace(found[1], found[2]), template)
 
@@ -374,15 +374,15 @@ def _of_bulks(routes: list[_Route]) -> Iterator[CheckedOperation]:
             )
 
 
-def _routed_to_by_reads(routes: list[_Route]) -> Iterator[Mistake]:
+def _find_read_routes(routes: list[_Route]) -> Iterator[Mistake]:
     for route in routes:
         declared = getattr(route.endpoint, DECLARED, None)
         reads = [method for method in route.methods if method not in UNSAFE_METHODS]
         if declared is not None and reads and hasattr(declared, "policy"):
             yield Mistake(
-                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is no command: each such "
+                f"{declared.name} is routed to by {', '.join(reads)} {route.path}, which is not a command: each such "
                 "request fails",
-                "route to it by POST, and serve what only reads from another endpoint",
+                "route to it by POST, and serve reads from another endpoint",
             )
 
 

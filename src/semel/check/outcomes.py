@@ -1,6 +1,4 @@
-"""The shipping questions about what a command leaves behind: its transaction, the calls that it makes, what a crash
-means for them, who finds out, and who goes on.
-"""
+"""The shipping questions about outcomes: the transaction, calls, crashes, reconciliation and completion."""
 
 from __future__ import annotations
 
@@ -31,21 +29,22 @@ def transaction(operation: CheckedOperation) -> Said:
     if operation.policy.effects is Effects.ATOMIC:
         return (
             "ok",
-            f"yes, what is written on permit.connection commits with the record{events}; other calls of the handler "
-            "do not",
+            f"yes, writes on permit.connection commit with the record{events}; other calls of the handler do not",
             "",
         )
     if operation.policy.steps:
         return (
             "open",
             f"in parts: permit.local_step(...) commits its writes with its record, and the answer comes last{events}",
-            "see that every write of the handler is a local_step; where all effects are rows, declare effects='atomic'",
+            (
+                "check that every write of the handler is a local_step; where all effects are rows, declare "
+                "effects='atomic'"
+            ),
         )
     name = operation.policy.terms.effects.name.lower()
     return (
         "open",
-        f"no: effects='{name}' stands beside the handler's own transaction; the answer comes in a commit of its own"
-        f"{events}",
+        f"no: effects='{name}' is apart from the handler's own transaction; the answer is committed separately{events}",
         "where all effects are rows in the record's database, declare effects='atomic'",
     )
 
@@ -56,40 +55,40 @@ def downstream(operation: CheckedOperation) -> Said:
     span = seconds(policy.dedup_for_seconds)
     match policy.effects:
         case Effects.ATOMIC:
-            return "ok", "not needed: nothing leaves the transaction (see that the handler calls no other system)", ""
+            return "ok", "not needed: nothing leaves the transaction (check that the handler calls no other system)", ""
         case Effects.IDEMPOTENT:
             return (
                 "open",
                 f"promised for {span}, by permit.key_for(...); Semel cannot check it",
-                "prove it: assert_idempotent counts effects over a crash; ask the provider how long it remembers keys",
+                "test it: assert_idempotent counts effects over a crash; ask the provider how long it remembers keys",
             )
         case _ if policy.steps:
             return (
                 "open",
-                f"step by step: a finished one is never made again, one under way only with repeat=True, within {span}",
-                "see that every call with an effect is a step, and give repeat=True where the provider deduplicates by "
-                "permit.key_for(...)",
+                f"step by step: a finished step never runs again, a running one only with repeat=True, within {span}",
+                "check that every call with an effect is a step, and give repeat=True where the provider deduplicates "
+                "by permit.key_for(...)",
             )
         case _:
             return (
                 "open",
-                "none is declared: after a crash it cannot be proven what happened",
+                "none is declared: after a crash the outcome cannot be proven",
                 "where the provider deduplicates by a key, declare effects='idempotent' and pass permit.key_for(...); "
                 "where there are several calls, steps=True",
             )
 
 
 def reconciliation(operation: CheckedOperation) -> Said:
-    """Who finds out an outcome that could not be proven."""
+    """How an unknown outcome is reconciled."""
     policy, known = operation.policy, operation.reconciled_by
     if policy.effects is Effects.ATOMIC:
         return "ok", "not needed: a crash leaves nothing", ""
     when = "after a crash" if policy.effects is Effects.EXTERNAL else "when the provider may have forgotten"
     when = "where a step is in doubt" if policy.steps else when
     by_people = f"by people: {when} it reads UNKNOWN until `semel settle`"
-    write_down = "write down who looks, where, and how soon: semel list --state unknown"
+    write_down = "document who looks, where, and how soon: semel list --state unknown"
     if not keeps_tables(operation):
-        return "open", f"{by_people}; reconcilers need a SQL store, and this is none", write_down
+        return "open", f"{by_people}; reconcilers need a SQL store, and this is not one", write_down
     if known is None:
         return (
             "open",
@@ -106,14 +105,14 @@ def reconciliation(operation: CheckedOperation) -> Said:
     quiet = seconds(known.reconciler.quiet_for)
     return (
         "ok",
-        f"{known.name}, as it was named to this check: {when} it asks up to {known.reconciler.asks_max} times, and "
-        f"believes that it did not happen from {quiet} after the deadline; then people, by `semel settle`",
+        f"{known.name}, as given to this check: {when} it asks up to {known.reconciler.asks_max} times, and believes "
+        f"that it did not happen from {quiet} after the deadline; then people, by `semel settle`",
         "",
     )
 
 
 def retry(operation: CheckedOperation) -> Said:
-    """What a retry with the same key meets."""
+    """The effect of a retry with the same key."""
     policy = operation.policy
     if policy.on_error == "replay":
         return (
@@ -123,31 +122,29 @@ def retry(operation: CheckedOperation) -> Said:
         )
     match policy.effects:
         case Effects.ATOMIC:
-            said = "the stored answer; after an error or a crash it runs again, from nothing"
+            said = "the stored answer; after an error or a crash it runs again from the start"
         case Effects.IDEMPOTENT:
             crashes = f"up to {policy.attempts_max} crashes"
             said = f"the stored answer; after an error or a crash it runs again with the same derived keys, {crashes}"
         case _ if policy.steps:
             said = (
-                "the stored answer; after a crash it goes on behind the finished steps, or is told that the outcome is "
-                "unknown where the step under way may not be repeated"
+                "the stored answer; after a crash it continues after the finished steps, or is refused as UNKNOWN if "
+                "the interrupted step may not be repeated"
             )
         case _:
-            said = (
-                "the stored answer; after an error or a crash it is told that the outcome is unknown, never run again"
-            )
+            said = "the stored answer; after an error or a crash it is refused as UNKNOWN and never runs again"
     return "ok", said, ""
 
 
 def ending(operation: CheckedOperation) -> Said:
-    """Who brings it to its end without its client."""
+    """How an execution is completed without its client."""
     if not operation.policy.resumable:
-        return "ok", "nobody: it never runs without its client, whose retry goes on", ""
+        return "ok", "only its client, by a retry: it never runs without it", ""
     if operation.completed:
         by = "install(app)" if operation.way == "endpoint" else "manage_engine=True"
         return "ok", f"the application's own completer ({by}), within the lease and a second", ""
     return (
         "open",
-        "nobody here: no completer runs in it, and what is abandoned waits for its client, also what was answered 202",
+        "no completer runs here: abandoned commands wait for their client, even those answered with 202",
         "run `semel worker --complete MODULE:APP` beside it",
     )

@@ -1,4 +1,4 @@
-"""The reconcilers that `semel check` knows of: those that it was told will run, and those that an application declares.
+"""The reconcilers known to `semel check`: those given as options, and those that an application declares.
 
 Nothing is imported for this but what was named: of the application's package, the modules that it has imported itself.
 """
@@ -14,14 +14,14 @@ from semel.reconciliation.worker import Reconciler
 
 
 class Reconciled(NamedTuple):
-    """Who finds out what became of an operation: the reconciler, as ``module:name``, and whether it was said to run."""
+    """An operation's reconciler as ``module:name``, and whether an option declared that it runs."""
 
     name: str
     reconciler: Reconciler
     runs: bool
 
 
-def known_reconcilers(application: str, named: Sequence[str]) -> dict[str, Reconciled]:
+def load_reconcilers(application: str, named: Sequence[str]) -> dict[str, Reconciled]:
     """By their operation's name.
 
     Parameters: ``application`` as ``module:app``; ``named`` as ``module:name`` each, which run somewhere.

@@ -1,4 +1,4 @@
-"""What `semel check` asks the servers of an application's stores: whether their settings hold what is declared.
+"""Ask the servers of an application's stores whether their settings match the declarations.
 
 An engine of the command line's own asks, through the same URL; the application's engine is not opened.
 """
@@ -14,7 +14,7 @@ from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
 from semel.core.contract import Observable, Observed
 from semel.core.model import Effects
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.requirements import Needs
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
@@ -24,9 +24,7 @@ TABLES = "tables of the database"
 
 
 def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
-    """What is to be known of each server that the promise of these operations hangs on: its settings, and its tables
-    that no transaction vouches for.
-    """
+    """The shipping answers about each server behind these operations: settings, and non-transactional tables."""
     by_url: dict[str, list[CheckedOperation]] = {}
     for operation in operations:
         backend = operation.engine.backend
@@ -36,12 +34,12 @@ def server_answers(operations: Sequence[CheckedOperation]) -> list[CheckAnswer]:
 
 
 def _answers(url: str, operations: Sequence[CheckedOperation]) -> Iterator[CheckAnswer]:
-    name = shown_url(url)
+    name = hide_password(url)
     try:
-        seen, accepts_loss, tables = _observed(url)
+        seen, accepts_loss, tables = _observe(url)
     except StoreError as error:
         yield CheckAnswer(
-            QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server is reached"
+            QUESTION, "open", f"{name} cannot be asked: {error}", "run semel check where the server can be reached"
         )
         return
     yield _of_settings(name, seen, operations, accepts_loss=accepts_loss)
@@ -69,15 +67,18 @@ def _of_settings(
         return CheckAnswer(QUESTION, "unsafe", f"{name}: the engine will not start. {error}", "run: semel doctor")
     if accepts_loss and any(each.level == "forgets" for each in seen):
         return CheckAnswer(
-            QUESTION, "open", f"{name} forgets, and its URL accepts that (persistence=none)", "run: semel doctor"
+            QUESTION,
+            "open",
+            f"{name} does not persist, and its URL accepts that (persistence=none)",
+            "run: semel doctor",
         )
     warned = [f"{each.check}: {each.detail}" for each in seen if each.level == "warning"]
     if warned:
         return CheckAnswer(QUESTION, "open", f"{name}: {'; '.join(warned)}", "run: semel doctor")
-    return CheckAnswer(QUESTION, "ok", f"{name} keeps what is declared")
+    return CheckAnswer(QUESTION, "ok", f"{name} matches the declaration")
 
 
-def _observed(url: str) -> tuple[list[Observed], bool, Finding | None]:
+def _observe(url: str) -> tuple[list[Observed], bool, Finding | None]:
     engine = Engine.connect(url)
     try:
         store = engine.store

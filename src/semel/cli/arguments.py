@@ -1,4 +1,4 @@
-"""The grammar of the command line: a parser that names the argument, says the remedy and suggests a spelling."""
+"""The command line's parser: its errors name the argument, give the remedy and suggest a spelling."""
 
 from __future__ import annotations
 

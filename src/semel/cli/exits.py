@@ -1,4 +1,4 @@
-"""How a command of the command line ends: its exit codes, and the errors that carry them."""
+"""The exit codes of the command line, and the errors that carry them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Exit(IntEnum):
 
 # The one table: `--help` prints it, and the page of the command line is compared with it.
 EXIT_CODES: Final[Mapping[Exit, str]] = {
-    Exit.OK: "done; also where the reader of the output has gone",
-    Exit.REFUSED: "refused, or something was found (doctor, check), or an expectation failed (demo)",
+    Exit.OK: "done; also where the reader closed the output early",
+    Exit.REFUSED: "refused; or doctor or check found something; or an expectation of demo failed",
     Exit.USAGE: "an argument or an environment variable is wrong",
     Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity; "
     "conform: the API cannot be tested",
@@ -32,7 +32,7 @@ EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}"
 
 
 class CommandFailed(Exception):
-    """A command cannot do what was asked. The message names the argument and the remedy."""
+    """A command failed. The message names the argument and the remedy."""
 
     code = Exit.REFUSED
 

@@ -1,4 +1,4 @@
-"""What of the user's own code `semel worker` runs: reconcilers, named as MODULE:NAME."""
+"""Load the user's reconcilers for `semel worker`, named as MODULE:NAME."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.reconciliation.worker import Reconciler
 
 
 def load_reconciler(text: str) -> Reconciler:
-    """The reconciler that ``MODULE:NAME`` names. Raises UsageFailed, saying what is there instead."""
+    """Load the reconciler ``MODULE:NAME``. Raises UsageFailed, naming the object found instead."""
     module, colon, name = text.partition(":")
     if not (colon and module and name):
         raise UsageFailed(f"--reconcile must be MODULE:NAME, such as shop.reconcilers:ask_provider; it is {text!r}")

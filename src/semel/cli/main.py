@@ -16,11 +16,11 @@ from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, Seme
 
 _EXAMPLES: Final = """\
 examples:
-  semel demo                               the whole story, for real, in under a minute
+  semel demo                               all of Semel in action, in under a minute
   semel serve                              the reference service on 127.0.0.1:8080
-  semel list --state unknown               what waits for an operator
-  semel explain KEY                        why is this key where it is, and what helps
-  semel doctor --url sqlite:///semel.db    is the store sound, is anything stuck
+  semel list --state unknown               the commands that wait for an operator
+  semel explain KEY                        the state of a key, the reason, and what helps
+  semel doctor --url sqlite:///semel.db    check the store, find stuck commands
 
 """
 # Each command and the module that declares it, in the order of `--help`. A process imports the module of the command
@@ -70,7 +70,7 @@ def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
     """
     parser = Parser(
         prog="semel",
-        description="Semel makes a side-effecting command happen once, however often it is asked for.",
+        description="Semel runs a side-effecting command once, however often it is sent.",
         epilog=_EXAMPLES + EXIT_CODES_TEXT,
     )
     parser.add_argument("--version", action="version", version=f"semel {__version__}")
@@ -109,15 +109,15 @@ def _run(arguments: Sequence[str], out: Output) -> int:
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
     except (CommandFailed, SemelError) as error:
-        return _failed(out, str(error), _code(error))
+        return _fail(out, str(error), _code(error))
     except KeyboardInterrupt:
-        return _failed(out, "interrupted", Exit.INTERRUPTED)
+        return _fail(out, "interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
         raise
     except OSError as error:
         # What every command may meet: a full disk behind stdout, a folder that is gone.
         where = "the output" if error.filename is None else repr(error.filename)
-        return _failed(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
+        return _fail(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
 
 
 def _let_go(stream: TextIO | None) -> None:
@@ -137,7 +137,7 @@ def _code(error: CommandFailed | SemelError) -> Exit:
     return Exit.REFUSED if not isinstance(error, (ConfigurationError, ValueError)) else Exit.USAGE
 
 
-def _failed(out: Output, message: str, code: Exit) -> int:
+def _fail(out: Output, message: str, code: Exit) -> int:
     out.document({"error": message, "exitCode": int(code)})
     out.note(f"semel: {message}")
     return code

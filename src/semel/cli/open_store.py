@@ -1,4 +1,4 @@
-"""How a command reaches the store it was told about."""
+"""Open the store that a command's options name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from semel.cli.exits import UsageFailed
 from semel.core.contract import Store
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.engine.sync_engine import Engine
 from semel.reference.settings import id_secret, seal_keys, store_url
 
@@ -23,27 +23,29 @@ def connect(options: argparse.Namespace) -> Engine:
 
 
 def require_shared(store: Store, url: str) -> None:
-    """Raises UsageFailed: no other process sees what the store holds."""
+    """Raises UsageFailed for a store that other processes cannot see."""
     if not store.capabilities.shared_between_processes:
         scheme = url.partition("://")[0]
-        raise UsageFailed(f"--url: {scheme}:// lives and dies with its process; name a store that others can see")
+        raise UsageFailed(
+            f"--url: {scheme}:// exists only within its own process; name a store that other processes can reach"
+        )
 
 
 def url_of(options: argparse.Namespace) -> str:
-    """``--url``, or else what the environment says."""
+    """``--url``, or the environment's URL."""
     url: str = getattr(options, "url", None) or store_url()
     return url
 
 
 def source_of_url(options: argparse.Namespace) -> str:
-    """Where the store's URL comes from, as people say it."""
+    """The source of the store's URL, for people."""
     if getattr(options, "url", None):
         return "--url"
     return "$SEMEL_URL" if os.environ.get("SEMEL_URL") else "default"
 
 
 @contextmanager
-def opened(options: argparse.Namespace) -> Iterator[Engine]:
+def open_store(options: argparse.Namespace) -> Iterator[Engine]:
     """The engine, its store checked to be migrated and the one on record; closed at the end."""
     engine = connect(options)
     try:
@@ -53,4 +55,4 @@ def opened(options: argparse.Namespace) -> Iterator[Engine]:
         engine.close()
 
 
-__all__ = ["connect", "opened", "shown_url", "source_of_url", "url_of"]
+__all__ = ["connect", "hide_password", "open_store", "source_of_url", "url_of"]

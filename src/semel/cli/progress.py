@@ -1,4 +1,4 @@
-"""Progress of long work: how much, how fast, how much longer. It goes to stderr, and only to whom it helps.
+"""Report progress of long work on stderr: amount, rate and remaining time.
 
 That is a terminal, which gets one line that is rewritten, or who asked with ``--progress``, who gets a line every
 few seconds. The result on stdout never contains any of it.
@@ -27,7 +27,7 @@ _ERASE: Final = "\r\x1b[2K"
 def add_progress(parser: argparse.ArgumentParser) -> None:
     """``--progress``, for commands whose work may be long."""
     parser.add_argument(
-        "--progress", action="store_true", help="report progress on stderr also where that is no terminal"
+        "--progress", action="store_true", help="report progress on stderr even if it is not a terminal"
     )
 
 
@@ -81,7 +81,7 @@ class ProgressLine:
         self._stream.flush()
 
     def end(self) -> None:
-        """The work is over: a terminal's line is wiped, so that the result stands alone."""
+        """End the work and clear the terminal's line, so that only the result remains."""
         if self._drawn:
             print(_ERASE, end="", file=self._stream, flush=True)
             self._drawn = False
@@ -96,12 +96,12 @@ class ProgressLine:
         return f"{self._name}: {done}{known}, {rate:.0f}/s{left}{f', {more}' if more else ''}"
 
 
-def told(name: str, work: Callable[[], T], *, asked: bool) -> T:
+def show_elapsed(name: str, work: Callable[[], T], *, asked: bool) -> T:
     """Do one long piece of work without measurable progress, and show the seconds it has taken.
 
     It is done in a thread, so that Ctrl-C is heard while a database library is at work. Raises what the work raises.
 
-    >>> told("count", lambda: 2 + 2, asked=False)
+    >>> show_elapsed("count", lambda: 2 + 2, asked=False)
     4
     """
     results: list[T] = []

@@ -1,4 +1,4 @@
-"""What leaves a command: text for people, one JSON document for machines, and nothing that harms a terminal.
+"""A command's output: text for people, one JSON document for machines, and no control characters.
 
 Stored text comes from clients. It is shown with every control character, escape sequence and invisible or
 direction-changing character spelled out, so that a name can neither move the cursor nor hide what it says.
@@ -23,7 +23,7 @@ _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow":
 
 
 class Output:
-    """Where a command writes. In JSON mode stdout gets exactly one document, also where the command fails.
+    """A command's output. In JSON mode stdout gets exactly one document, even if the command fails.
 
     `serve`, `watch` and `export` are the exceptions: they print one document a line.
     """
@@ -67,7 +67,7 @@ class Output:
             self.say(each) if style is None else self.say_styled(style, each)
 
     def _layout(self) -> Layout | None:
-        """What lays text out for a person's terminal; None where there is no terminal, or no ``rich``."""
+        """The layout of text for a person's terminal; None without a terminal or without ``rich``."""
         return Layout.of(self._stdout, coloured=self._coloured) if self.on_terminal else None
 
     @property
@@ -96,7 +96,7 @@ class Output:
         self._stdout.write(text)
 
     def flush(self) -> None:
-        """Let go of what was written."""
+        """Flush the output."""
         self._stdout.flush()
 
     def note(self, line: str) -> None:
@@ -141,7 +141,7 @@ class Layout:
         return cls(Console(file=stream, highlight=False, markup=False, emoji=False, no_color=not coloured), coloured)
 
     def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
-        """Columns; what does not fit is folded within its own, but for the first: a name that is copied stays whole."""
+        """Print a table. Wrap cells within their columns, except the first, so that names can be copied whole."""
         table = self._grid(heads, show_header=True)
         whole = max(len(row[0]) for row in (heads, *rows))
         if whole <= self.console.width * 2 // 3:
@@ -151,7 +151,7 @@ class Layout:
         self.console.print(table)
 
     def hanging(self, head: str, text: str, style: str | None) -> None:
-        """A head, and a text whose lines stand below each other."""
+        """Print a heading, and text with its lines aligned below each other."""
         grid = self._grid(("", ""), show_header=False)
         grid.columns[0].no_wrap = True
         grid.columns[0].width = len(head) - 2 if head.endswith("  ") else len(head.rstrip())

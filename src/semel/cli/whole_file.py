@@ -33,7 +33,7 @@ class WholeFile:
         try:
             handle, temporary = tempfile.mkstemp(prefix=f".{self._target.name}.", dir=self._target.parent)
         except OSError as error:
-            raise UsageFailed(f"{self._name} {self._target}: {error.strerror}; is its folder there?") from error
+            raise UsageFailed(f"{self._name} {self._target}: {error.strerror}; does its folder exist?") from error
         self._temporary = Path(temporary)
         self._file = os.fdopen(handle, "w", encoding="utf-8", newline="")
         return self
@@ -53,7 +53,7 @@ class WholeFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._refuse_what_is_there()
-        if not self._replace and self._linked():
+        if not self._replace and self._link():
             self._keep_name()  # the second name, which is the temporary one, goes with the context
             return
         os.replace(self._temporary, self._target)
@@ -69,7 +69,7 @@ class WholeFile:
             finally:
                 os.close(folder)
 
-    def _linked(self) -> bool:
+    def _link(self) -> bool:
         """Give the file its name if no other file has it by now; False on file systems without hard links."""
         assert self._temporary is not None
         try:
@@ -81,7 +81,7 @@ class WholeFile:
         return True
 
     def _in_the_way(self) -> str:
-        return f"refused: {self._name} {self._target} is there already; {self._remedy}"
+        return f"refused: {self._name} {self._target} exists already; {self._remedy}"
 
     def _refuse_what_is_there(self) -> None:
         try:
@@ -91,6 +91,6 @@ class WholeFile:
         except OSError as error:
             raise UsageFailed(f"{self._name} {self._target}: {error.strerror}") from error
         if not stat.S_ISREG(mode):
-            raise UsageFailed(f"{self._name} {self._target} is no ordinary file; give another name, or - for stdout")
+            raise UsageFailed(f"{self._name} {self._target} is not a regular file; give another name, or - for stdout")
         if not self._replace:
             raise CommandFailed(self._in_the_way())

@@ -44,7 +44,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def left_seconds(own: float) -> float:
-    """What is left of the caller's deadline, ``own`` at most."""
+    """The remaining seconds of the caller's deadline, at most ``own``."""
     ends = _ENDS.get()
     return own if ends is None else min(own, ends - time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What a client wants done once: its request and key, and the conversation that brings it to an outcome, without IO.
+"""An intent, its request and key, and the conversation that brings it to an outcome, without IO.
 
 The conversation is a generator: it yields what must be done (a journal call, an attempt, a pause), and one small runner
 for each colour does it. So nothing about retries is written twice.
@@ -44,7 +44,7 @@ from semel.client.plan import (
     Waited,
     origin_of,
 )
-from semel.core.identity import derived_key, frame
+from semel.core.identity import derive_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json
 from semel.keys import parse_key
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class IntentBody(TypedDict, total=False):
-    """What an intent sends beside its method and URL, as of ``httpx.request``."""
+    """The content of an intent besides its method and URL, as in ``httpx.request``."""
 
     json: Any
     content: bytes | str | None
@@ -74,7 +74,7 @@ class IntentBody(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Call the journal, and send back what it returns."""
+    """Call the journal, and send back its result."""
 
     call: Callable[[], Any]
 
@@ -99,7 +99,7 @@ Conversation: TypeAlias = Generator[Keep | Transmit | Sleep, Any, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a ``send()`` is doing, for a person who waits. Holds neither key nor payload.
+    """The progress of a ``send()``, for a person who waits. Contains neither key nor payload.
 
     ``attempt`` counts from 1; ``text`` says what happened; ``pause`` is how long it waits now, in seconds.
     """
@@ -130,7 +130,7 @@ class WantedRequest:
 
 
 class ClientCore:
-    """What both clients share: settings, the gates of origins, and the conversation."""
+    """The shared part of both clients: settings, the gates of origins, and the conversation."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class ClientCore:
         if content is not None and not isinstance(content, bytes | str):
             raise ConfigurationError(
                 f"content= must be bytes or text, not a {type(content).__name__}: a generator or a file can be sent "
-                "once only, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
+                "only once, and a retry needs the same bytes. Read it first: content=b''.join(parts), "
                 "content=path.read_bytes()"
             )
         if json is not None:
@@ -208,7 +208,7 @@ class ClientCore:
             request = httpx.Request(method.upper(), whole, content=content, data=data, params=params, headers=own)
             origin_of(str(request.url))
         except (httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"this is no request that can be sent: {error}") from None
+            raise ConfigurationError(f"this request cannot be sent: {error}") from None
         if request.url.scheme not in ("http", "https") or not request.url.host:
             raise ConfigurationError(
                 f"the URL {self.shown(str(request.url))!r} has no scheme and host: give the whole URL, such as "
@@ -231,7 +231,7 @@ class ClientCore:
     ) -> JournalEntry:
         """The intent as the journal keeps it, under its own key."""
         if key is not None:
-            key = parse_key([quoted(key).encode("utf-8", "replace")])
+            key = parse_key([quote_key(key).encode("utf-8", "replace")])
         if name is not None and (not isinstance(name, str) or not 1 <= len(name) <= 200):
             raise ConfigurationError("an intent's name is a text of 1 to 200 characters, such as 'invoice-42'")
         made = key or str(uuid.uuid4())
@@ -252,7 +252,7 @@ class ClientCore:
         left = left_seconds(own)
         if left < 0.001:
             return NotYet(
-                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline is over; nothing was sent"
+                "DEADLINE", 0.0, entry.may_have_happened, None, "the caller's deadline has passed; nothing was sent"
             )
         budget = replace(self.budget, seconds=left)
         journal = self.journal
@@ -265,7 +265,7 @@ class ClientCore:
         if entry.state != "open" or body is None:
             yield Keep(lambda: journal.release(claim))
             hold(None)
-            return stored_outcome(entry) if entry.state != "open" else _payload_needed(entry)
+            return load_outcome(entry) if entry.state != "open" else _payload_needed(entry)
         origin: Origin = self.origins.of(entry.url)
         plan = Plan(
             entry.url,
@@ -277,7 +277,7 @@ class ClientCore:
             age_seconds=claim.age_seconds,
             lifetime_seconds=entry.lifetime_seconds,
         )
-        headers = dict(entry.headers) | {KEY_HEADER: entry.key if self.bare else quoted(entry.key)}
+        headers = dict(entry.headers) | {KEY_HEADER: entry.key if self.bare else quote_key(entry.key)}
         action = plan.start(self.now())
         event: Event
         while not isinstance(action, Finish):
@@ -312,10 +312,10 @@ class ClientCore:
             self._progress(Progress(attempt, text, pause))
 
 
-def quoted(key: str) -> str:
+def quote_key(key: str) -> str:
     """A key as a String of RFC 9651.
 
-    >>> quoted('say-"once"')
+    >>> quote_key('say-"once"')
     '"say-\\\\"once\\\\""'
     """
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
@@ -327,24 +327,24 @@ def key_of_child(key: str, name: str, ordinal: int) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigurationError("a derived key needs a name, such as intent.key_for('mail')")
     record = hashlib.sha256(frame("semel.intent.key.1", key)).digest()[:16]
-    return derived_key(record, 0, name, ordinal)
+    return derive_key(record, 0, name, ordinal)
 
 
-def answered(response: httpx.Response, at: float) -> Answered:
+def to_answered(response: httpx.Response, at: float) -> Answered:
     """An httpx response that was read whole, as the plan sees it."""
     headers = {name.lower(): text for name, text in response.headers.items()}
     return Answered(response.status_code, headers, response.content, at)
 
 
 def no_answer(error: httpx.RequestError) -> NoAnswer:
-    """What an exception of httpx proves. Raises ConfigurationError where the request itself cannot be sent."""
+    """Turn an httpx exception into evidence. Raises ConfigurationError if the request itself cannot be sent."""
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
         raise ConfigurationError(f"this request cannot be sent: {error}") from None
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
 
 
-def stored_outcome(entry: JournalEntry) -> Outcome:
+def load_outcome(entry: JournalEntry) -> Outcome:
     """The outcome of an intent that has ended, from the journal alone: nothing is sent."""
     answer = None
     if entry.status is not None and entry.answer_headers is not None:
@@ -358,8 +358,8 @@ def stored_outcome(entry: JournalEntry) -> Outcome:
 
 def _payload_needed(entry: JournalEntry) -> NotYet:
     detail = (
-        "this journal keeps digests, not payloads: make the same intent again with its name and payload, and send that "
-        "one, or use Journal(payloads=True)"
+        "this journal keeps digests, not payloads: create the same intent again with its name and payload, and send "
+        "that one, or use Journal(payloads=True)"
     )
     return NotYet("PAYLOAD_NEEDED", 0.0, entry.may_have_happened, None, detail)
 
@@ -375,9 +375,11 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
     match outcome:
         case Done(answer=answer):
             assert answer is not None
-            return Ending("done", None, plan.operation_url, lifetime, answer.status, _kept(answer.headers), answer.body)
+            return Ending(
+                "done", None, plan.operation_url, lifetime, answer.status, _without_cookies(answer.headers), answer.body
+            )
         case Refused(code=code, key_action="new", answer=answer):
-            body, headers = (answer.body, _kept(answer.headers)) if answer is not None else (None, None)
+            body, headers = (answer.body, _without_cookies(answer.headers)) if answer is not None else (None, None)
             return Ending(
                 "refused", code, plan.operation_url, lifetime, answer.status if answer else None, headers, body
             )
@@ -389,6 +391,6 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
             return Ending("open", code, plan.operation_url, lifetime, may_have_happened=maybe)
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+def _without_cookies(headers: Mapping[str, str]) -> dict[str, str]:
     """An answer's headers without its cookies."""
     return {name: text for name, text in headers.items() if name != "set-cookie"}

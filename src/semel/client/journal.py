@@ -1,4 +1,4 @@
-"""Where a client keeps its intents: key and payload digest, written before the first byte of a request leaves.
+"""The client's journal: stores keys and payload digests before the first byte of a request is sent.
 
 A journal is a small SQLite file of this client's own, readable by its user alone (or memory, by choice). It answers
 three questions after a crash: which intents are open, under which key each must go on, and whether a payload is the one
@@ -80,14 +80,14 @@ class PayloadMismatch(SemelError):
 
 
 class JournalSeals(Protocol):
-    """What a journal needs of a :class:`semel.sealing.sealer.Sealer`."""
+    """The part of :class:`semel.sealing.sealer.Sealer` that a journal needs."""
 
     def seal(self, text: bytes, about: bytes) -> bytes:
         """``text``, sealed for ``about`` alone."""
         ...
 
     def open(self, kept: bytes, about: bytes) -> bytes:
-        """What was sealed for ``about``."""
+        """Decrypt data that was sealed for ``about``."""
         ...
 
 
@@ -135,7 +135,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a ``send()`` leaves behind."""
+    """The result of a ``send()``."""
 
     state: IntentState
     code: str | None = None
@@ -235,8 +235,8 @@ class Journal:
         if stored.digest != entry.digest or other_name:
             which = f"the name {entry.name!r}" if entry.name is not None and stored.name == entry.name else "this key"
             raise PayloadMismatch(
-                f"{which} belongs to another request (its name, method, URL, media type or body differs), "
-                "and nothing was sent; a new wish needs a new intent, with another name"
+                f"{which} belongs to another request (its name, method, URL, media type or body differs), and nothing "
+                "was sent; a new command needs a new intent, with another name"
             )
         return stored
 
@@ -249,7 +249,7 @@ class Journal:
             now, wall = self._steady(), self._wall()
             entry = self._find(connection, key, None)
             if entry is None:
-                raise JournalError("the journal has no such intent any more; it was forgotten, or is another file")
+                raise JournalError("the journal no longer has this intent; it was deleted, or this is a different file")
             held = connection.execute(
                 "SELECT claim_token, claim_from, claim_until, claim_place, claim_pid FROM semel_intent "
                 "WHERE intent_key = ?",
@@ -280,7 +280,7 @@ class Journal:
             return changed.rowcount == 1
 
     def conclude(self, claim: SendingClaim, ending: Ending) -> None:
-        """Write what a ``send()`` came to, and give the claim back. Of a lost claim only an end is written."""
+        """Write the result of a ``send()``, and release the claim. For a lost claim, write only a final result."""
         key, now = claim.entry.key, self._wall()
         is_over = ending.state != "open"
         keep = self.payloads and is_over
@@ -335,7 +335,7 @@ class Journal:
                 (entry.key,),
             ).fetchone()
             if held is not None and held[0] <= now < held[1] and not _is_dead(held[2], held[3]):
-                raise JournalError("this intent is being sent by another process or thread: wait until that has ended")
+                raise JournalError("this intent is being sent by another process or thread: wait until it has ended")
             connection.execute("DELETE FROM semel_intent WHERE intent_key = ?", (entry.key,))
             return entry
 
@@ -384,20 +384,20 @@ class Journal:
         """One transaction that is on the disk when the block ends, or has never been."""
         try:
             if self._memory is not None:
-                with self._lock, _committed(self._memory):
+                with self._lock, _transaction(self._memory):
                     yield self._memory
                 return
-            with closing(_connect(self._path)) as connection, _committed(connection):
+            with closing(_connect(self._path)) as connection, _transaction(connection):
                 yield connection
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise JournalError(
                 f"the journal {self._path!r} cannot be used ({error}); check its folder, its disk and its permissions. "
-                "Nothing is sent that it does not know"
+                "The client sends only requests that the journal has stored"
             ) from error
 
 
 @contextmanager
-def _committed(connection: sqlite3.Connection) -> Iterator[None]:
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -421,7 +421,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         return
     [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if found or tables:
-        raise ConfigurationError(f"{path!r} is another program's database; give the journal a file of its own")
+        raise ConfigurationError(f"{path!r} is another program's database; give the journal its own file")
     for statement in _SCHEMA:
         connection.execute(statement)
 
@@ -436,7 +436,7 @@ def _make_private(path: str) -> None:
         why = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"the journal {path!r} cannot be created: {why}; correct the path") from None
     if sys.platform != "win32" and Path(path).is_file() and Path(path).stat().st_mode & 0o077:
-        raise ConfigurationError(f"the journal {path!r} holds keys, and other users may use it: chmod 600 {path}")
+        raise ConfigurationError(f"the journal {path!r} holds keys, and other users can access it: chmod 600 {path}")
 
 
 def _place() -> str | None:

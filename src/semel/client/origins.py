@@ -1,4 +1,4 @@
-"""What the requests to one origin share: its bucket of retries and its circuit breaker, safe between threads."""
+"""State shared by requests to one origin, safe between threads: the retry budget and the circuit breaker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a retrying client does next, without IO: one attempt, one event, one action.
+"""Decide a retrying client's next action, without IO: one attempt, one event, one action.
 
 A :class:`Plan` is driven by a loop that owns the sockets and the clock: it calls :meth:`Plan.start`, performs the
 :class:`Action`, and passes what came of it to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
@@ -59,7 +59,7 @@ _LINK: Final = re.compile(r'<([^>]*+)>\s*+((?:;\s*+[\w*-]++\s*+(?:=\s*+(?:"(?:[^
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much one ``send()`` may cost, and how many retries one origin may get.
+    """The limits of one ``send()``, and of the retries to one origin.
 
     Parameters:
         attempts: how often the request is sent, at most, 1 to 100.
@@ -101,7 +101,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """When an origin is left alone: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
+    """When to stop calling an origin: after ``failures`` in a row (no answer, 502, 503, 504), for ``seconds``.
 
     Then one request probes it: a success closes the breaker, a failure opens it again.
 
@@ -165,7 +165,7 @@ class Circuit:
         self._closed_until: float | None = None  # None: closed; otherwise no request before this time
 
     def state(self, now: float) -> Literal["closed", "open", "half-open"]:
-        """What the breaker would say now."""
+        """The breaker's state now."""
         if self._closed_until is None:
             return "closed"
         return "open" if now < self._closed_until else "half-open"
@@ -191,7 +191,7 @@ class Circuit:
 
 
 class Gate(Protocol):
-    """What all plans of one origin share."""
+    """The state shared by all plans for one origin."""
 
     def admit(self, now: float, *, retry: bool) -> NotNow | None:
         """None where an attempt may be made now."""
@@ -245,12 +245,12 @@ class Answered:
 
     @property
     def replayed(self) -> bool:
-        """Whether the server says that this is the stored answer of an earlier attempt."""
+        """Whether the server marks this as the stored answer of an earlier attempt."""
         return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
 
     @property
     def lifetime_seconds(self) -> float | None:
-        """How long the server says it remembers the key, from its ``Idempotency-Key-Lifetime``; None if it does not.
+        """The server's ``Idempotency-Key-Lifetime`` in seconds; None if it is absent.
 
         >>> Answered(201, {"idempotency-key-lifetime": "PT24H"}).lifetime_seconds
         86400.0
@@ -265,7 +265,7 @@ class Answered:
 
     @property
     def documentation(self) -> str | None:
-        """Where a refusal is explained, as the server wrote it: its ``describedby`` link, or its ``type`` as a URL.
+        """The URL of a refusal's explanation: its ``describedby`` link, or its ``type`` if that is a URL.
 
         >>> Answered(409, {"link": '</problems#x>; rel="describedby"'}).documentation
         '/problems#x'
@@ -467,7 +467,7 @@ class Plan:
         return self._send(now)
 
     def after(self, event: Event, now: float) -> Action:
-        """The next action, after what came of the last one."""
+        """The next action after this event."""
         pending = self._pending
         if isinstance(event, Waited):
             assert pending == "pause"
@@ -487,7 +487,7 @@ class Plan:
     def _send(self, now: float) -> Action:
         left = self._ends - now
         if left <= 0:
-            return self._give_up("DEADLINE", 0.0, "the budget's time is over")
+            return self._give_up("DEADLINE", 0.0, "the budget's time has run out")
         if self._first_sent is not None:
             key_left = self._first_sent + self.lifetime_seconds - now
             if key_left <= 0:
@@ -496,7 +496,7 @@ class Plan:
         retry = self.sends + self._sends_before > 0
         held = self._gate.admit(now, retry=retry) if self._gate is not None else None
         if held is not None:
-            return self._give_up(held.code, held.seconds, "this origin has had enough failures for now")
+            return self._give_up(held.code, held.seconds, "the circuit breaker for this origin is open")
         self.sends += 1
         if self._first_sent is None:
             self._first_sent = now
@@ -548,7 +548,7 @@ class Plan:
         self.operation_url = self._same_origin(answer.operation) or self.operation_url
         problem, status = answer.problem, answer.status
         if answer.replayed:
-            return self._stored(answer)
+            return self._finish_stored(answer)
         if problem.get("code") == OUTCOME_UNKNOWN:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
@@ -560,7 +560,7 @@ class Plan:
             self.may_have_happened |= ran
             return self._again(now, answer.code, answer, _detail(problem))
         if problem.get("keyAction") == "query":
-            detail = _detail(problem) or "the server has no answer to give: look for your business reference"
+            detail = _detail(problem) or "the server has no answer: look for your business reference"
             return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         if status >= 500 or status < 200:
             self.may_have_happened = True
@@ -568,25 +568,25 @@ class Plan:
         if status < 300 or status == 303:
             return Finish(Done(answer, replayed=False))
         if status < 400:
-            return self._redirected(answer)
-        return self._refused(answer)
+            return self._finish_redirect(answer)
+        return self._finish_refusal(answer)
 
-    def _stored(self, answer: Answered) -> Finish:
-        """The answer that an earlier attempt earned is final, whatever it says."""
+    def _finish_stored(self, answer: Answered) -> Finish:
+        """Finish: the stored answer of an earlier attempt is final."""
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
 
-    def _redirected(self, answer: Answered) -> Finish:
+    def _finish_redirect(self, answer: Answered) -> Finish:
         detail = (
-            "the server redirects, and a command is never sent on to another address: use the final URL, "
-            "and mind http:// and https://"
+            "the server redirects, and the client never follows a redirect with a command: use the final URL, and "
+            "check http:// and https://"
         )
         if answer.status == 302 or self.may_have_happened:  # many applications answer 302 after a success
             return Finish(InDoubt(REDIRECT, self.operation_url, answer, detail))
         return Finish(Refused(REDIRECT, "new", answer, detail))
 
-    def _refused(self, answer: Answered) -> Finish:
+    def _finish_refusal(self, answer: Answered) -> Finish:
         """A 4xx that no retry helps. After a lost attempt only the operation's own word counts as one."""
         problem = answer.problem
         action = problem.get("keyAction")
@@ -595,7 +595,7 @@ class Plan:
         )
         detail = _detail(problem)
         if self.may_have_happened and not own_word:
-            detail = detail or "an earlier attempt may have succeeded, and this refusal does not speak of it"
+            detail = detail or "an earlier attempt may have succeeded, and this refusal says nothing about it"
             return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         if action == "keep" or (action != "new" and answer.status in (401, 403, 407)):
             return Finish(Refused(answer.code, "keep", answer, detail))
@@ -642,7 +642,7 @@ class Plan:
         return self._pause_and_ask(now, event.retry_after)
 
     def _in_doubt(self, detail: str) -> Finish:
-        detail = detail or "the server cannot say yet whether it happened: ask the operation, keep the key"
+        detail = detail or "the server does not know yet whether it happened: query the operation, keep the key"
         return Finish(InDoubt(self._doubt, self.operation_url, self._last, detail))
 
     def _same_origin(self, link: str | None) -> str | None:

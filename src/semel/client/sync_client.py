@@ -1,4 +1,4 @@
-"""The blocking client: performs what the conversation asks for, on httpx."""
+"""The blocking client, on httpx: performs the actions of the conversation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from semel.client.intents import (
     Progress,
     Sleep,
     Transmit,
-    answered,
     key_of_child,
     no_answer,
+    to_answered,
 )
 from semel.client.journal import IntentState, Journal, JournalEntry, SendingClaim
 from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
@@ -49,7 +49,7 @@ class Intent:
 
     @property
     def state(self) -> IntentState:
-        """What the journal said when this object was made: open, done, refused or doubt."""
+        """The journal's state of the intent when this object was made: open, done, refused or doubt."""
         return self._entry.state
 
     def send(self, *, seconds: float | None = None) -> Outcome:
@@ -66,7 +66,7 @@ class Intent:
         return key_of_child(self.key, name, ordinal)
 
     def child(self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]) -> Intent:
-        """An intent of its own under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
+        """A separate intent under a derived key: ``intent.child("mail", "POST", "/mails", json={...})``."""
         return self._client._intent(method, url, None, self.key_for(name, ordinal), self.key, body)
 
 
@@ -151,7 +151,7 @@ class Client:
         return self._intent(method, url, name, key, None, body)
 
     def resume(self, *, limit: int = 1000) -> list[tuple[Intent, Outcome]]:
-        """Send what is open in the journal, oldest first, each with its own key and within the key's lifetime.
+        """Send the journal's open intents, oldest first, each with its own key and within the key's lifetime.
 
         Returns each intent with its outcome. One whose payload was not kept has the outcome NotYet, with the code
         ``PAYLOAD_NEEDED``.
@@ -201,7 +201,7 @@ class Client:
             return NoAnswer(f"no whole answer within {step.seconds:.1f} s")
         except httpx.RequestError as error:
             return no_answer(error)
-        return answered(response, time.time())
+        return to_answered(response, time.time())
 
     def _build(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> httpx.Request:
         return self._http.build_request(method, url, headers=dict(headers), content=body)

@@ -17,7 +17,7 @@ import anyio
 import httpx
 
 from semel.client.deadline import DeadlineOver, left_seconds, within
-from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, answered, no_answer, quoted
+from semel.client.intents import KEY_HEADER, LOG, Sleep, Transmit, no_answer, quote_key, to_answered
 from semel.client.origins import Origins
 from semel.client.plan import (
     Answered,
@@ -47,7 +47,7 @@ class NotSent(httpx.TransportError):
 
 
 class _Retrying:
-    """What both transports share."""
+    """The shared part of both transports."""
 
     def __init__(self, budget: Budget | None, breaker: Breaker | None, add_key: bool, bare: bool) -> None:
         self._budget = budget or Budget()
@@ -68,12 +68,12 @@ class _Retrying:
             return request.method in _READS
         if not isinstance(request.stream, httpx.ByteStream):
             raise ConfigurationError(
-                "a body from a generator or a file can be sent once only, and a retry needs the same bytes: give "
-                "content= bytes or json=, or let this transport leave such requests alone with add_key=False"
+                "a body from a generator or a file can be sent only once, and a retry needs the same bytes: give "
+                "content= bytes or json=, or exempt such requests with add_key=False"
             )
         if not has_key:
             key = str(uuid.uuid4())
-            request.headers[KEY_HEADER] = key if self._bare else quoted(key)
+            request.headers[KEY_HEADER] = key if self._bare else quote_key(key)
         return True
 
     def _steps(self, request: httpx.Request) -> _Steps:
@@ -258,7 +258,7 @@ def _came(response: httpx.Response) -> _Came:
         copy.read()
     except httpx.DecodingError as error:
         return NoAnswer(f"{type(error).__name__}: {error}"), error
-    return answered(copy, time.time()), response
+    return to_answered(copy, time.time()), response
 
 
 def _late(step: Transmit) -> _Came:

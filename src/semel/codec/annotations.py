@@ -1,4 +1,4 @@
-"""From an annotation to the shape of its values; what has no safe form is refused before anything runs."""
+"""Turn an annotation into the shape of its values; refuse types without a safe form before anything runs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Shapes:
         try:
             hints = _field_types(kind, args, where)
             if isinstance(shape, MembersShape):
-                shape.required = _required(kind)
+                shape.required = _required_members(kind)
             shape.fields = {name: self.of(hints.get(name, Any), f"{where}: {shape.name}.{name}") for name in names}
         except ConfigurationError:
             self._known.clear()  # others may hold this one, which has no fields
@@ -134,7 +134,7 @@ class Shapes:
 
 
 def _is_computed(kind: Any, each: dataclasses.Field[Any]) -> bool:
-    """Whether a field is a method of its class, as a GraphQL type's resolvers are: it has no value of its own."""
+    """Whether a field is a method of its class, such as a GraphQL type's resolver: it has no value."""
     return not each.init and inspect.isroutine(getattr(kind, each.name, None))
 
 
@@ -142,7 +142,7 @@ _UNDECLARED: Final = (Any, object, inspect.Parameter.empty)
 
 
 def _plain_annotation(annotation: Any) -> Any:
-    """Without what says nothing about the form: Annotated, NewType, type aliases, Final and ClassVar."""
+    """The annotation without Annotated, NewType, type aliases, Final and ClassVar."""
     while True:
         if typing.get_origin(annotation) in (typing.Annotated, typing.Final):
             annotation = typing.get_args(annotation)[0]
@@ -165,12 +165,12 @@ def _field_types(kind: Any, args: tuple[Any, ...], where: str) -> dict[str, Any]
             "and import it outside `if TYPE_CHECKING`"
         ) from None
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise ConfigurationError(f"{where}: {kind_name(kind)} has an InitVar, which is not kept; make it a field")
+        raise ConfigurationError(f"{where}: {kind_name(kind)} has an InitVar, which is not stored; make it a field")
     given = dict(zip(getattr(kind, "__parameters__", ()), args, strict=False))
     return {name: _with_arguments(hint, given) for name, hint in hints.items()}
 
 
-def _required(kind: Any) -> frozenset[str]:
+def _required_members(kind: Any) -> frozenset[str]:
     """The members that a TypedDict must have; its own list overlooks NotRequired in annotations that are texts."""
     said = {name: typing.get_origin(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
     own: frozenset[str] = kind.__required_keys__

@@ -1,4 +1,4 @@
-"""Values without a declared type, as JSON that says itself what it holds.
+"""Encode values without a declared type as self-describing JSON.
 
 JSON's own values are written as they are. Tuples, sets, mappings with other keys and the types of ``scalars`` are
 written as an object with one member, whose name is a dollar sign and the type: ``{"$decimal": "1.10"}``. Classes
@@ -71,11 +71,11 @@ def from_plain(form: Any) -> Any:
     if len(form) == 1:
         [(name, inner)] = form.items()
         if name.startswith("$"):
-            return _tagged(name[1:], inner)
+            return _read_tagged(name[1:], inner)
     return {key: from_plain(item) for key, item in form.items()}
 
 
-def _tagged(tag: str, inner: Any) -> Any:
+def _read_tagged(tag: str, inner: Any) -> Any:
     scalar = BY_TAG.get(tag)
     if scalar is not None:
         return scalar.read(inner)
@@ -86,7 +86,7 @@ def _tagged(tag: str, inner: Any) -> Any:
             return _CONTAINERS[tag](inner)
         except (TypeError, ValueError):  # what no set and no key can hold, or no pair
             raise Mismatch(f"not a {tag}") from None
-    raise Mismatch(f"nothing is written as ${tag}")
+    raise Mismatch(f"there is no tag ${tag}")
 
 
 _CONTAINERS: Final[Mapping[str, Callable[[list[Any]], Any]]] = {

@@ -1,4 +1,4 @@
-"""What is kept of a function's end: its result, or a declared exception, as JSON; and how it is given again.
+"""Encode a function's result or declared exception as JSON, and restore it.
 
 The first caller gets what went through the store's form, so that it is exactly what every replay gets.
 """
@@ -20,7 +20,7 @@ HEADER: Final = b"semel-result"
 RETURNED: Final = b"returned"
 RAISED: Final = b"raised"
 _JSON: Final = (b"content-type", b"application/json")
-_NEVER_REPLAYED: Final = "a refusal is a type of its own: declare the exceptions that say so, such as CardDeclined"
+_NEVER_REPLAYED: Final = "a refusal needs its own type: declare specific exceptions, such as CardDeclined"
 
 
 class KeptResult(NamedTuple):
@@ -40,17 +40,15 @@ def keep_error(error: Exception, declared: tuple[type[Exception], ...]) -> KeptR
     """The answer that keeps a declared exception: its type, its args and its attributes. Raises Unserialisable."""
     name = type(error).__qualname__
     if _type_of(name, declared) is not type(error):
-        raise Unserialisable(f"the exception {name}", "is not the only declared one of this name", "rename one of them")
+        raise Unserialisable(f"the exception {name}", "shares its name with another declared one", "rename one of them")
     body, again = _round_trip(error, _error_form, lambda form: _error(form, declared))
     for lost in _members(error):
         if getattr(error, lost, None) != getattr(again, lost, None):
-            raise Unserialisable(
-                f"{name}.{lost}", "is neither in its args nor in its attributes", "keep it in self.args"
-            )
+            raise Unserialisable(f"{name}.{lost}", "is not in its args or its attributes", "keep it in self.args")
     return KeptResult(Answer(None, (_JSON, (HEADER, RAISED)), body), again)
 
 
-def given(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:
+def restore_result(answer: Answer, shape: Shape, declared: tuple[type[Exception], ...]) -> Any:
     """The result that an answer keeps. Raises the exception that it keeps instead, or Mismatch."""
     raised = (HEADER, RAISED) in answer.headers
     try:
@@ -72,11 +70,11 @@ def _round_trip(value: Any, encode: Callable[[Any], Any], decode: Callable[[Any]
             "the result", f"is nested deeper than {DEPTH_MAX} levels", "return a flatter one"
         ) from None
     except UnicodeEncodeError:
-        raise Unserialisable("the result", "holds a text with half a surrogate pair", "return valid Unicode") from None
+        raise Unserialisable("the result", "contains a text with a lone surrogate", "return valid Unicode") from None
     except (Mismatch, ValueError) as error:
         raise Unserialisable("the result", f"cannot be read back ({error})", _OTHER) from error
     if not same:
-        raise Unserialisable("the result", "is another one when it is read back", _OTHER)
+        raise Unserialisable("the result", "changes when it is read back", _OTHER)
     return body, again
 
 
@@ -107,7 +105,7 @@ def check_replays(
 
 
 def _types(declared: tuple[type[Exception], ...]) -> Iterator[type[Exception]]:
-    """The declared types and what this process knows of their subclasses."""
+    """The declared types, and the subclasses that this process knows."""
     for kind in declared:
         yield kind
         yield from _types(tuple(type.__subclasses__(kind)))
@@ -119,7 +117,7 @@ def _type_of(name: Any, declared: tuple[type[Exception], ...]) -> type[Exception
 
 
 def _arguments(error: Exception) -> tuple[Any, ...]:
-    """What the exception was made of. An OSError's own args leave its file names out; what it says to copy does not."""
+    """The arguments of an exception. An OSError's args lack its file names; its copy protocol has them."""
     own = isinstance(type(error).__reduce__, types.MethodDescriptorType)
     return tuple(error.__reduce__()[1]) if own else error.args
 
@@ -134,7 +132,7 @@ def _error_form(error: Exception) -> Any:
 
 
 def _members(error: Exception) -> Iterator[str]:
-    """What an exception holds besides args and attributes: slots, and the members of some of Python's own types."""
+    """The state of an exception besides args and attributes: slots, and members of some of Python's own types."""
     for kind in type(error).__mro__:
         if kind not in (BaseException, object):
             for name, member in vars(kind).items():

@@ -1,4 +1,4 @@
-"""What a declared type looks like as JSON: strict both ways, so that what is read back is what was written.
+"""Encode and decode declared types as JSON, strictly both ways: a value reads back as it was written.
 
 A shape takes exactly its type, no subclass: one would come back as its base. ``semel.codec.structures`` has the
 shapes of classes with fields, ``semel.codec.annotations`` finds the shape of an annotation.
@@ -30,9 +30,9 @@ class Shape(Protocol):
 
 
 def wrong(where: str, value: object, name: str) -> Unserialisable:
-    """The error of a value that is not what its annotation says."""
+    """The error for a value that does not match its annotation."""
     return Unserialisable(
-        where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly what the annotation says"
+        where, f"is a {kind_name(type(value))}, declared as {name}", "return exactly the annotated type"
     )
 
 
@@ -133,7 +133,7 @@ class OneOf:
 
     def encode(self, value: Any, where: str) -> Any:
         if not self._has(value):
-            raise Unserialisable(where, f"is none of {self.name}", "return exactly what the annotation says")
+            raise Unserialisable(where, f"is none of {self.name}", "return exactly the annotated type")
         return value
 
     def decode(self, form: Any) -> Any:
@@ -247,7 +247,7 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """One of several types; the form says by name which."""
+    """One of several types; the JSON form names it."""
 
     arms: Mapping[str, Shape]
 
@@ -289,7 +289,7 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of a class of your own are written, where Semel knows no form for it.
+    """Encodes a class of your own that Semel has no form for.
 
     Parameters: ``kind``, exactly that class; ``encode`` makes of a value JSON values, tuples, sets, bytes, Decimal,
     UUID, dates or times; ``decode`` makes the value again. It serves results and, for fingerprints, arguments.

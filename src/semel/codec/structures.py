@@ -86,7 +86,7 @@ class MembersShape:
         missing, unknown = self.required - value.keys(), value.keys() - self.fields.keys()
         if missing or unknown:
             which = f"lacks {sorted(missing)!r}" if missing else f"has {sorted(map(str, unknown))!r} besides"
-            raise Unserialisable(where, f"{which}, declared as {self.name}", "return exactly what the annotation says")
+            raise Unserialisable(where, f"{which}, declared as {self.name}", "return exactly the annotated type")
         return {name: self.fields[name].encode(item, f"{where}[{name!r}]") for name, item in value.items()}
 
     def decode(self, form: Any) -> Any:
@@ -112,7 +112,7 @@ class PydanticModel:
         except Exception as error:
             raise Unserialisable(where, f"is not dumped by pydantic ({type(error).__name__})", _LOSES) from error
         if not same:
-            raise Unserialisable(where, "is another one after model_dump and model_validate", _LOSES)
+            raise Unserialisable(where, "changes in model_dump and model_validate", _LOSES)
         return form
 
     def decode(self, form: Any) -> Any:
@@ -144,7 +144,7 @@ class MsgspecStruct:
         except Exception as error:
             raise Unserialisable(where, f"is not encoded by msgspec ({type(error).__name__})", _LOSES) from error
         if not same:
-            raise Unserialisable(where, "is another one after msgspec has encoded and decoded it", _LOSES)
+            raise Unserialisable(where, "changes when msgspec encodes and decodes it", _LOSES)
         return form
 
     def decode(self, form: Any) -> Any:
@@ -155,7 +155,7 @@ class MsgspecStruct:
             raise Mismatch(f"msgspec refuses it as {self.name}") from error
 
 
-_LOSES = "let it keep all its fields in JSON, with their types"
+_LOSES = "make it store all its fields in JSON, with their types"
 
 
 def model_of(kind: type) -> Shape | None:

@@ -1,4 +1,4 @@
-"""Conformance of any HTTP API: does an ``Idempotency-Key`` endpoint, in any language, do what it should?
+"""Test the conformance of any HTTP API: does its ``Idempotency-Key`` endpoint behave as it should?
 
 The catalogue of checks is data (``catalogue.toml``); ``checks.py`` performs them over the wire.
 """

@@ -1,4 +1,4 @@
-"""The case file: how to send a valid request to an API, and how to count what it does. TOML, every mistake named."""
+"""The case file in TOML: how to send a valid request to an API and count its effects. Errors name each mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class EffectCount:
-    """How effects are counted: exactly one of ``get``, ``sql``, ``file``, ``command``, ``webhook``.
+    """How to count effects: exactly one of ``get``, ``sql``, ``file``, ``command``, ``webhook``.
 
     ``settle_seconds`` passes before each count, for effects that happen after the answer.
     """
@@ -67,7 +67,7 @@ Hook = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much load is made. The upper bounds cannot be raised: this is a test of correctness, not of capacity."""
+    """The limits of the load. The upper bounds cannot be raised: this tests correctness, not capacity."""
 
     rounds: int = 20
     parallel: int = 40
@@ -223,9 +223,9 @@ def _case(top: _Table) -> Case:
     if top.number("format", FORMAT, 0, 1000) != FORMAT:
         raise CaseError(f"format must be {FORMAT}: this version of semel reads no other")
     if "request" not in top.data:
-        raise CaseError("request is missing: a table [request] with path and json of a valid request")
+        raise CaseError("request is missing: add a table [request] with path and json of a valid request")
     if "effects" not in top.data:
-        raise CaseError("effects is missing: a table [effects] that says how effects are counted, such as get")
+        raise CaseError("effects is missing: add a table [effects] that defines how to count effects, such as get")
     request = _request(top.table("request"), None, set())
     requests = {
         name: _request(top.table(name), request, {"seconds"} if name == "slow" else set())
@@ -345,7 +345,7 @@ def _hooks(table: _Table) -> tuple[dict[str, Hook], Callable[[str], float]]:
         ("store_on", "store_off", "store_hang"),
     ):
         if one in hooks and not any(other in hooks for other in others):
-            raise CaseError(f"hooks.{one} needs hooks.{others[0]}: what is taken away has to come back")
+            raise CaseError(f"hooks.{one} needs hooks.{others[0]}: the tool must be able to restart it")
     return hooks, lambda name: table.number(name, 0.0, 0.0, 10_000_000.0)
 
 

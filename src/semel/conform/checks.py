@@ -1,4 +1,4 @@
-"""What each check of the catalogue does on the wire. A check returns where all is well, and raises Failed otherwise."""
+"""The implementation of each check of the catalogue. A check returns if it passes, and raises Failed otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(name: str) -> Callable[[Perform], Perform]:
 
 
 def missing(wanted: Check, case: Case) -> str:
-    """What the case lacks for a check; empty where it has all."""
+    """The parts of the case that a check lacks; empty if it has all."""
     has = {
         **{name: name in case.requests for name in REQUESTS},
         "numbers": "number_a" in case.requests,
@@ -71,12 +71,12 @@ def missing(wanted: Check, case: Case) -> str:
 # --- helpers ---
 
 
-def marked(t: Try, reply: Reply) -> bool:
-    """Whether an answer says that it is a replay."""
+def is_marked(t: Try, reply: Reply) -> bool:
+    """Whether an answer is marked as a replay."""
     return (reply.header(t.case.replayed_header) or "").strip().lower() in ("true", "?1", "1")
 
 
-async def refused(t: Try, lines: Sequence[bytes]) -> None:
+async def expect_refusal(t: Try, lines: Sequence[bytes]) -> None:
     """A request with such key lines must get a 4xx and do nothing."""
     reply = await t.send(None, lines=lines)
     if not 400 <= reply.status < 500:
@@ -110,7 +110,7 @@ async def twice(t: Try, request: Request | None = None) -> tuple[Reply, Reply]:
 
 async def not_replayed(t: Try, first: Reply, other: Reply, what: str) -> None:
     """An answer to another request must not be the first one's."""
-    if other.ok and (marked(t, other) or (other.body == first.body and first.body)):
+    if other.ok and (is_marked(t, other) or (other.body == first.body and first.body)):
         raise Failed(f"{what} got {other.text()} with the first request's answer")
     if other.status >= 500 or not other.status:
         raise Failed(f"{what} got {other.text()}")
@@ -122,7 +122,7 @@ async def crowd(t: Try, requests: Sequence[tuple[str, Request | None]]) -> list[
 
 
 def tally(replies: Sequence[Reply]) -> str:
-    """How often which answer came."""
+    """Count equal answers."""
     texts = [reply.text() for reply in replies]
     return ", ".join(f"{texts.count(text)} × {text}" for text in sorted(set(texts)))
 
@@ -144,7 +144,7 @@ def has_link(reply: Reply) -> bool:
     return any(isinstance(value, str) and "://" in value for value in problem(reply).values())
 
 
-def padded(request: Request, size: int) -> Request:
+def pad(request: Request, size: int) -> Request:
     """A JSON body with so much white space in front."""
     return request.with_body(b" " * size + request.body)
 
@@ -220,43 +220,43 @@ async def _(t: Try) -> None:
 
 @check("key-bad-escape")
 async def _(t: Try) -> None:
-    await refused(t, [b'"' + t.key().encode() + b'\\n"'])
+    await expect_refusal(t, [b'"' + t.key().encode() + b'\\n"'])
 
 
 @check("key-unterminated")
 async def _(t: Try) -> None:
-    await refused(t, [b'"' + t.key().encode()])
+    await expect_refusal(t, [b'"' + t.key().encode()])
 
 
 @check("key-trailing")
 async def _(t: Try) -> None:
-    await refused(t, [b'"' + t.key().encode() + b'" x'])
+    await expect_refusal(t, [b'"' + t.key().encode() + b'" x'])
 
 
 @check("key-doubled")
 async def _(t: Try) -> None:
-    await refused(t, [t.spell(t.key()), t.spell(t.key())])
+    await expect_refusal(t, [t.spell(t.key()), t.spell(t.key())])
 
 
 @check("key-doubled-same")
 async def _(t: Try) -> None:
     key = t.spell(t.key())
-    await refused(t, [key, key])
+    await expect_refusal(t, [key, key])
 
 
 @check("key-list")
 async def _(t: Try) -> None:
-    await refused(t, [t.spell(t.key()) + b", " + t.spell(t.key())])
+    await expect_refusal(t, [t.spell(t.key()) + b", " + t.spell(t.key())])
 
 
 @check("key-empty")
 async def _(t: Try) -> None:
-    await refused(t, [b""])
+    await expect_refusal(t, [b""])
 
 
 @check("key-empty-string")
 async def _(t: Try) -> None:
-    await refused(t, [b'""'])
+    await expect_refusal(t, [b'""'])
 
 
 @check("key-255")
@@ -273,17 +273,17 @@ async def _(t: Try) -> None:
 
 @check("key-too-long")
 async def _(t: Try) -> None:
-    await refused(t, [t.spell(t.key().ljust(HUGE_KEY, "x"))])
+    await expect_refusal(t, [t.spell(t.key().ljust(HUGE_KEY, "x"))])
 
 
 @check("key-non-ascii")
 async def _(t: Try) -> None:
-    await refused(t, [t.spell(t.key()).replace(b"conform", "clé".encode())])
+    await expect_refusal(t, [t.spell(t.key()).replace(b"conform", "clé".encode())])
 
 
 @check("key-control")
 async def _(t: Try) -> None:
-    await refused(t, [t.spell(t.key()).replace(b"conform", b"a\x01b")])
+    await expect_refusal(t, [t.spell(t.key()).replace(b"conform", b"a\x01b")])
 
 
 @check("key-case")
@@ -401,13 +401,13 @@ async def _(t: Try) -> None:
 @check("replay-marked")
 async def _(t: Try) -> None:
     _, again = await twice(t)
-    if again.ok and not marked(t, again):
+    if again.ok and not is_marked(t, again):
         raise Failed(f"the retry's answer has no {t.case.replayed_header}: true")
 
 
 @check("replay-first-unmarked")
 async def _(t: Try) -> None:
-    if marked(t, await t.first(t.key())):
+    if is_marked(t, await t.first(t.key())):
         raise Failed(f"the first answer has {t.case.replayed_header}: true")
 
 
@@ -467,7 +467,7 @@ async def _(t: Try) -> None:
 
 @check("replay-large-body")
 async def _(t: Try) -> None:
-    large = padded(t.case.request, PADDING)
+    large = pad(t.case.request, PADDING)
     key = t.key()
     first, again = await t.send(key, large), await t.send(key, large)
     if not first.ok and 400 <= first.status < 500:
@@ -479,7 +479,7 @@ async def _(t: Try) -> None:
 
 @check("replay-huge-body")
 async def _(t: Try) -> None:
-    huge = padded(t.case.request, t.case.limits.body_bytes)
+    huge = pad(t.case.request, t.case.limits.body_bytes)
     key = t.key()
     first = await t.send(key, huge)
     again = await t.send(key, huge)
@@ -578,7 +578,7 @@ async def _mismatch(t: Try) -> tuple[Reply, Reply, str]:
 @check("other-body")
 async def _(t: Try) -> None:
     first, other, _ = await _mismatch(t)
-    if other.ok and (marked(t, other) or other.body == first.body):
+    if other.ok and (is_marked(t, other) or other.body == first.body):
         raise Failed(f"another payload got the first answer ({other.text()})")
     await t.expect_effects(1, f"another payload got {other.text()}")
 
@@ -602,11 +602,11 @@ async def _(t: Try) -> None:
 @check("other-large-body")
 async def _(t: Try) -> None:
     key = t.key()
-    first = await t.send(key, padded(t.case.request, PADDING))
+    first = await t.send(key, pad(t.case.request, PADDING))
     if not first.ok:
         raise NotTried(f"the API takes no body of {PADDING} bytes ({first.text()})")
-    other = await t.send(key, padded(t.needs("other"), PADDING))
-    if other.ok and (marked(t, other) or other.body == first.body):
+    other = await t.send(key, pad(t.needs("other"), PADDING))
+    if other.ok and (is_marked(t, other) or other.body == first.body):
         raise Failed(f"a body that differs after {PADDING} bytes got the first answer ({other.text()})")
     await t.expect_effects(1, f"a body that differs after {PADDING} bytes got {other.text()}")
 
@@ -650,7 +650,7 @@ async def _(t: Try) -> None:
     key, request = t.key(), t.case.request
     first = await t.first(key)
     other = await t.send(key, Request("GET", request.path, b"", "", request.headers))
-    if other.ok and (marked(t, other) or (other.body == first.body and first.body)):
+    if other.ok and (is_marked(t, other) or (other.body == first.body and first.body)):
         raise Failed(f"GET with the same key got {other.text()} with the first request's answer")
     await t.expect_effects(1, f"GET got {other.text()}")
 
@@ -661,7 +661,7 @@ async def _(t: Try) -> None:
     first = await t.first(key)
     other = await t.send(key, Request("HEAD", request.path, b"", "", request.headers))
     place = first.header("location")
-    if other.ok and (marked(t, other) or (place is not None and other.header("location") == place)):
+    if other.ok and (is_marked(t, other) or (place is not None and other.header("location") == place)):
         raise Failed(f"HEAD with the same key got {other.text()} with the first request's headers")
     await t.expect_effects(1, f"HEAD got {other.text()}")
 
@@ -687,7 +687,7 @@ async def _(t: Try) -> None:
     if not first.ok:
         return
     again = await t.send(key)
-    if again.ok and (marked(t, again) or again.body == first.body):
+    if again.ok and (is_marked(t, again) or again.body == first.body):
         raise Failed(f"a body with {name!r} twice and one with it once are taken for the same ({again.text()})")
 
 
@@ -739,7 +739,7 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     reply = await t.send(t.key(), t.case.request.with_body(t.case.request.body.rstrip()[:-1]))
     if not 400 <= reply.status < 500:
-        raise Failed(f"half a JSON document got {reply.text()}, not a 4xx")
+        raise Failed(f"a truncated JSON document got {reply.text()}, not a 4xx")
     await t.expect_effects(0, reply.text())
 
 
@@ -895,7 +895,7 @@ async def _(t: Try) -> None:
 
 
 async def _status(t: Try) -> tuple[str, str, Reply, Request]:
-    """A key, the link to its operation's status, and what the link leads to."""
+    """A key, the link to its operation's status, and the link's target."""
     key = t.key()
     first = await t.first(key)
     link = status_link(", ".join(value for name, value in first.headers if name.lower() == "link"))
@@ -964,7 +964,7 @@ async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key)
     other = await t.send(key, caller={})
-    if other.ok and (marked(t, other) or other.body == first.body):
+    if other.ok and (is_marked(t, other) or other.body == first.body):
         raise Failed(f"a request without credentials got {other.text()} with the first caller's answer")
 
 

@@ -46,7 +46,7 @@ class Counter:
         await self._sink.close()
 
     async def count(self, *, both: bool = False) -> int:
-        """How many effects there are; with ``both``, those of the two callers together. Raises CountError."""
+        """Count the effects; with ``both``, those of both callers. Raises CountError."""
         effects = self._case.effects
         if effects.settle_seconds:
             await asyncio.sleep(effects.settle_seconds)

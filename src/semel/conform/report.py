@@ -1,4 +1,4 @@
-"""What a run found: for people (text, Markdown, HTML) and for machines (JSON with a version, JUnit)."""
+"""Report a run's findings: text, Markdown and HTML for people, versioned JSON and JUnit for machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS: Final = {"passed": "ok", "failed": "FAILED", "not-tried": "not tried"}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one check: ``outcome`` is passed, failed or not-tried; ``came`` says what came, or what lacks."""
+    """The result of one check: ``outcome`` is passed, failed or not-tried; ``came`` is what it observed or lacked."""
 
     check: Check
     outcome: str
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def failed(self) -> tuple[Result, ...]:
-        """What failed."""
+        """The failed checks."""
         return tuple(each for each in self.results if each.outcome == "failed")
 
     @property
@@ -61,7 +61,7 @@ class Report:
         )
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many of each level came out how."""
+        """Count the outcomes by level."""
         counted = Counter((each.check.level, each.outcome) for each in self.results)
         return {level: {outcome: counted[level, outcome] for outcome in _WORDS} for level in ("must", "should", "best")}
 
@@ -82,7 +82,7 @@ class Report:
         for each in self.results:
             if each.outcome == "failed":
                 found += [("", ""), ("red" if each.check.level != "best" else "yellow", _title(each))]
-                found += [("", line) for label, text in each.finding() for line in _labelled(label, text)]
+                found += [("", line) for label, text in each.finding() for line in _label_lines(label, text)]
             elif every:
                 found.append(("", f"{_WORDS[each.outcome]:<9} {each.check.id}"))
         lacks: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ class Report:
                 lacks.setdefault(each.came, []).append(each.check.id)
         if lacks:
             found += [("", ""), ("bold", "not tried")]
-            found += [("", line) for why, ids in lacks.items() for line in _labelled("", f"{why}: {', '.join(ids)}")]
+            found += [("", line) for why, ids in lacks.items() for line in _label_lines("", f"{why}: {', '.join(ids)}")]
         return [*found, ("", ""), ("green" if self.ok else "red", f"{self.summary()} ({self.seconds:.1f} s)")]
 
     def document(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _title(result: Result) -> str:
     return f"{result.check.level.upper()} {result.check.id}: {result.check.title}"
 
 
-def _labelled(label: str, text: str) -> list[str]:
+def _label_lines(label: str, text: str) -> list[str]:
     first = f"   {label + ':':<8}" if label else "   "
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
 

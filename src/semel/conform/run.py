@@ -21,12 +21,12 @@ IN_PROGRESS: Final = frozenset({409, 425, 429, 503})
 
 
 def now() -> float:
-    """The event loop's clock, by which every wait is measured."""
+    """The event loop's clock, which measures every wait."""
     return asyncio.get_running_loop().time()
 
 
 class CannotRun(Exception):
-    """The API cannot be tested as it is: ``reason`` says why, ``remedy`` what to change."""
+    """The API cannot be tested: ``reason`` explains why, ``remedy`` what to change."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"cannot run: {reason}; {remedy}")
@@ -35,16 +35,16 @@ class CannotRun(Exception):
 
 
 class Failed(Exception):
-    """A check failed; the message is what came."""
+    """A check failed; the message is its observation."""
 
 
 class NotTried(Exception):
-    """A check could not be made; the message says what is missing."""
+    """A check could not run; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which checks are run: a profile, levels, and ids or prefixes of ids (empty: all). Raises ValueError."""
+    """The selected checks: a profile, levels, and ids or prefixes of ids (empty: all). Raises ValueError."""
 
     profile: str = "draft-07"
     levels: Sequence[str] = LEVELS
@@ -75,7 +75,7 @@ def _matches(check: str, name: str) -> bool:
 
 
 class Try:
-    """What one check works with: it sends requests and counts effects since the check began."""
+    """The tools of one check: it sends requests, and counts effects since the check began."""
 
     def __init__(self, target: Target, case: Case, counter: Counter, profile: str, unit: int) -> None:
         self.target = target
@@ -141,7 +141,7 @@ class Try:
         chunked: bool = False,
         key_name: str = "",
     ) -> Reply:
-        """Send one request on a connection of its own."""
+        """Send one request on a new connection."""
         what = request or self.case.request
         data = self.encode(key, what, lines=lines, caller=caller, chunked=chunked, key_name=key_name)
         return await exchange(self.target, data, what.method, self.case.limits.timeout_seconds)
@@ -163,7 +163,7 @@ class Try:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def grown(self) -> int:
-        """How many effects this check has made."""
+        """The number of effects of this check."""
         extra = await self._counter.count(both=self._both) - self._before
         return -(-extra // self._unit)
 
@@ -237,7 +237,7 @@ async def conform(
                 failed = {each.check.id for each in results if each.outcome == "failed"}
                 cause = next((name for name in check.after if name in failed), None)
                 if cause is not None:
-                    results.append(Result(check, "not-tried", f"{cause} failed, so this would say nothing new"))
+                    results.append(Result(check, "not-tried", f"{cause} failed, so this check would add nothing"))
                     continue
                 result = await _perform(check, Try(target, case, counter, chosen.profile, unit))
                 if not await _listens(target):
@@ -281,8 +281,11 @@ async def _refuse_strangers(target: Target, own_api: bool) -> None:
         raise CannotRun(f"the host {target.host} has no address", "correct the URL") from None
     if not private and not own_api:
         raise CannotRun(
-            f"{target.host} is neither a loopback nor a private address, and this sends wrong and many requests",
-            "test your own API on your own machine, or say that it is yours: --i-own-this-api",
+            (
+                f"{target.host} is neither a loopback nor a private address, and the tool sends many requests, some of "
+                "them invalid"
+            ),
+            "test your own API on your own machine, or confirm that it is yours: --i-own-this-api",
         )
 
 
@@ -327,7 +330,7 @@ async def _baseline(attempt: Try) -> int:
     if grown < 1:
         raise CannotRun(
             f"{where} answered {reply.text()}, and the count of effects did not grow",
-            "correct [effects], or test an operation that does something: a server that does nothing proves nothing",
+            "correct [effects], or test an operation that has an effect: a server without effects proves nothing",
         )
     return grown
 
@@ -339,7 +342,7 @@ async def _check_count(attempt: Try) -> None:
     if reply.ok and await attempt.grown() < 1:
         raise CannotRun(
             "the count of effects has stopped growing during the checks",
-            "count in [effects] with something that has neither pages nor a limit",
+            "in [effects], use a count that has no pages and no limit",
         )
 
 

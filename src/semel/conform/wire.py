@@ -24,7 +24,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go. ``base`` is the path that every request's path follows."""
+    """The target of requests. ``base`` is the prefix of every request's path."""
 
     scheme: str
     host: str
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came: an answer, or ``trouble`` (why there is none)."""
+    """A reply: an answer, or ``trouble``, the reason that there is none."""
 
     status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
@@ -152,7 +152,7 @@ class Connection:
             await self._writer.drain()
 
     async def some(self) -> bytes:
-        """The first bytes of what comes."""
+        """The first received bytes."""
         return await self._reader.read(1)
 
     def reset(self) -> None:
@@ -187,7 +187,7 @@ class Connection:
         return Reply(status, tuple(headers), body, framing=framing)
 
     async def leftover(self) -> bytes:
-        """What comes after an answer, until the peer closes."""
+        """The bytes after an answer, until the peer closes."""
         return await self._reader.read(64)
 
     async def _head(self) -> tuple[int, list[tuple[str, str]]]:
@@ -228,7 +228,7 @@ class Connection:
 
 
 async def exchange(target: Target, data: bytes, method: str, timeout_seconds: float) -> Reply:
-    """One request on a connection of its own. Never raises for what the peer does: that is the reply's trouble."""
+    """Send one request on a new connection. Never raises for the peer's errors: they become the reply's trouble."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout_seconds), Connection(target) as connection:

@@ -1,4 +1,4 @@
-"""The operators' page: what is stuck, why, and settling it (docs/console.md). Needs the extra ``console``."""
+"""The operators' pages: stuck commands, their causes, settling them (docs/console.md). Needs the extra ``console``."""
 
 from semel.console.app import Console
 

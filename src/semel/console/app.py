@@ -23,15 +23,15 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from semel.admin.bulks import find_bulk, item_document, newest_bulks, store_time, tally_line
 from semel.admin.census import census_document, groups, read_census, what_was_read
-from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, shown_state
+from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, state_label
 from semel.admin.effective import of_application, of_records
 from semel.admin.explain import tell
-from semel.admin.filters import bounded_page
+from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import begun_steps
+from semel.admin.settling import read_steps
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
@@ -47,13 +47,13 @@ from semel.console.settling import (
     RecordedSteps,
     Word,
     call_names,
-    recorded_of,
+    form_fields,
+    recorded_steps,
     settle_all,
-    shown,
     word_of,
 )
 from semel.core.flow import Flow
-from semel.core.identity import derived_key, uuid_bytes, uuid_text
+from semel.core.identity import derive_key, uuid_bytes, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
@@ -91,7 +91,7 @@ _HEADERS: Final = {
 
 
 class _Answer(Exception):
-    """A page that is not what was asked for."""
+    """A page in place of the requested one."""
 
     def __init__(self, status: int, title: str, text: str) -> None:
         super().__init__(text)
@@ -167,7 +167,9 @@ class Console:
         if inspect.isawaitable(operator):
             operator = await operator
         if not isinstance(operator, str) or not operator.strip():
-            return self._page(request, "message", {"title": "No access", "text": "You may not see this page."}, 403)
+            return self._page(
+                request, "message", {"title": "No access", "text": "You are not allowed to see this page."}, 403
+            )
         if len(operator) > _TEXT_MAX or not operator.isprintable():
             text = f"The operator's name must be at most {_TEXT_MAX} printable characters: the audit trail keeps it."
             return self._page(request, "message", {"title": "No access", "text": text}, 403)
@@ -176,7 +178,7 @@ class Console:
             if request.method == "POST":
                 return await self._change(request, path, await _form(request))
             if request.method not in ("GET", "HEAD"):
-                refused = {"title": "Not allowed", "text": "Pages are read by GET, and changed by their forms."}
+                refused = {"title": "Not allowed", "text": "Read pages with GET; only their forms make changes."}
                 response = self._page(request, "message", refused, 405)
                 response.headers["Allow"] = "GET, HEAD, POST"
                 return response
@@ -207,7 +209,7 @@ class Console:
         if name not in self._pages:
             raise _Answer(404, "No such page", "The menu above has every page.")
         if name == "records" and (id := request.query_params.get("id", "").strip()):
-            return RedirectResponse(f"{_base(request)}/records/{self._found(id)[0]}", 303)
+            return RedirectResponse(f"{_base(request)}/records/{self._find(id)[0]}", 303)
         return self._page(request, name, self._pages[name](request))
 
     def _overview(self, request: Request) -> dict[str, Any]:
@@ -239,7 +241,7 @@ class Console:
         if before and not (
             before.isascii() and before.isdecimal() and len(before) < 20 and 0 < int(before) <= CURSOR_MAX
         ):
-            raise _Answer(400, "Unknown page", "before must be what the link to older records says.")
+            raise _Answer(400, "Unknown page", "before must come from the link to older records.")
         query = Find(
             states=(_STATES[given["state"]],) if given["state"] else (),
             tenant=given["tenant"] or None,
@@ -249,12 +251,12 @@ class Console:
             limit=PAGE_ROWS,
             before=int(before) if before else None,
         )
-        page = bounded_page(self._engine, query)
+        page = find_bounded(self._engine, query)
         left = left_to_operators(self._engine, page.records)
         rows = [
             {
                 **row_document(record, page.now),
-                "state": shown_state(str(row_document(record, page.now)["state"])),
+                "state": state_label(str(row_document(record, page.now)["state"])),
                 "age": span_text(page.now - record.created_at),
                 "left": record.id in left,
                 "settles": _may_be_settled(record, page.now),
@@ -273,16 +275,16 @@ class Console:
         }
 
     def _record(self, request: Request, id: str) -> dict[str, Any]:
-        _, record = self._found(id)
+        _, record = self._find(id)
         audit = self._engine.perform("audit", lambda: self._engine.store.audit(record.id, AUDIT_LINES))
-        now, listed = self._now(), begun_steps(self._engine, record)
+        now, listed = self._now(), read_steps(self._engine, record)
         document = record_document(record, now, audit)
-        document["state"] = shown_state(str(document["state"]))
+        document["state"] = state_label(str(document["state"]))
         asked = request.query_params.get("derived", "").strip()[:_TEXT_MAX]
         names = [*([asked] if asked else []), *call_names(record, listed)]
         return {
             "asked": asked,
-            "derived": {name: derived_key(record.id, record.generation, name) for name in names},
+            "derived": {name: derive_key(record.id, record.generation, name) for name in names},
             "title": f"{record.operation}, {document['state']}",
             "id": uuid_text(record.operation_id),
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
@@ -408,7 +410,7 @@ class Console:
         parked = bool(request.query_params.get("parked"))
         given = [request.query_params.get(name, "") for name in ("consumer", "after_consumer", "after")]
         if any(len(each) > MESSAGE_ID_MAX or "\0" in each for each in given):
-            raise _Answer(400, "Unknown page", "consumer and after must be what the list of messages has.")
+            raise _Answer(400, "Unknown page", "consumer and after must come from the list of messages.")
         consumer, after = given[0], (given[1], given[2])
         rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
         backlog = self._engine.perform("inbox", rows.backlog)
@@ -429,7 +431,7 @@ class Console:
         }
 
     def _of_database(self, what: str, read: Callable[[], T]) -> T:
-        """What a SQL database has; a page that says so where the store is none."""
+        """Read data of a SQL database; raise a page that explains a store that is not one."""
         try:
             return read()
         except ConfigurationError:
@@ -457,12 +459,12 @@ class Console:
         is_own = origin is None or (host != "" and urlsplit(origin).netloc == host)
         foreign = not is_own or site not in ("same-origin", "none")
         if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
-            raise _Answer(403, "Refused", "The form does not come from this console, or is old: load the page again.")
+            raise _Answer(403, "Refused", "The form is not from this console, or has expired: load the page again.")
         if self.read_only:
             raise _Answer(403, "Read-only", "This console changes nothing. Use: semel settle, semel events")
-        return await run_in_threadpool(self._changed, request, path, form)
+        return await run_in_threadpool(self._apply_change, request, path, form)
 
-    def _changed(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
+    def _apply_change(self, request: Request, path: str, form: list[tuple[str, str]]) -> Response:
         self._engine.open()
         if path == "settle":
             return self._settle(request, form)
@@ -483,17 +485,17 @@ class Console:
             ]
             records = found[:PAGE_ROWS]
         else:
-            records = [self._found(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
+            records = [self._find(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return _settle_context(records, Word(), {}, recorded_of(self._engine, records))
+        return _settle_context(records, Word(), {}, recorded_steps(self._engine, records))
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
         if not 1 <= len(seen) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        records = [self._found(each.partition(":")[0])[1] for each in seen]
-        recorded = recorded_of(self._engine, records)
+        records = [self._find(each.partition(":")[0])[1] for each in seen]
+        recorded = recorded_steps(self._engine, records)
         word, errors = word_of(dict(form), records, recorded)
         context = _settle_context(records, word, errors, recorded)
         if errors or ("change", "yes") in form:
@@ -512,16 +514,16 @@ class Console:
         events = self._outbox()
         place = form.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 19):
-            raise _Answer(400, "Unknown event", "place must be a whole number, as the list of events has it.")
+            raise _Answer(400, "Unknown event", "place must be a whole number from the list of events.")
         if not self._engine.perform("events", lambda: events.retry(int(place))):
-            raise _Answer(409, "Not parked", "That event is not parked any more: load the list again.")
+            raise _Answer(409, "Not parked", "That event is no longer parked: load the list again.")
         return RedirectResponse(f"{_base(request)}/events?parked=1", 303)
 
     def _release(self, request: Request, form: Mapping[str, str]) -> Response:
         """Have a parked message handled at its next delivery, if it is the one that the operator has seen."""
         consumer, id, seen = (form.get(name, "") for name in ("consumer", "message", "seen"))
         if not consumer or not id or max(len(consumer), len(id)) > MESSAGE_ID_MAX or "\0" in consumer + id:
-            raise _Answer(400, "Unknown message", "consumer and message must be what the list of messages has.")
+            raise _Answer(400, "Unknown message", "consumer and message must come from the list of messages.")
         rows = self._of_database("messages", lambda: InboxRows(self._engine.store, consumer, 1, 0))
 
         def release() -> Flow[bool]:
@@ -531,13 +533,13 @@ class Console:
             return (yield from rows.release(id))
 
         if not self._engine.perform("inbox", release):
-            text = "That message is not parked any more, or was parked again since: load the list again."
+            text = "That message is no longer parked, or has been parked again: load the list again."
             raise _Answer(409, "Not parked", text)
         return RedirectResponse(f"{_base(request)}/messages?parked=1", 303)
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _found(self, id: str) -> tuple[str, Record]:
+    def _find(self, id: str) -> tuple[str, Record]:
         record = None if uuid_bytes(id) is None else by_whole_id(self._engine, id)
         if record is None:
             raise _Answer(404, "No such record", "No record of this store has this operation id.")
@@ -570,7 +572,7 @@ _ONES: Final = {"records": "record", "bulks": "bulk", "imports": "import"}
 _ITEM_STATES: Final = tuple(state.name for state in ItemState)
 _ROW_STATES: Final = ("FAILED", "UNKNOWN")  # that the items tell apart: no other is looked for row by row
 _FILTERS: Final = ("state", "operation", "tenant", "caller", "lapsed", "before")
-_STATES: Final = {shown_state(state.name): state for state in State}
+_STATES: Final = {state_label(state.name): state for state in State}
 
 
 def _base(request: Request) -> str:
@@ -582,7 +584,7 @@ def _settle_context(
 ) -> dict[str, Any]:
     return {
         "title": "Settle",
-        "records": [shown(each) for each in records],
+        "records": [form_fields(each) for each in records],
         "step": step_of(records[0].doubt) if len(records) == 1 else None,
         "word": word,
         "recorded": recorded,
@@ -600,14 +602,14 @@ def _id_or(given: str | None, other: bytes) -> bytes:
         return other
     id = uuid_bytes(given)
     if id is None:
-        raise _Answer(400, "Unknown page", "before must be what the link to older ones says.")
+        raise _Answer(400, "Unknown page", "before must come from the link to older ones.")
     return id
 
 
 def _place(request: Request, name: str) -> int:
     given = request.query_params.get(name, "") or "0"
     if not (given.isascii() and given.isdecimal() and len(given) < 13):
-        raise _Answer(400, "Unknown page", f"{name} must be what the link to more rows says.")
+        raise _Answer(400, "Unknown page", f"{name} must come from the link to more rows.")
     return int(given)
 
 

@@ -35,7 +35,7 @@ class Loopback:
         self._cookie = f"semel_console_{hosts[0].rpartition(':')[2]}"  # browsers tell no ports apart in cookies
 
     def operator(self, request: Request) -> str | None:
-        """Who has the cookie."""
+        """The operator who has the cookie."""
         try:
             cookie = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
         except CookieError:
@@ -57,7 +57,7 @@ class Loopback:
             await self.console(scope, receive, send)
             return
         if self.token is None or not hmac.compare_digest(given.encode(), self.token.encode()):
-            text = "This link was used, or is not of this console: start semel console again.\n"
+            text = "This link has been used, or is not from this console: start semel console again.\n"
             await PlainTextResponse(text, 403)(scope, receive, send)
             return
         self.token = None

@@ -1,4 +1,4 @@
-"""An operator's word on some records, as a form has it: what is wrong with it, what it would do, what it did."""
+"""Settle records from a form: validate it, preview the effects, apply them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from semel.admin.damaged import is_damaged
-from semel.admin.describe import shown_state
+from semel.admin.describe import state_label
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
-    begun_steps,
     consequence,
     foresee,
-    found_answer,
-    found_step_result,
+    make_answer,
+    parse_step_result,
+    read_steps,
     settle,
 )
 from semel.bulk.rules import is_bulk
@@ -27,10 +27,10 @@ from semel.engine.sync_engine import Engine
 from semel.errors import RecordUnreadableError
 from semel.http.headers import BODYLESS_STATUSES
 from semel.steps.doubts import step_of
-from semel.steps.findings import state_text, unfinished
+from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Unpackable, unpack_steps
 
-FORCE: Final = "tick that the handler is gone"
+FORCE: Final = "confirm that the handler has stopped"
 WORDS: Final = ("succeeded", "refused", "did-not-happen", "step-succeeded")
 STEP_FIELD: Final = "step:"  # and the step's name
 _SAID: Final = {"happened": True, "not": False}
@@ -41,7 +41,7 @@ _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a form says, as text."""
+    """The values of a form, as text."""
 
     word: str = ""
     status: str = ""
@@ -65,7 +65,7 @@ TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
 
 @dataclass(frozen=True, slots=True)
 class RecordedSteps:
-    """The steps of one command, in their order, with what is recorded of each.
+    """The steps of one command in their order, with the recorded state of each.
 
     ``open``: those that had begun, and of which nobody has recorded how they ended. ``resting``: nothing is in doubt,
     so that a word ends the whole command.
@@ -79,22 +79,22 @@ class RecordedSteps:
 
 
 class NotSettled(str):
-    """Why one record was not settled."""
+    """The reason that one record was not settled."""
 
 
-def recorded_of(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
+def recorded_steps(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
     """The steps of the only record; nothing where there are several, or where it is a bulk. Raises StoreError."""
     if len(records) != 1 or is_bulk(records[0].recipe) or is_damaged(records[0]):
         return RecordedSteps()
     [record] = records
     resting = record.state == State.CLAIMED
     try:
-        steps = unpack_steps(begun_steps(engine, record), record.generation)
+        steps = unpack_steps(read_steps(engine, record), record.generation)
     except Unpackable as error:
         return RecordedSteps(resting=resting, damage=str(error))
     return RecordedSteps(
         tuple((step.shown, state_text(step)) for step in steps),
-        tuple(step.shown for step in unfinished(steps)),
+        tuple(step.shown for step in find_unfinished(steps)),
         tuple(step.shown for step in steps if step.finished),
         resting,
     )
@@ -103,7 +103,7 @@ def recorded_of(engine: Engine, records: Sequence[Record]) -> RecordedSteps:
 def call_names(record: Record, listed: object) -> list[str]:
     """The names of the calls that a command's steps have made, under which the other side knows it.
 
-    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.begun_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
     """
     if is_bulk(record.recipe) or is_damaged(record):
         return []
@@ -116,7 +116,7 @@ def call_names(record: Record, listed: object) -> list[str]:
 def word_of(
     form: Mapping[str, str], records: Sequence[Record] = (), recorded: RecordedSteps | None = None
 ) -> tuple[Word, dict[str, str]]:
-    """The word on these records, and what is wrong with it by field.
+    """The settlement in a form, and its errors by field.
 
     Parameters: ``recorded`` the steps of the only record.
 
@@ -139,9 +139,9 @@ def word_of(
     )
     errors = {}
     if word.word not in WORDS:
-        errors["word"] = "Say what you found out."
+        errors["word"] = "Choose what you found."
     if not word.reason:
-        errors["reason"] = "Say how you know; it is kept in the audit trail."
+        errors["reason"] = "Explain how you know; the audit trail keeps it."
     elif len(_reason(word)) > REASON_LENGTH_MAX:
         errors["reason"] = f"Reason and evidence must have at most {REASON_LENGTH_MAX} characters together."
     elif "\0" in _reason(word):
@@ -159,32 +159,33 @@ def word_of(
     elif word.word == "step-succeeded":
         try:
             for record in records:
-                found_step_result(step_of(record.doubt), word.result)
+                parse_step_result(step_of(record.doubt), word.result)
         except ValueError as error:
             errors["result"] = f"The step's result {error}."
         except CommandFailed as error:
             errors["result"] = f"{error}."
     elif word.result.strip():
-        errors["result"] = "A step's result belongs to: the step in doubt succeeded."
+        errors["result"] = "Give a step's result only if the step in doubt succeeded."
     return word, errors
 
 
 def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
-    """The store decides under the record's lock; this says the same in the words of the form."""
+    """The store's rules for steps, in the words of the form. The store decides under the record's lock."""
     if word.word == "step-succeeded" and word.ends:
         return (
-            "The step in doubt succeeded: then the command goes on. What you say of each step ends it: one of the two."
+            "Either the step in doubt succeeded and the command continues, or the outcome of each step ends it: "
+            "choose one."
         )
     if not (word.ends or recorded.resting) or word.word not in WORDS or recorded.damage is not None:
         return None
     unanswered = [name for name in recorded.open if name not in word.steps]
     if unanswered:
-        return f"Say of each step that had begun whether it happened; unanswered: {', '.join(unanswered)}."
+        return f"For each step that had begun, choose whether it happened; missing: {', '.join(unanswered)}."
     happened = [name for name in (*recorded.finished, *word.steps) if word.steps.get(name, True)]
     if word.word == "did-not-happen" and happened:
         return (
-            f"The step {happened[0]} has happened, so that the command as a whole may not run again. If it was undone, "
-            "say that the command was refused, with an answer that says so."
+            f"The step {happened[0]} has happened, so the whole command may not run again. If it was undone, settle "
+            "the command as refused, with an answer that explains it."
         )
     return None
 
@@ -194,7 +195,7 @@ def _wrong_status(word: Word) -> str | None:
     if word.status and not is_status:
         return "A status is a number from 200 to 599."
     if word.word in ("did-not-happen", "step-succeeded") and (word.status or word.no_answer):
-        return "Only an end of the whole command has an answer."
+        return "Only a command that ends has an answer."
     if word.word == "refused" and (word.no_answer or not is_status or int(word.status) < 400):
         return "A refusal needs the status that retries get, from 400 to 599, such as 409."
     if word.word == "succeeded" and bool(word.status) == bool(word.no_answer):
@@ -212,28 +213,28 @@ def _wrong_body(word: Word) -> str | None:
     if len(word.body.encode()) > ANSWER_BYTES_MAX:
         return f"A body has at most {ANSWER_BYTES_MAX} bytes here; for a longer one: semel settle --body-file"
     if not _MEDIA_TYPE(word.media_type):
-        return "Say what the body is by its content type, such as application/json."
+        return "Give the body's content type, such as application/json."
     if word.media_type.partition(";")[0].strip().lower().endswith(("/json", "+json")):
         try:
             json.loads(word.body)
         except (ValueError, RecursionError) as error:
-            return f"The content type says JSON, and the body is none: {error}."
+            return f"The content type is JSON, but the body is not: {error}."
     return None
 
 
-def shown(record: Record) -> dict[str, str]:
-    """One record as a form has it; ``seen`` is what the operator has looked at."""
+def form_fields(record: Record) -> dict[str, str]:
+    """One record as form fields; ``seen`` identifies the version that the operator looked at."""
     return {
-        "seen": seen_of(record),
+        "seen": seen_stamp(record),
         "id": uuid_text(record.operation_id),
         "operation": record.operation,
         "caller": f"{record.tenant}/{record.caller}",
-        "state": shown_state(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
+        "state": state_label(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
         "doubt": record.doubt or "",
     }
 
 
-def seen_of(record: Record) -> str:
+def seen_stamp(record: Record) -> str:
     """Of a record that has gone on since, nothing is settled.
 
     What was in doubt and is CLAIMED by now has gone on: what was meant for the doubt would end the whole command.
@@ -245,23 +246,23 @@ def seen_of(record: Record) -> str:
 def settle_all(
     engine: Engine, chosen: Sequence[tuple[str, Record]], word: Word, operator: str, now: int, *, write: bool
 ) -> list[tuple[dict[str, str], str]]:
-    """What becomes of each record, or would become of it; a :class:`Refused` where nothing does."""
+    """Settle each record, or preview it; a :class:`Refused` for each that cannot be settled."""
     results: list[tuple[dict[str, str], str]] = []
     for seen, record in chosen:
         result: str
-        if seen != seen_of(record):
-            result = NotSettled(f"refused: the record has gone on since you looked at it{_by_whom(engine, record)}")
+        if seen != seen_stamp(record):
+            result = NotSettled(f"refused: the record has changed since you loaded it{_by_whom(engine, record)}")
         else:
             try:
                 resolution = _resolution(record, word, operator)
                 if write:
                     state = settle(engine, record, resolution, force=FORCE)
                 else:
-                    state = foresee(record, resolution, now, listed=begun_steps(engine, record), force=FORCE)
+                    state = foresee(record, resolution, now, listed=read_steps(engine, record), force=FORCE)
                 result = consequence(resolution, state)
             except (CommandFailed, RecordUnreadableError) as error:
                 result = NotSettled(f"{error}{_by_whom(engine, record) if write else ''}")
-        results.append(({**shown(record), "seen": seen}, result))
+        results.append(({**form_fields(record), "seen": seen}, result))
     return results
 
 
@@ -270,11 +271,11 @@ def _resolution(record: Record, word: Word, operator: str) -> Resolution:
     answer = None
     if word.word in ("succeeded", "refused") and word.status:
         headers = ((b"content-type", word.media_type.encode()),) if word.body else ()
-        answer = found_answer(int(word.status), headers, word.body.encode())
+        answer = make_answer(int(word.status), headers, word.body.encode())
     ends = tuple(word.steps.items()) if word.ends or record.state == State.CLAIMED else None
     is_of_step = ends is None and word.word in ("did-not-happen", "step-succeeded")
     step = step_of(record.doubt) if is_of_step else None
-    result = found_step_result(step, word.result) if word.word == "step-succeeded" else None
+    result = parse_step_result(step, word.result) if word.word == "step-succeeded" else None
     return Resolution(
         *(record.id, record.fence, happened, answer, operator, _reason(word), bool(word.force)),
         step=step,
@@ -289,6 +290,6 @@ def _reason(word: Word) -> str:
 
 
 def _by_whom(engine: Engine, record: Record) -> str:
-    """Who was first, by the audit trail."""
+    """The actor who settled it first, by the audit trail."""
     audit = engine.perform("audit", lambda: engine.store.audit(record.id, 1))
     return f"; {audit[-1].actor} has settled it: {audit[-1].reason}" if audit else ""

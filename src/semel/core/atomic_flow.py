@@ -66,7 +66,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         raise
     yield from ask(Rollback(unit))
     if type(verdict) is InProgress and store.capabilities.settles_by_proof:
-        verdict = yield from settled_or(store, claim, under, verdict)
+        verdict = yield from read_settled(store, claim, under, verdict)
     return verdict, None
 
 
@@ -77,7 +77,7 @@ def claim_of_waiter(store: Store, claim: Claim) -> Claim:
     return claim._replace(quota=None)
 
 
-def settled_or(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
+def read_settled(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
     """What a settled record means to a claim that found its key locked, maybe by another replay; else ``running``."""
     seen, _ = yield from look_once(store, claim, under)
     return running if seen is None else seen
@@ -235,8 +235,8 @@ def note_left_writes(store: Store, claim: Claim, under: Under | None) -> Flow[Ea
     with suppress(StoreError):
         yield from ask(Perform("refuse", lambda: refuse(store, claim, Unprovable(NOT_ROLLED_BACK), under)))
     return EarlyCommit(
-        "an ATOMIC command was rolled back, but what it wrote into a table without transactions (MyISAM, Aria) "
-        "remains; its outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
+        "an ATOMIC command was rolled back, but its writes to a table without transactions (MyISAM, Aria) remain; its "
+        "outcome is UNKNOWN now. Convert such tables: ALTER TABLE … ENGINE=InnoDB; semel doctor names them"
     )
 
 

@@ -192,12 +192,12 @@ def settlement(
             (grant.id, grant.fence, grant.nonce, _SUCCEEDED, answer, _KEPT, None, None, None, *resource, False, ()),
         )
         return word
-    state, stored, doubt, cause = _written_of(outcome)
+    state, stored, doubt, cause = _settlement_fields(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
     return Settlement(grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource)
 
 
-def _written_of(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
+def _settlement_fields(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
     """The state, answer, doubt and cause that an outcome is recorded with."""
     match outcome:
         case Succeeded(answer):

@@ -35,7 +35,7 @@ TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a store can hold, declared by the store and read by the suite: a difference is never a skip."""
+    """A store's capabilities, declared by the store and read by the suite: a difference is never a skip."""
 
     survives_process_crash: bool
     survives_server_crash: bool
@@ -72,7 +72,7 @@ class Observable(Protocol):
     """A store whose promise hangs on settings of its server. Start-up asks it, and so does ``semel doctor``."""
 
     def observe(self) -> Flow[list[Observed]]:
-        """What the server says of itself now."""
+        """The server's current settings."""
 
 
 class LooksAtOnce(Protocol):
@@ -101,7 +101,7 @@ class AnswersAtOnce(Protocol):
 
 
 class Turn(NamedTuple):
-    """When a worker looks again: microseconds of the store's clock. ``earliest`` None: nothing will lapse by itself."""
+    """The time of a worker's next look in microseconds of the store's clock. ``earliest`` None: no lease will lapse."""
 
     now: int
     next: int
@@ -144,7 +144,7 @@ def next_turn(now: int, mine: int | None, every_us: int, last: int | None, looke
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The row of ``semel_meta`` that says which store this is."""
+    """The identity of a store: its row in ``semel_meta``."""
 
     store_id: str
     schema_version: int
@@ -163,7 +163,7 @@ class Store(Protocol):
     migrations: tuple[str, ...]
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        """Decide each attempt and write what it grants, atomically per record."""
+        """Decide each attempt and write its grant, atomically per record."""
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         """Decide without writing: the verdicts that need nothing written, None for the others."""
@@ -172,14 +172,15 @@ class Store(Protocol):
         """One claim in a transaction that is open already and will be committed with other writes."""
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
-        """Take a place of the claim's quota in a commit of its own, if the claim would insert; why there is none.
+        """Take a place of the claim's quota in a separate commit, if the claim would insert; returns the refusal, if
+        any.
 
         Only stores that declare ``settles_by_proof`` and ``counts_new_keys`` are asked for it, before a unit begins;
         the others count within the unit.
         """
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        """Write each holder's last word, if its fence and nonce still stand."""
+        """Write each holder's outcome, if its fence and nonce are still current."""
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         """The one ask that settles inside a unit whose claim is its own, and fails its transaction otherwise.
@@ -188,7 +189,7 @@ class Store(Protocol):
         """
 
     def together(self) -> Flow[None]:
-        """What follows in this flow is committed as one. Nothing to do where the driver makes every flow one."""
+        """Commit the rest of this flow as one. Does nothing if the driver commits every flow as one."""
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         """Note on open records that their answer will not be kept, before its first byte leaves."""
@@ -212,7 +213,7 @@ class Store(Protocol):
         """Settle an UNKNOWN (or lapsed) record by compare-and-set, and write it to the audit trail."""
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        """Store answers in another form; False where a record is gone, or has another answer than was seen."""
+        """Store answers in another form; False if a record is missing, or its answer has changed."""
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         """Make lapsed records whose outcome is unknown visible as UNKNOWN; returns those it marked."""
@@ -224,13 +225,13 @@ class Store(Protocol):
         """Drop the counts of callers of whom no new key counts any more; how many. Of stores that count new keys."""
 
     def counts(self) -> Flow[dict[int, int]]:
-        """How many records stand in each state."""
+        """Count the records in each state."""
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         """The newest lines of the audit trail, of one record or of all."""
 
     def identity(self) -> Flow[Identity | None]:
-        """Who this store is; None where it was never migrated."""
+        """The identity of this store; None before its first migration."""
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         """Bring the schema up to date; the names of the migrations that ran."""

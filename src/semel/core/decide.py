@@ -80,36 +80,40 @@ class Rule(NamedTuple):
 
 
 TABLE: Final[Mapping[Situation, Rule]] = {
-    Situation.NEVER_SEEN: Rule(Proceed, "nobody has asked for this"),
-    Situation.CORRUPT: Rule(Unreadable, "what cannot be read is never run again"),
-    Situation.OTHER_RECIPE: Rule(Unreadable, "never taken for reuse, never run: another version may know it"),
+    Situation.NEVER_SEEN: Rule(Proceed, "no request has used this key"),
+    Situation.CORRUPT: Rule(Unreadable, "an unreadable record never runs again"),
+    Situation.OTHER_RECIPE: Rule(
+        Unreadable, "not treated as key reuse, and never run: another version may understand it"
+    ),
     Situation.OTHER_REQUEST: Rule(KeyReused, "checked before the state: one key, one request"),
     Situation.MINE: Rule(Proceed, "the same claim read back: it had succeeded"),
     Situation.CLAIMED_LIVE: Rule(InProgress, "reserved; its holder is believed alive"),
     Situation.CLAIMED_LAPSED: Rule(Proceed, "nothing is in doubt: each step that had begun is finished or repeatable"),
     Situation.STEPS_UNDECLARED: Rule(
-        Unreadable, "its handler would make the finished steps again: only a version with steps can continue"
+        Unreadable, "its handler would repeat the finished steps: only a version with steps can continue"
     ),
     Situation.PROCESSING_LIVE: Rule(InProgress, "its holder is believed alive"),
     Situation.ATOMIC_LAPSED: Rule(OutcomeUnknown, "visible without an answer: it was committed early"),
-    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted anew: the downstream deduplicates by the same derived keys"),
+    Situation.IDEMPOTENT_LAPSED: Rule(Proceed, "granted again: the downstream deduplicates by the same derived keys"),
     Situation.EFFECTS_CHANGED: Rule(
         OutcomeUnknown, "the effect may have happened, and the handler of today does not promise the same derived keys"
     ),
     Situation.IDEMPOTENT_DEDUP_OVER: Rule(OutcomeUnknown, "the downstream may have forgotten the derived key"),
-    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "it keeps crashing its workers"),
+    Situation.IDEMPOTENT_ATTEMPTS_OVER: Rule(OutcomeUnknown, "the command keeps crashing its workers"),
     Situation.EXTERNAL_LAPSED: Rule(OutcomeUnknown, "the effect may have happened; it cannot be proven"),
     Situation.ANSWER_KEPT: Rule(Replay, "the effect is committed and the answer stored"),
-    Situation.ANSWER_SEALED: Rule(Unseal, "replayed once it is opened; what does not open is never shown"),
-    Situation.ANSWER_REBUILT: Rule(Rebuild, "made again of what is there today; the handler never runs for that"),
+    Situation.ANSWER_SEALED: Rule(
+        Unseal, "replayed after decryption; an answer that cannot be decrypted is never shown"
+    ),
+    Situation.ANSWER_REBUILT: Rule(Rebuild, "rebuilt from the current state; the handler never runs for this"),
     Situation.ANSWER_NOT_KEPT: Rule(NotReplayable, "it was done; its answer could not be kept"),
     Situation.REFUSAL_KEPT: Rule(Replay, "a definite refusal is stable"),
-    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and opened as an answer is"),
+    Situation.REFUSAL_SEALED: Rule(Unseal, "a definite refusal is stable, and decrypted like an answer"),
     Situation.REFUSAL_NOT_KEPT: Rule(NotReplayable, "a definite refusal whose answer could not be kept"),
     Situation.NOTHING_HAPPENED: Rule(Proceed, "proven: no effect happened"),
-    Situation.UNKNOWN: Rule(OutcomeUnknown, "until the holder, a reconciler or an operator settles it"),
-    Situation.EXPIRED: Rule(KeyExpired, "the answer is forgotten, the fact is not"),
-    Situation.EXPIRED_NEW: Rule(Proceed, "the policy takes an expired key for a new command"),
+    Situation.UNKNOWN: Rule(OutcomeUnknown, "UNKNOWN until the holder, a reconciler or an operator settles it"),
+    Situation.EXPIRED: Rule(KeyExpired, "the answer has expired, the fact has not"),
+    Situation.EXPIRED_NEW: Rule(Proceed, "the policy treats an expired key as a new command"),
 }
 
 
@@ -170,7 +174,7 @@ _kept_columns = itemgetter(*map(Record._fields.index, ("fingerprint", "recipe", 
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
-def declared(claim: Claim) -> DeclaredTerms:
+def declared_terms(claim: Claim) -> DeclaredTerms:
     """What the operation of this attempt declares."""
     return DeclaredTerms.STEPS if claim.terms.starts == State.CLAIMED else _DECLARED[claim.terms.effects]
 
@@ -192,7 +196,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
         return Situation.OTHER_REQUEST
     match row.state:
         case State.SUCCEEDED | State.FAILED_REPLAYABLE:
-            return _answered(row, claim, now)
+            return _answer_situation(row, claim, now)
         case State.PROCESSING | State.CLAIMED:
             # A record that was settled is not open: its state is damaged, and may not be taken for leave to run.
             return _open(row, claim, now, begun) if row.settled_at is None else Situation.CORRUPT
@@ -205,7 +209,7 @@ def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True)
             return Situation.CORRUPT
 
 
-def _answered(row: Record, claim: Claim, now: int) -> Situation:
+def _answer_situation(row: Record, claim: Claim, now: int) -> Situation:
     if row.answer_until is not None and now >= row.answer_until:
         return Situation.EXPIRED_NEW if row.after_expiry == AfterExpiry.NEW else Situation.EXPIRED
     succeeded = row.state == State.SUCCEEDED
@@ -225,19 +229,19 @@ def _open(row: Record, claim: Claim, now: int, begun: bool) -> Situation:
     if live:
         return Situation.CLAIMED_LIVE if row.state == State.CLAIMED else Situation.PROCESSING_LIVE
     if row.state == State.CLAIMED:
-        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared(claim)]
-    found = lapsed_situation(row, now)
+        return LAPSED[Was.STEPS_BEGUN if begun else Was.STEPS_NOT_BEGUN][declared_terms(claim)]
+    found = classify_lapsed(row, now)
     was = _WAS.get(found)
-    return found if was is None else LAPSED[was][declared(claim)]
+    return found if was is None else LAPSED[was][declared_terms(claim)]
 
 
-def lapsed_situation(row: Record, now: int) -> Situation:
+def classify_lapsed(row: Record, now: int) -> Situation:
     """What a lapsed PROCESSING record is, by its own stored effects; the reaper asks the same question."""
     match row.effects:
         case Effects.IDEMPOTENT:
             if now >= row.dedup_until:
                 return Situation.IDEMPOTENT_DEDUP_OVER
-            if row.lapses + crashed(row) >= row.attempts_max:
+            if row.lapses + count_crash(row) >= row.attempts_max:
                 return Situation.IDEMPOTENT_ATTEMPTS_OVER
             return Situation.IDEMPOTENT_LAPSED
         case Effects.ATOMIC:
@@ -246,7 +250,7 @@ def lapsed_situation(row: Record, now: int) -> Situation:
             return Situation.EXTERNAL_LAPSED
 
 
-def crashed(row: Record) -> int:
+def count_crash(row: Record) -> int:
     """1 if the lease ran out under its holder, 0 if the holder gave it back (which writes lease_until 0)."""
     return 1 if row.lease_until > 0 else 0
 
@@ -316,7 +320,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     return Unreadable(uuid_of(row), "corrupt")
 
 
-def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
 
     What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
@@ -336,7 +340,7 @@ def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
 def _standing(row: Record, now: int) -> State | None:
     """The state of a record, as an attempt that wants something else may be told of it."""
     state = state_of(row)
-    if state is State.PROCESSING and now >= row.lease_until and lapsed_situation(row, now) in DOUBTS:
+    if state is State.PROCESSING and now >= row.lease_until and classify_lapsed(row, now) in DOUBTS:
         return State.UNKNOWN
     return state
 
@@ -400,7 +404,7 @@ def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
         state=terms.starts,
         generation=row.generation + (1 if fresh else 0),
         attempt=1 if fresh else row.attempt + 1,
-        lapses=0 if restarted else row.lapses + (crashed(row) if row.state == State.PROCESSING else 0),
+        lapses=0 if restarted else row.lapses + (count_crash(row) if row.state == State.PROCESSING else 0),
         operation_id=claim.operation_id if fresh else row.operation_id,
         created_at=now if fresh else row.created_at,
         first_started_at=first_started_at,
@@ -425,15 +429,15 @@ __all__ = [
     "Rule",
     "Situation",
     "Was",
-    "crashed",
+    "classify_lapsed",
+    "count_crash",
     "decide",
-    "declared",
+    "declared_terms",
     "doubt_of",
+    "find_replay",
     "first_grant",
     "grant_again",
     "is_grant_new",
-    "kept_answer",
-    "lapsed_situation",
     "needs_steps",
     "situation",
 ]

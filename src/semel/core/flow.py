@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Ask(Generic[R_co]):
-    """One thing a flow needs from the outside; ``R_co`` is what it is sent in reply."""
+    """A request of a flow to its driver; ``R_co`` is the type of the reply."""
 
     __slots__ = ()
 

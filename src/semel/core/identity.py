@@ -44,7 +44,7 @@ def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
 
 @lru_cache(maxsize=_SCOPES_MAX, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
 def _scope_text(tenant: str, caller: str, operation: str) -> str:
-    """What is the same for all keys of a scope: callers come again."""
+    """The encoded scope, shared by all its keys and cached per caller."""
     return f"semel.record.1:{len(tenant)}:{tenant},{len(caller)}:{caller},{len(operation)}:{operation},"
 
 
@@ -77,7 +77,7 @@ def reference_id(
 
 
 def quota_id(tenant: str, caller: str, operation: str | None, secret: bytes | None = None) -> bytes:
-    """What a caller's new keys are counted under: 16 bytes. ``operation`` where the quota is its own.
+    """The id of a caller's quota: 16 bytes. ``operation`` if the quota belongs to one operation.
 
     >>> quota_id("acme", "alice", None) == quota_id("acme", "alice", "pay")
     False
@@ -88,18 +88,18 @@ def quota_id(tenant: str, caller: str, operation: str | None, secret: bytes | No
 
 
 def secret_check(secret: bytes | None) -> bytes:
-    """What ``semel_meta`` keeps of the id secret: enough to refuse another one."""
+    """The check value of the id secret in ``semel_meta``, to refuse a different secret."""
     return b"none" if secret is None else hmac.digest(secret, b"semel.id-secret.check", "sha256")[:16]
 
 
-def derived_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
+def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> str:
     """A key for a downstream call: stable over retries, takeovers and a lost claim.
 
     It depends on the record's id and generation alone, never on a random operation id.
 
-    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 0, "charge")
+    >>> derive_key(bytes(16), 0, "charge") == derive_key(bytes(16), 0, "charge")
     True
-    >>> derived_key(bytes(16), 0, "charge") == derived_key(bytes(16), 1, "charge")
+    >>> derive_key(bytes(16), 0, "charge") == derive_key(bytes(16), 1, "charge")
     False
     """
     framed = frame(b"semel.derived.1", record, str(generation), name, str(ordinal))

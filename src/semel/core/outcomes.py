@@ -78,13 +78,13 @@ def classify_answer(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     """
     status = answer.status
     if status is None or 200 <= status < 300:
-        return Succeeded(answer) if policy.success is None else _said(answer, policy, begun=begun)
+        return Succeeded(answer) if policy.success is None else _apply_success(answer, policy, begun=begun)
     if status in policy.not_run:
-        return _failed(policy, begun, f"http-{status}", proven=True)
+        return _failure_outcome(policy, begun, f"http-{status}", proven=True)
     if status in NOT_RUN:
         return _unproven(answer, policy, f"http-{status}", begun=begun)
     if policy.replay == "2xx" and status < 500:
-        return Succeeded(answer) if status < 400 else _failed(policy, begun, f"http-{status}", proven=True)
+        return Succeeded(answer) if status < 400 else _failure_outcome(policy, begun, f"http-{status}", proven=True)
     if status < 400:
         return Succeeded(answer)
     if status < 500 or status in policy.definite_5xx:
@@ -99,16 +99,16 @@ def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     by_status = policy.success is None or isinstance(policy.success, StatusIn)
     if by_status or answer.status is None or not 200 <= answer.status < 300:
         return classify_answer(answer, policy, begun=begun)
-    return _failed(policy, begun, "success-unread", proven=False)
+    return _failure_outcome(policy, begun, "success-unread", proven=False)
 
 
-def _said(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
+def _apply_success(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
     """What the policy's own function says of a 2xx answer. It proves nothing where it fails."""
     assert policy.success is not None
     try:
         said = policy.success(answer)
     except Exception as error:  # noqa: BLE001 - the effect may have happened, whatever became of the function
-        return _failed(policy, begun, f"success:{type(error).__name__}", proven=False)
+        return _failure_outcome(policy, begun, f"success:{type(error).__name__}", proven=False)
     if said is True:
         return Succeeded(answer)
     if said == "refused":
@@ -124,7 +124,7 @@ def _unproven(answer: Answer, policy: Policy, reason: str, *, begun: bool) -> Ou
         return Released(reason, proven=True)
     if policy.on_error == "replay":
         return Refused(answer)
-    return _failed(policy, begun, reason, proven=False)
+    return _failure_outcome(policy, begun, reason, proven=False)
 
 
 def classify_exception(error: BaseException, policy: Policy, *, begun: bool, answer: Answer | None = None) -> Outcome:
@@ -134,10 +134,10 @@ def classify_exception(error: BaseException, policy: Policy, *, begun: bool, ans
         return Released(type(error).__name__, proven=True)
     if policy.on_error == "replay" and answer is not None and answer.status is not None:
         return Refused(answer)
-    return _failed(policy, begun, f"error:{type(error).__name__}", proven=False)
+    return _failure_outcome(policy, begun, f"error:{type(error).__name__}", proven=False)
 
 
-def _failed(policy: Policy, begun: bool, reason: str, *, proven: bool) -> Outcome:
+def _failure_outcome(policy: Policy, begun: bool, reason: str, *, proven: bool) -> Outcome:
     match policy.terms.effects:
         case Effects.ATOMIC:
             return Released(reason, proven=True)

@@ -39,15 +39,15 @@ def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     try:
         return _packed_before(headers)
     except TypeError:  # a value in another form of bytes, which cannot be looked up
-        return _packed(headers)
+        return _pack_headers(headers)
 
 
-def _packed(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+def _pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     pack = _PAIR.pack
     return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
 
 
-_packed_before = lru_cache(maxsize=256)(_packed)  # most answers have the same few headers, and never a credential
+_packed_before = lru_cache(maxsize=256)(_pack_headers)  # most answers have the same few headers, and never a credential
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
@@ -110,14 +110,14 @@ _TIME_BITS = 57  # microseconds until the year 6536: no clock says more
 
 
 def is_sound(row: Record) -> bool:
-    """Whether every column holds what a store could have written there: the right type, and times that are times.
+    """Whether every column has a value that a store could have written: the right type, and valid times.
 
     SQLite keeps a value of any type in any column, so a flipped bit or a statement by hand may leave text for a time.
 
     >>> from semel.testing.attempts import attempt
     >>> from semel.core.decide import first_grant
-    >>> from semel.stores.memory.store import granted_row
-    >>> row = granted_row(None, attempt(), first_grant(attempt(), 1_000))
+    >>> from semel.stores.memory.store import grant_row
+    >>> row = grant_row(None, attempt(), first_grant(attempt(), 1_000))
     >>> is_sound(row), is_sound(row._replace(lease_until="soon")), is_sound(row._replace(settled_at=-1))
     (True, False, False)
     """
@@ -143,7 +143,7 @@ def uuid_of(row: Record) -> bytes:
 
 
 def state_of(row: Record) -> State | None:
-    """Where the record stands; None where what is stored is no state at all."""
+    """The state of the record; None if the stored value is not a state."""
     try:
         return State(row.state)
     except ValueError:

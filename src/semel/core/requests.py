@@ -21,7 +21,7 @@ class Unit(Protocol):
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on."""
+        """The connection for the handler's writes."""
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction."""
@@ -41,7 +41,7 @@ class SettlingUnit(Unit, Protocol):
 
 
 class CommittingUnit(Unit, Protocol):
-    """A unit that commits after a settle of its own."""
+    """A unit that commits after its own settle."""
 
     def commit(self) -> None:
         """End it well."""
@@ -52,7 +52,7 @@ class AsyncUnit(Protocol):
 
     @property
     def connection(self) -> Any:
-        """What the handler writes on."""
+        """The connection for the handler's writes."""
 
     def run_async(self, make: MakeFlow[T]) -> Awaitable[T]:
         """Run a store flow inside the transaction."""
@@ -107,7 +107,7 @@ class PerformOne(Perform[list[T]]):
 
 
 class Begin(Ask[AnyUnit]):
-    """Open a unit: BEGIN IMMEDIATE by Semel, on a connection of its own, or as ``join`` does it on the user's."""
+    """Open a unit: BEGIN IMMEDIATE on a separate connection, or joined to the user's."""
 
     __slots__ = ("join",)
 
@@ -160,7 +160,7 @@ class Rollback(Ask[None]):
 
 
 class Attempt(Ask[Verdict]):
-    """The waiting caller's own claim, made once more."""
+    """Attempt the waiting caller's own claim again."""
 
     __slots__ = ()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.core.decide import Situation, doubt_of, lapsed_situation
+from semel.core.decide import Situation, classify_lapsed, doubt_of
 from semel.core.model import (
     OPEN_STATES,
     STORED_ANSWERS,
@@ -52,7 +52,7 @@ _SETTLED_COLUMNS = (
     *("error_code", "answer_kind", "answer_digest", "sealing_key_id", "status", "headers", "request", "body"),
 )
 if Record._fields[_SETTLED_AT:] != _SETTLED_COLUMNS:
-    raise AssertionError("core/settle.py and model.Record disagree on the order of the columns that end a record")
+    raise AssertionError("core/settle.py and model.Record disagree on the order of the last columns of a record")
 
 
 def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
@@ -60,31 +60,31 @@ def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
     return row is not None and row.fence == fence and row.nonce == nonce
 
 
-def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
+def settle_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
     """The reply to a settlement, and the row to write (None: write nothing)."""
     if row is None or not is_sound(row):
         return Superseded(None), None
     if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
     if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
-        word = word._replace(state=given_back_state(row))
+        word = word._replace(state=relinquished_state(row))
     block = digest = None
     if word.answer is not None:
         status, headers, body = word.answer
         block = pack_headers(headers)
         digest = answer_digest(status, block, body)
-    if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or relinquished(row)):
+    if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or is_relinquished(row)):
         mine = row.state == word.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(state_of(row))), None
     return _SETTLED, write_settlement(row, word, block, digest, now)
 
 
-def relinquished(row: Record) -> bool:
+def is_relinquished(row: Record) -> bool:
     """Whether the holder has given its lease back after an error: IDEMPOTENT, or with steps and none in doubt."""
     return row.state in OPEN_STATES and row.lease_until == 0
 
 
-def given_back_state(row: Record) -> State:
+def relinquished_state(row: Record) -> State:
     """The state of a record whose lease was given back: only with declared steps it is not PROCESSING."""
     return State.PROCESSING if row.effects == Effects.IDEMPOTENT else State.CLAIMED
 
@@ -137,11 +137,11 @@ def write_settlement(
     return _new(Record, columns[_UNTIL_STATE] + (state,) + middle + end)  # type: ignore[no-any-return]
 
 
-def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
+def renew_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
     """The row after a renewal, or None where this holder may not renew (any more)."""
     if row is None or not holds(row, renewal.fence, renewal.nonce) or not is_sound(row):
         return None
-    if now >= row.deadline_at or relinquished(row):
+    if now >= row.deadline_at or is_relinquished(row):
         return None
     # A step's doubt may also be the holder's own last word, and that is said before the lease is over.
     of_step = names_a_step(row.doubt) and now >= row.lease_until
@@ -153,19 +153,19 @@ def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None
     return row._replace(state=state, doubt=doubt, lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
 
-def marked_row(row: Record | None, renewal: Renewal) -> Record | None:
+def mark_row(row: Record | None, renewal: Renewal) -> Record | None:
     """The row after its holder said that no answer will be kept, or None: an answer that is stored stays."""
-    if row is None or not holds(row, renewal.fence, renewal.nonce) or relinquished(row) or not is_sound(row):
+    if row is None or not holds(row, renewal.fence, renewal.nonce) or is_relinquished(row) or not is_sound(row):
         return None
     return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None
 
 
-def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
+def abandon_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     """The row after a claim whose handler never ran was given up, or None where there is nothing to release."""
-    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or relinquished(row) or not is_sound(row):
+    if row is None or row.nonce != nonce or row.state not in SETTLEABLE or is_relinquished(row) or not is_sound(row):
         return None
     if may_have_begun_before(row):
-        return row._replace(state=given_back_state(row), lease_until=0, doubt="abandoned")
+        return row._replace(state=relinquished_state(row), lease_until=0, doubt="abandoned")
     kept = retention(now, row.answer_us, row.tombstone_us)
     return row._replace(
         state=State.FAILED_NOT_REPLAYABLE,
@@ -177,11 +177,11 @@ def abandoned_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
     )
 
 
-def lapsed_row(row: Record, now: int) -> Record | None:
+def lapse_row(row: Record, now: int) -> Record | None:
     """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
     if row.state != State.PROCESSING or not is_sound(row) or now < row.lease_until:
         return None
-    match lapsed_situation(row, now):
+    match classify_lapsed(row, now):
         case Situation.IDEMPOTENT_LAPSED:
             return None
         case Situation.EXTERNAL_LAPSED as found:
@@ -195,7 +195,7 @@ def lapsed_row(row: Record, now: int) -> Record | None:
     return row._replace(state=State.UNKNOWN, doubt=doubt)
 
 
-def resolved_row(
+def resolve_row(
     row: Record | None, word: Resolution, now: int, steps: Steps | None = None
 ) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
     """The reply to an operator's or reconciler's settlement, and the row to write.
@@ -214,7 +214,7 @@ def resolved_row(
     if now < row.deadline_at and not word.forced:
         return TooEarly(row.deadline_at - now), None
     of_steps = steps is not None or (not word.happened and in_doubt is not None)
-    if of_steps and word.ends is None and (goes_on := continued_row(row, steps or (), now)) is not None:
+    if of_steps and word.ends is None and (goes_on := continue_row(row, steps or (), now)) is not None:
         return Resolved(State(goes_on.state)), goes_on
     state = word.state
     kept = retention(now, row.answer_us, row.tombstone_us)
@@ -254,7 +254,7 @@ def may_be_settled(row: Record, word: Resolution) -> bool:
     )
 
 
-def resealed_row(row: Record | None, change: Reseal) -> Record | None:
+def reseal_row(row: Record | None, change: Reseal) -> Record | None:
     """The row with its answer in another form, or None where it is not the answer that was seen."""
     if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
         return None
@@ -267,7 +267,7 @@ def resealed_row(row: Record | None, change: Reseal) -> Record | None:
     )
 
 
-def continued_row(row: Record, steps: Steps, now: int) -> Record | None:
+def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
     """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
 
     Another step in doubt keeps it UNKNOWN. Otherwise nobody holds it, and whoever comes next, with the key or a

@@ -18,17 +18,17 @@ def next_fence(fence: int, now: int) -> int:
 
 
 def lease_end(now: int, lease_us: int, deadline_at: int) -> int:
-    """When a lease taken or renewed now lapses: never after the handler's deadline."""
+    """The end of a lease that is taken or renewed now: never after the handler's deadline."""
     return min(now + lease_us, deadline_at)
 
 
 def renew_every_us(lease_us: int) -> int:
-    """How often a holder renews: a third of the lease, so that two renewals may fail."""
+    """The interval of renewals: a third of the lease, so that two renewals may fail."""
     return lease_us // RENEWALS_PER_LEASE
 
 
 class Retention(NamedTuple):
-    """When the answer and the fact of a settled record end."""
+    """The ends of the answer and of the fact of a settled record."""
 
     answer_until: int
     forget_after: int

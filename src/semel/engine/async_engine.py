@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from semel.core.atomic_flow import claim_of_waiter, settled_or
+from semel.core.atomic_flow import claim_of_waiter, read_settled
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -33,10 +33,10 @@ from semel.core.outcomes import Outcome, Refused, Succeeded, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
-from semel.engine.opening import introduction, opened_async
+from semel.engine.opening import introduction, open_or_close_async
 from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.renewal import AsyncUpkeep
-from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, lost_result, outcome_from
+from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result, superseded_result
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
 from semel.engine.urls import connect_backend
@@ -134,7 +134,7 @@ class AsyncEngine:
         await self.backend.driver.close_async()
 
     async def __aenter__(self) -> Self:
-        return await opened_async(self)
+        return await open_or_close_async(self)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -260,7 +260,7 @@ class AsyncEngine:
         with self.core.running_here(claim, command.under) as (met, is_sure):
             if met is not None:
                 return (
-                    met if is_sure else await self._performer.drive(settled_or(self.store, claim, command.under, met))
+                    met if is_sure else await self._performer.drive(read_settled(self.store, claim, command.under, met))
                 )
             opened: list[AsyncUnit] = []
 
@@ -383,7 +383,7 @@ class AsyncEngine:
         while True:
             permit = await self.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
-                return begun_result(permit)
+                return stored_result(permit)
             try:
                 ended: Result = await asyncio.shield(self._upkeep.spawn(self._finish(permit, handler)))
                 return ended
@@ -406,7 +406,7 @@ class AsyncEngine:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
                 # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
-                return lost_result(await self.reread(permit))
+                return superseded_result(await self.reread(permit))
             raise
         reply = await self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
-        return ended_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)
+        return own_result(permit, answer, await self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -18,9 +18,9 @@ from semel.core.outcomes import Refused, Succeeded
 from semel.core.requests import Begin
 from semel.engine.backend import Backend
 from semel.engine.permit import Permit
-from semel.engine.result import lost_result
+from semel.engine.result import superseded_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
-from semel.engine.shield import shielded
+from semel.engine.shield import run_shielded
 from semel.engine.state import Core
 from semel.errors import PolicyError, SupersededError
 from semel.operations.flow import claim_unit, conclude_inside
@@ -29,7 +29,7 @@ from semel.policy import Command
 from semel.sealing.rebuild import give, give_async
 
 _LOST = (
-    "the record is not in this transaction any more (it was rolled back, or granted to another attempt); roll back, do "
+    "the record is no longer in this transaction (it was rolled back, or granted to another attempt); roll back, do "
     "not commit"
 )
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
@@ -88,7 +88,7 @@ class _Block(Generic[P]):
             return
         self._core.tell_verdict(claim, verdict)
         self.verdict = verdict
-        result = lost_result(verdict)
+        result = superseded_result(verdict)
         self.replayed, self.answer, self.operation_id = True, result.answer, result.operation_id
 
     def _forget(self, claim: Claim) -> None:
@@ -161,7 +161,7 @@ class Atomic(_Block[SyncPerformer]):
 
     def __enter__(self) -> Atomic:
         if not self._core.checked:
-            shielded(self._performer.first_look.take)
+            run_shielded(self._performer.first_look.take)
         claim = self._attempt()
         try:
             self._core.entering.add(claim.nonce)

@@ -28,7 +28,7 @@ _NO_UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What an engine runs on. ``unit`` and ``unit_async`` are None where the store knows no transactions."""
+    """An engine's store and drivers. ``unit`` and ``unit_async`` are None for a store without transactions."""
 
     name: str
     store: Store
@@ -50,10 +50,10 @@ class Backend:
             raise ConfigurationError(_NO_UNITS.format(name=self.name))
 
     def locate(self, error: SchemaError) -> None:
-        """Let an error that says to migrate say which store, too; drivers do not know their URL."""
+        """Add the store's URL to an error that asks for a migration; drivers do not know it."""
         text = str(error)
         if self.url and text.endswith(MIGRATE):
-            error.args = (f"{text} --url {pasted_url(self.url)}",)
+            error.args = (f"{text} --url {quote_url(self.url)}",)
 
     def begin(self) -> OwnUnit:
         """Open an ATOMIC unit."""
@@ -79,31 +79,31 @@ class Backend:
 
 
 class UnitRuns:
-    """How often one command's ATOMIC handler has run: again after a conflict of its transaction, but not for ever."""
+    """The runs of one command's ATOMIC handler: again after a transaction conflict, up to a limit."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._runs = 0
 
     def again(self, unit: AnyUnit | None, error: Exception) -> bool:
-        """Whether to run it once more, now that its unit ended with this error."""
+        """Whether to run the handler again after its unit ended with this error."""
         self._runs += 1
         return unit is not None and self._runs < UNIT_RUNS_MAX and self._backend.conflicts(error)
 
 
-def shown_url(url: str) -> str:
+def hide_password(url: str) -> str:
     """A store's URL as it may be printed: a password is not shown.
 
-    >>> shown_url("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
+    >>> hide_password("postgresql://semel:secret@db/shop?sslmode=require&password=secret")
     'postgresql://semel:***@db/shop?sslmode=require&password=***'
     """
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", url))
 
 
-def pasted_url(url: str) -> str:
+def quote_url(url: str) -> str:
     """The same as an argument of a shell: an & in it would end the command, and lose the options behind it.
 
-    >>> pasted_url("postgresql://db/shop?sslmode=require&schema=shop"), pasted_url("sqlite:///semel.db")
+    >>> quote_url("postgresql://db/shop?sslmode=require&schema=shop"), quote_url("sqlite:///semel.db")
     ("'postgresql://db/shop?sslmode=require&schema=shop'", 'sqlite:///semel.db')
     """
-    return shlex.quote(shown_url(url))
+    return shlex.quote(hide_password(url))

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 from semel.core.flow import Flow, ask
 from semel.core.requests import Perform
 from semel.engine.backend import Backend
-from semel.engine.requirements import introduced
+from semel.engine.requirements import introduce
 from semel.engine.state import Core
 from semel.stores.process import begin_in_children
 
 E = TypeVar("E", bound=Any)
 
 
-def opened(engine: E) -> E:
+def open_or_close(engine: E) -> E:
     """The engine, open. Where that raises, it is closed first."""
     try:
         engine.open()
@@ -32,7 +32,7 @@ def opened(engine: E) -> E:
     return engine
 
 
-async def opened_async(engine: E) -> E:
+async def open_or_close_async(engine: E) -> E:
     """The same for an engine of an event loop."""
     try:
         await engine.open()
@@ -47,7 +47,7 @@ def introduction(core: Core, backend: Backend) -> Flow[None]:
     store = backend.store
     if not store.capabilities.shared_between_processes:
         yield from ask(Perform("migrate", lambda: store.migrate(*core.first_identity())))
-    core.check_store((yield from ask(Perform("identity", lambda: introduced(store)))), backend)
+    core.check_store((yield from ask(Perform("identity", lambda: introduce(store)))), backend)
 
 
 class FirstLook:

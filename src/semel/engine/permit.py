@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Claim, Effects, Grant
 from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
@@ -99,7 +99,7 @@ class Permit:
         """
         if not name:
             raise PolicyError("key_for needs a name, such as permit.key_for('charge')")
-        return derived_key(self.grant.id, self.grant.generation, name, ordinal)
+        return derive_key(self.grant.id, self.grant.generation, name, ordinal)
 
     def effect(self) -> _Effect:
         """The point of no return: ``with permit.effect(): provider.charge(...)``.
@@ -211,11 +211,11 @@ class Permit:
         """
         if self.emission is None:
             raise PolicyError(
-                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this one is "
-                "none"
+                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
+                "is not one"
             )
         if self.settling:
-            raise PolicyError(f"the event {topic!a} comes after its command was settled; emit it in the handler")
+            raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
         return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine does beside its commands: renewing live leases, and releasing claims without an owner.
+"""An engine's background work: renew live leases, and release claims without an owner.
 
 A claim that was given up on (its reply was lost, its caller cancelled) is released by its nonce until
 that is seen, or its lease is over. Renewal is one call for all live permits, and ends at their deadline.
@@ -18,7 +18,7 @@ from semel.core.contract import Store
 from semel.core.model import Claim, Settlement, Settling
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
-from semel.engine.shield import begin_own_thread, serve_lost, shielded
+from semel.engine.shield import begin_own_thread, run_shielded, serve_lost
 from semel.engine.state import Core
 from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
@@ -66,7 +66,7 @@ class AbandonedClaims:
                 self._keeping.discard(nonce)
 
     def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
-        """The store said nothing of these: an outage that outlives the lease must not leave them UNKNOWN for ever."""
+        """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
         now = time.monotonic()
         for nonce in nonces:
             if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
@@ -114,7 +114,7 @@ class AsyncUpkeep:
         return task
 
     async def close(self) -> None:
-        """Wait for everything that was spawned; what was given up is released once more, seen or not."""
+        """Wait for all spawned tasks, and release abandoned claims again."""
         self._check_loop()
         self._closing = True
         while self._tasks:  # handlers are among them: their leases are renewed to the end
@@ -164,7 +164,7 @@ class AsyncUpkeep:
         return reply
 
     def repeat(self, word: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
-        """Repeat this settlement in a task of its own until the lease is over, or so many seconds if they are more."""
+        """Repeat this settlement in a separate task until the lease expires, or for this many seconds if longer."""
         until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
         return self.spawn(self._performer.drive(settle_until_confirmed(self._store, word, until)))
 
@@ -179,7 +179,7 @@ class AsyncUpkeep:
         self._schedule()
 
     async def renew(self) -> None:
-        """Renew what is due, in one call."""
+        """Renew the due leases in one call."""
         permits = self._core.due()
         renewals = self._core.renewals(permits)
         try:
@@ -240,7 +240,7 @@ class SyncUpkeep:
         """
         while any(self._is_awaited(permit) for permit in list(self._core.live.values())):
             threading.Event().wait(CLOSE_LOOK_SECONDS)
-        shielded(self._end)
+        run_shielded(self._end)
 
     def _is_awaited(self, permit: Permit) -> bool:
         ours = permit.handler_thread not in (None, threading.get_ident())
@@ -283,7 +283,7 @@ class SyncUpkeep:
         self._wake()
 
     def renew(self) -> None:
-        """Renew what is due, in one call."""
+        """Renew the due leases in one call."""
         permits = self._core.due()
         if not permits:
             return

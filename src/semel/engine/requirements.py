@@ -1,4 +1,4 @@
-"""What the declared operations need of the store, and whether its server's settings give it.
+"""Check that the store and its server's settings meet the needs of the declared operations.
 
 EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nobody
 can tell. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream
@@ -19,7 +19,7 @@ from semel.policy import Policy
 from semel.sealing.rules import Seals, check_sealer
 
 _FORGETS: Final = (
-    "{operation} is effects='external', and the store would forget that it ran: {detail}. {remedy}; or declare "
+    "{operation} is effects='external', and the store would lose the fact that it ran: {detail}. {remedy}; or declare "
     "effects='idempotent' with a downstream that deduplicates; or accept the loss with ?persistence=none in the URL"
 )
 NO_STEPS: Final = (
@@ -38,8 +38,8 @@ _OWN_MEMORY: Final = (
 _LOG: Final = logging.getLogger("semel")
 
 
-def introduced(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
-    """Who a store is, and what its server says of itself."""
+def introduce(store: Store) -> Flow[tuple[Identity | None, list[Observed]]]:
+    """Read the store's identity and its server's settings."""
     identity = yield from store.identity()
     return identity, (yield from store.observe()) if isinstance(store, Observable) else []
 
@@ -84,7 +84,7 @@ class Needs:
             raise self._error(operation, self.refuse)
 
     def learn_kind(self, name: str, capabilities: Capabilities, *, accepts_loss: bool) -> None:
-        """Take note of what a store of this kind can promise at all.
+        """Record the durability of this kind of store.
 
         Raises ConfigurationError where it must be durable, and is not.
         """
@@ -105,7 +105,7 @@ class Needs:
             _LOG.warning(_OWN_MEMORY, name, repr(min(self._protected)), name)
 
     def learn(self, observed: Sequence[Observed], *, accepts_loss: bool) -> None:
-        """Take note of what the store's server says of itself.
+        """Record the observations about the store's server.
 
         Raises ConfigurationError where it cannot be used, or not for an operation declared so far.
         """

@@ -1,4 +1,4 @@
-"""What a caller of ``run`` gets: the result of a command, or the error its verdict is raised as."""
+"""The outcome of ``run`` for its caller: the command's result, or the error for its verdict."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from semel.sealing.rules import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
 
 SEALED_HINTS: Final = {
     UNSEALED: "under the key {key}; give the engine its sealer",
-    SEALING_KEY: "the key {key} is not in this process's ring; add it behind the others",
-    SEAL: "it was changed, it belongs to another record, or {key} names a different key here; see semel doctor",
+    SEALING_KEY: "the key {key} is not in this process's ring; add it after the others",
+    SEAL: "the data were changed, belong to another record, or {key} names a different key here; see semel doctor",
 }
 QUOTA_TEXTS: Final = {
     NEW_KEYS: "this caller has sent as many new keys as its quota allows for now",
@@ -66,37 +66,37 @@ Refusal = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How ``run`` ended: the answer, whether it was replayed, and the operation's id."""
+    """The result of ``run``: the answer, whether it was replayed, and the operation's id."""
 
     answer: Answer
     replayed: bool
     operation_id: str
 
 
-def begun_result(verdict: Refusal) -> Result:
+def stored_result(verdict: Refusal) -> Result:
     """The result of a command that another attempt ran: the replay, or the error its verdict is raised as."""
     if isinstance(verdict, Replay):
         return Result(verdict.answer, True, uuid_text(verdict.operation_id))
     raise command_error(verdict)
 
 
-def ended_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
-    """The result of a command that ran here. What leaves is what the store holds: ``instead``, if that stands."""
-    return Result(answer, False, permit.operation_id) if instead is None else lost_result(instead)
+def own_result(permit: Permit, answer: Answer, instead: Verdict | None) -> Result:
+    """The result of a command that ran here: the stored outcome, or ``instead`` if the store has a different one."""
+    return Result(answer, False, permit.operation_id) if instead is None else superseded_result(instead)
 
 
-def lost_result(instead: Verdict) -> Result:
-    """The result of a handler whose outcome was refused: what the record says now."""
+def superseded_result(instead: Verdict) -> Result:
+    """The result of a handler whose outcome was refused: the record's current outcome."""
     if isinstance(instead, Proceed):
         raise SupersededError(
             "this handler's outcome was refused: another attempt holds the record; retry with the same key"
         )
     assert not isinstance(instead, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
-    return begun_result(instead)
+    return stored_result(instead)
 
 
 def answer_from(returned: object) -> Answer:
-    """What a handler returned, if it is an answer; anything else is the developer's mistake, and settled as one.
+    """A handler's return value as an answer; any other type is the developer's error and settled as one.
 
     Raises TypeError, naming what to return.
     """
@@ -109,7 +109,7 @@ def answer_from(returned: object) -> Answer:
 
 
 def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> Outcome:
-    """The outcome of a handler that returned: what its answer means, or the definite refusal that it says itself.
+    """The outcome of a handler that returned: the meaning of its answer, or its explicit refusal.
 
     A status says it over HTTP; a handler without one returns ``Refused(answer)``.
     """
@@ -121,7 +121,9 @@ def command_error(verdict: Refusal) -> CommandError:
     match verdict:
         case KeyReused(other, state):
             name = None if state is None else state.name
-            where = "is over" if state in OVER_STATES else "is not over" if state is not None else "may not be over"
+            where = (
+                "is over" if state in OVER_STATES else "is not over" if state is not None else "may still be running"
+            )
             then = "use a new key for a new intent"
             if state not in OVER_STATES:
                 then = "query that operation before you use a new key"
@@ -138,7 +140,7 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case OutcomeUnknown(operation_id, doubt):
             return OutcomeUnknownError(
-                f"it cannot be proven how the command ended ({doubt}); keep the key and query the operation",
+                f"the command's outcome cannot be proven ({doubt}); keep the key and query the operation",
                 operation_id=uuid_text(operation_id),
             )
         case KeyExpired(operation_id):
@@ -167,8 +169,8 @@ def command_error(verdict: Refusal) -> CommandError:
             )
         case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
             return RecordUnreadableError(
-                f"the stored answer is sealed, and does not open here ({SEALED_HINTS[reason].format(key=repr(key))}); "
-                "the command is never run again",
+                "the stored answer is sealed, and cannot be decrypted here "
+                f"({SEALED_HINTS[reason].format(key=repr(key))}); the command is never run again",
                 operation_id=uuid_text(operation_id),
             )
         case Unreadable(operation_id, reason):

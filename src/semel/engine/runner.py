@@ -33,7 +33,7 @@ from semel.core.requests import (
 from semel.engine.backend import Backend
 from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
-from semel.engine.shield import pause, shielded
+from semel.engine.shield import pause, run_shielded
 from semel.engine.state import Core
 from semel.errors import SchemaError, SemelError, StoreError
 from semel.operations.flow import claim_kept
@@ -223,7 +223,7 @@ class SyncPerformer:
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> T:
         """One store call: the door through which every one of them passes, and where it is observed."""
-        return shielded(lambda: self._store_call(verb, make))
+        return run_shielded(lambda: self._store_call(verb, make))
 
     def _store_call(self, verb: str, make: MakeFlow[T]) -> T:
         core = self._core
@@ -259,7 +259,7 @@ class SyncPerformer:
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
-        return shielded(lambda: self.drive_here(flow, attempt))
+        return run_shielded(lambda: self.drive_here(flow, attempt))
 
     def drive_here(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """The same in the calling thread, which the user's own connection may belong to: only for joined units."""

@@ -42,7 +42,7 @@ class CallerInterrupted(StoreTimeout):
 
 
 class Hold(Generic[T]):
-    """What a call gives to its caller, who uses it to its end or is interrupted before.
+    """Holds a call's value for its caller, who may be interrupted before using it.
 
     Parameters: ``drop`` undoes the value, in a thread of Semel's own, and is given the exception that the caller left
     with (None: it is not known); harmless where the value has ended already.
@@ -78,7 +78,7 @@ class Hold(Generic[T]):
         held = self._held
         held.is_left = True
         if held.value is not None and not held.is_over:
-            shielded(lambda: held.undo(error))  # the hold must not know the error, whose frames know the hold
+            run_shielded(lambda: held.undo(error))  # the hold must not know the error, whose frames know the hold
         _open.pop(self._number, None)
 
 
@@ -100,7 +100,7 @@ class _Held(Generic[T]):
 
 
 class _Lost(weakref.ref["Hold[Any]"]):
-    """Posts itself where a hold was neither ended nor let go: a call of nobody's that undoes its value.
+    """Undoes the value of a hold whose caller neither used nor released it.
 
     The interpreter calls ``SimpleQueue.put`` as the hold dies. No instruction of Python's lies between: a ``__del__``
     could itself be interrupted, and its exception is swallowed.
@@ -110,7 +110,7 @@ class _Lost(weakref.ref["Hold[Any]"]):
     held: _Held[Any]
 
     def perform(self) -> None:
-        """Undo what the hold had."""
+        """Undo the hold's value."""
         _open.pop(id(self), None)
         self.held.is_left = True
         with suppress(Exception):  # nobody waits for it; what a store that is away does not undo ends with its lease
@@ -152,7 +152,7 @@ class _Call(Generic[T]):
             self.done.release()
 
     def result(self) -> T:
-        """What the work returned; raises what it raised."""
+        """The work's result; raises its exception."""
         error, self.error = self.error, None
         if error is None:
             return cast(T, self.value)
@@ -183,7 +183,7 @@ class _Threads:
         self._idle = 0
 
     def post(self, call: _Call[Any]) -> None:
-        """Have it performed. Atomic in the end: an interrupted caller posts it once more."""
+        """Submit the work. Atomic in the end: an interrupted caller submits it again."""
         self.calls.put(call)
         if not self._idle:
             try:
@@ -214,7 +214,7 @@ class _Threads:
             self._count(1)
 
     def serve_lost(self) -> None:
-        """See to it that what was posted without a look for an idle thread is performed."""
+        """Run work that was submitted without waking an idle thread."""
         if not self._idle and not self.calls.empty():
             self._start()
 
@@ -233,7 +233,7 @@ def begin_own_thread() -> None:
     _here.is_own = True
 
 
-def shielded(work: Callable[[], T]) -> T:
+def run_shielded(work: Callable[[], T]) -> T:
     """Do the work in a thread of Semel's own, and wait for it; in this one where it is Semel's own already.
 
     Raises what the work raises; an exception from outside once the work has ended. Whether the work had begun is not
@@ -256,7 +256,7 @@ def shielded(work: Callable[[], T]) -> T:
 
 
 def later(work: Callable[[], object]) -> None:
-    """Do the work in a thread of Semel's own, and wait for nothing: what a ``__del__`` has left to end."""
+    """Run the work in one of Semel's threads without waiting, such as the cleanup of a ``__del__``."""
     if sys.is_finalizing():
         work()
     else:

@@ -55,7 +55,7 @@ from semel.core.model import (
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.timing import RENEWALS_PER_LEASE
-from semel.engine.backend import Backend, pasted_url
+from semel.engine.backend import Backend, quote_url
 from semel.engine.permit import Permit
 from semel.engine.requirements import NO_STEPS, Needs
 from semel.engine.result import Refusal
@@ -76,11 +76,11 @@ from semel.sealing.rules import (
     SEALING_KEY,
     UNSEALED,
     check_sealer,
-    checked,
     cover,
     cover_resolution,
     reveal,
-    sealed,
+    seal_request,
+    validate_sealer,
 )
 from semel.sealing.rules import Seals as Seals
 from semel.stores.failures import BROKEN_RULE
@@ -97,8 +97,8 @@ SEALED_REMEDIES: Final = {
     "sealer, Engine.connect(..., sealer=Sealer(ring))",
     SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
     "the others",
-    SEAL: "a stored answer cannot be decrypted with the key {key}: it was changed, it belongs to another record, or "
-    "{key} names a different key here; see semel doctor",
+    SEAL: "a stored answer cannot be decrypted with the key {key}: the data were changed, belong to another record, "
+    "or {key} names a different key here; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
 _NOTHING_MORE: Final = (None, None, None)
@@ -170,7 +170,7 @@ class Core:
         self.observing = not isinstance(self.observer, Silence)
         self._unknowns = UnknownOutcomes() if observer is None else None  # logged where nobody observes
         self.id_secret = id_secret
-        self.sealer = checked(sealer)
+        self.sealer = validate_sealer(sealer)
         self.draining = False
         self.needs = Needs(self.sealer)
         self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
@@ -261,8 +261,8 @@ class Core:
             if weak is not None:
                 self.tell("weak_keys", scope.operation, weakness=weak)
         return (
-            None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
-            None if command.request is None else sealed(command.request, id, self.sealer),
+            None if command.business_ref is None and policy.operation_seconds is None else self._make_kept(command),
+            None if command.request is None else seal_request(command.request, id, self.sealer),
             None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
         )
 
@@ -275,7 +275,7 @@ class Core:
         id = quota_id(tenant, caller, None if policy.quota is None else operation, self.id_secret)
         return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
 
-    def _kept(self, command: Command) -> Kept:
+    def _make_kept(self, command: Command) -> Kept:
         tenant, caller, operation = command.scope
         ref, keep_us = command.business_ref, command.keep_us
         assert keep_us is not None
@@ -314,7 +314,7 @@ class Core:
 
     def note_rebuild_failed(self, operation: str, why: str) -> None:
         """Log that a builder does not answer: once for each operation and reason."""
-        self._note(why, "an answer could not be rebuilt, and its client is told to look at the resource", operation)
+        self._note(why, "an answer could not be rebuilt; the client gets a link to the resource", operation)
 
     def _note(self, reason: str, text: str, operation: str) -> None:
         if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
@@ -365,7 +365,11 @@ class Core:
         if other is not claim:
             granted = other.nonce in self.units or other.nonce in self.live
             yield (
-                (_met(other, claim, under) if granted else InProgress(other.operation_id, other.terms.lease_us)),
+                (
+                    _await_verdict(other, claim, under)
+                    if granted
+                    else InProgress(other.operation_id, other.terms.lease_us)
+                ),
                 granted,
             )
             return
@@ -613,7 +617,7 @@ class Core:
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:
         """Refuse a store that is not the one on record, or whose server forgets what a declared operation must not."""
         identity, observed = said
-        self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
+        self.check_identity(identity, quote_url(backend.url) if backend.url else "")
         self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
         self._weigh()
@@ -658,7 +662,7 @@ def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
     return detail
 
 
-def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
+def _await_verdict(other: Claim, claim: Claim, under: Under | None) -> Verdict:
     met: Verdict
     if other.recipe != claim.recipe:
         met = Unreadable(other.operation_id, "recipe", other.recipe)
@@ -667,4 +671,4 @@ def _met(other: Claim, claim: Claim, under: Under | None) -> Verdict:
     else:
         return InProgress(other.operation_id, other.terms.lease_us)
     again = recast(claim, met, under)
-    return met if again is None else _met(other, again, under)
+    return met if again is None else _await_verdict(other, again, under)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar, Unpack
 
-from semel.core.atomic_flow import claim_of_waiter, settled_or
+from semel.core.atomic_flow import claim_of_waiter, read_settled
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -36,12 +36,12 @@ from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import Begin, Rollback, Unit
 from semel.engine.atomic_block import Atomic
 from semel.engine.backend import Backend, UnitRuns
-from semel.engine.opening import introduction, opened
+from semel.engine.opening import introduction, open_or_close
 from semel.engine.permit import Permit
 from semel.engine.renewal import SyncUpkeep
-from semel.engine.result import Refusal, Result, answer_from, begun_result, ended_result, outcome_from
+from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result
 from semel.engine.runner import SyncPerformer
-from semel.engine.shield import Hold, shielded
+from semel.engine.shield import Hold, run_shielded
 from semel.engine.state import Core, EngineOptions, Seals
 from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
@@ -106,7 +106,7 @@ class Engine:
         return cls(connect_backend(url), **options)
 
     def open(self) -> None:
-        """Check that the store is migrated, is the one on record, and can hold what was declared so far.
+        """Check that the store is migrated, has the recorded identity, and supports the declared operations.
 
         A memory store is made on the spot. Raises ConfigurationError, SchemaError, IdentityMismatch, StoreUnavailable.
         """
@@ -117,12 +117,12 @@ class Engine:
         return self.perform("migrate", lambda: self.store.migrate(*self.core.first_identity()))
 
     def close(self) -> None:
-        """Wait for live handlers, and for what is being settled or released, then close the store."""
+        """Wait for live handlers, settlements and releases, then close the store."""
         self._upkeep.close()
-        shielded(self.backend.driver.close)
+        run_shielded(self.backend.driver.close)
 
     def __enter__(self) -> Self:
-        return opened(self)
+        return open_or_close(self)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -136,7 +136,7 @@ class Engine:
         return self._performer.store_call(verb, make)
 
     def claim(self, command: Command, *, wait_seconds: float | None = None) -> Permit | Refusal:
-        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+        """Reserve the command's key: a :class:`Permit`, or the verdict that prevents it.
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
 
@@ -153,14 +153,14 @@ class Engine:
         return met
 
     def _hold(self) -> Hold[Permit]:
-        """What a claim gives its permit to: where its caller is interrupted, the hold ends it."""
+        """The hold for a claim's permit: it ends the claim if its caller is interrupted."""
         return Hold(self._drop)
 
     def _claim_into(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         """As :meth:`claim`, into a hold of the caller's, which ends the permit where the caller is interrupted."""
-        return shielded(lambda: self._granted(hold, command, wait_seconds))
+        return run_shielded(lambda: self._grant(hold, command, wait_seconds))
 
-    def _granted(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
+    def _grant(self, hold: Hold[Permit], command: Command, wait_seconds: float | None) -> Permit | Refusal:
         core = self.core
         if not core.checked:
             self._performer.first_look.take()
@@ -235,7 +235,7 @@ class Engine:
     def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
         with self.core.running_here(claim, command.under) as (met, is_sure):
             if met is not None:
-                return met if is_sure else self._performer.drive(settled_or(self.store, claim, command.under, met))
+                return met if is_sure else self._performer.drive(read_settled(self.store, claim, command.under, met))
             opened: list[Unit] = []
 
             def begin() -> Unit:
@@ -261,7 +261,7 @@ class Engine:
         the background until the lease is over.
         """
         permit.last_word = outcome
-        return shielded(lambda: self._settle(permit, outcome))
+        return run_shielded(lambda: self._settle(permit, outcome))
 
     def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -293,7 +293,7 @@ class Engine:
             raise
 
     def reread(self, permit: Permit) -> Verdict:
-        """What the record says now: the verdict that a refused settlement must be answered with."""
+        """Read the record's current verdict, to answer a refused settlement."""
         command = permit.command
         verdict = self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
         return give(self.core, command, verdict)
@@ -369,7 +369,7 @@ class Engine:
             try:
                 permit = self._claim_into(hold, command, wait_seconds)
                 if not isinstance(permit, Permit):
-                    return begun_result(permit)
+                    return stored_result(permit)
                 try:
                     result = self._finish(permit, handler)
                 except Exception as error:
@@ -393,4 +393,4 @@ class Engine:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             raise
         reply = self.settle(permit, outcome_from(returned, policy, begun=permit.begun))
-        return ended_result(permit, answer, self.reread(permit) if isinstance(reply, Superseded) else None)
+        return own_result(permit, answer, self.reread(permit) if isinstance(reply, Superseded) else None)

@@ -1,4 +1,4 @@
-"""Unexpected errors of what must go on: the reaper, relay, reconcilers, completer, and the renewal of leases."""
+"""Unexpected errors in background loops that must continue: reaper, relay, reconcilers, completer, renewal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REST_SECONDS_MAX: Final = 30.0
 
 
 class Trouble:
-    """Logs an unexpected error once, until its loop works again, and says how long to rest before the next look.
+    """Logs an unexpected error once until its loop works again, and computes the pause before the next look.
 
     Parameters: ``what`` the loop's name for people.
 

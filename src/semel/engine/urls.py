@@ -55,8 +55,8 @@ def connect_backend(url: str) -> Backend:
         parts = urlsplit(url)
     except ValueError as error:  # brackets that are no IPv6 address, and hosts that Unicode would make into others
         raise UrlError(
-            f"the host of the store URL cannot be understood ({type(error).__name__}): an IPv6 address stands in "
-            "brackets, [ and ] of a password are written %5B and %5D"
+            f"the host of the store URL cannot be understood ({type(error).__name__}): write an IPv6 address in "
+            "brackets, and [ and ] in a password as %5B and %5D"
         ) from None
     parts = parts._replace(scheme=_SPELT.get(parts.scheme, parts.scheme))
     make = _SCHEMES.get(parts.scheme)
@@ -103,7 +103,7 @@ def _of_a_package(scheme: str, url: str) -> Backend:
         except (ImportError, AttributeError) as error:
             package = entry.dist.name if entry.dist is not None else entry.value
             message = f"the store {scheme!r} of the package {package} cannot be loaded ({entry.value}): {error}"
-            raise ConfigurationError(f"{message}; install what it needs, or another version of it") from error
+            raise ConfigurationError(f"{message}; install its dependencies, or another version of it") from error
         backend = make(url)
         if not isinstance(backend, Backend):
             raise ConfigurationError(
@@ -111,11 +111,11 @@ def _of_a_package(scheme: str, url: str) -> Backend:
                 "its entry point must be a function of the URL that returns a semel.engine.backend.Backend"
             )
         return replace(backend, url=url)
-    raise UrlError(f"unknown store {scheme!r}{_meant_store(scheme)}")
+    raise UrlError(f"unknown store {scheme!r}{_suggest_store(scheme)}")
 
 
-def _meant_store(scheme: str) -> str:
-    """What an unknown scheme was probably meant to be; all that is known where nothing is near."""
+def _suggest_store(scheme: str) -> str:
+    """Suggest the scheme closest to an unknown one; all known schemes if none is close."""
     if scheme in _MEANT:
         return f": {_MEANT[scheme]}"
     known = sorted({*_SCHEMES, *entry_points(group=GROUP).names})

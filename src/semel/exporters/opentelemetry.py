@@ -88,16 +88,16 @@ class OpenTelemetry:
         if name == "claims":
             if labels["verdict"] == "Proceed":
                 self._record[CALLER_KEYS](1, {"caller": self._caller(detail)})
-            self._attempted(labels, detail)
+            self._on_attempt(labels, detail)
         elif name == "settlements":
-            self._settled(labels["outcome"], detail)
+            self._on_settled(labels["outcome"], detail)
 
     def _caller(self, detail: Mapping[str, str]) -> str:
         return self._callers.see(detail.get("caller", ""))[0]
 
     # --- spans ------------------------------------------------------------------------------------
 
-    def _attempted(self, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
+    def _on_attempt(self, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         verdict, id = labels["verdict"], detail.get("operation_id")
         attributes = {
             "semel.operation": label_text(labels["operation"]),
@@ -127,7 +127,7 @@ class OpenTelemetry:
         for each in former or ():
             each.end()
 
-    def _settled(self, outcome: str, detail: Mapping[str, str]) -> None:
+    def _on_settled(self, outcome: str, detail: Mapping[str, str]) -> None:
         with self._lock:
             spans = self._open.pop(detail.get("operation_id", ""), ())
         for span in spans:
@@ -146,7 +146,7 @@ class OpenTelemetry:
 
 
 def execution_context(operation_id: str, flags: int = TraceFlags.SAMPLED) -> SpanContext:
-    """Where every process finds the first execution of an operation: the trace whose id is the operation id.
+    """The trace context of an operation's first execution, in every process: the trace id is the operation id.
 
     >>> f"{execution_context('0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55').trace_id:032x}"
     '0199e0c47d3a7a529f0e6f2f4e1f6a55'

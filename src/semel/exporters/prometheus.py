@@ -1,4 +1,4 @@
-"""Prometheus: an observer that counts what an engine does, and gauges of the store's state, read within bounds.
+"""Prometheus: an observer that counts an engine's events, and gauges of the store's state with bounded reads.
 
 ``Prometheus()`` is given to the engine as its observer; ``.asgi()`` and ``.wsgi()`` are the page that Prometheus reads.
 It needs the library prometheus-client: ``pip install 'semel[prometheus]'``.
@@ -48,10 +48,10 @@ Cell = Callable[[float], None]
 
 
 class SampleSink(Protocol):
-    """Where values are kept: in this process, or in the files that all processes of a host share."""
+    """Where to store values: in this process, or in files shared by all processes of a host."""
 
     def cell(self, series: Series, labels: tuple[str, ...]) -> Cell:
-        """What takes the values of one label set."""
+        """The cell for the values of one label set."""
 
     def forget(self, series: Series, label: str, value: str) -> None:
         """Drop the label sets in which a label has this value."""
@@ -155,7 +155,7 @@ class Prometheus:
         cell(1)
 
     def close(self) -> None:
-        """Close the store that was opened by its URL. What was counted stays."""
+        """Close a store that was opened by its URL. Counts remain."""
         if self._own is not None:
             self._own.close()
 
@@ -185,7 +185,7 @@ class Prometheus:
 
     @contextmanager
     def serve(self, host: str = "127.0.0.1", port: int = 9464) -> Iterator[int]:
-        """Answer with the series on a port of its own meanwhile, in a thread; yields the port. 0: any that is free.
+        """Serve the series on a separate port in a thread; yields the port. 0: any free port.
 
         Raises ConfigurationError where the port cannot be had.
         """
@@ -292,7 +292,7 @@ class _Local(Collector):
             self._cells[series] = {key: kept for key, kept in self._cells[series].items() if key[place] != value}
 
     def describe(self) -> list[Metric]:
-        """Nothing of it changes with what is counted."""
+        """The static description of the gauges."""
         return [_family(series) for series in _ALL]
 
     def collect(self) -> Iterator[Metric]:

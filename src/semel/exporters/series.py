@@ -23,7 +23,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Series(NamedTuple):
-    """One series: its name with dots, its kind, its labels in the order of the event's, and what it means."""
+    """One series: its dotted name, its kind, its labels in the event's order, and its meaning."""
 
     dotted: str
     kind: Kind
@@ -102,7 +102,7 @@ def label_text(value: str) -> str:
 
 
 class Bounds:
-    """The different values that each label may have; what comes later is ``other``.
+    """The allowed values of each label; later ones become ``other``.
 
     >>> bounds = Bounds(most=2)
     >>> [bounds.value("operation", name) for name in ("pay", "ship", "refund", "pay")]
@@ -133,7 +133,7 @@ class _Shown:
 
 
 class TopCallers:
-    """Which callers have a label of their own: those seen most often. All others are ``other``.
+    """The callers with their own label: the most frequent ones. All others are ``other``.
 
     Occurrences are counted for eight times as many callers (Misra and Gries: when there is room for no more, all counts
     fall by one), so that memory is bounded and a frequent caller is found however many rare ones there are. A caller

@@ -21,7 +21,7 @@ from semel.keys import KEY_LENGTH_MAX
 
 
 class NotThere(Exception):
-    """A path leads nowhere; says why."""
+    """A path leads nowhere; the message explains why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Path:
         return cls(text, root, tuple(steps))
 
     def find(self, arguments: Mapping[str, Any]) -> Any:
-        """What the path leads to. Raises NotThere."""
+        """Find the value at the path. Raises NotThere."""
         value, seen = arguments[self.root], self.root
         for step in self.steps:
             value, seen = _step(value, step, seen), f"{seen}.{step}"
@@ -98,7 +98,7 @@ MakeKey = Callable[[Mapping[str, Any], tuple[Any, ...], Mapping[str, Any]], str]
 
 
 def key_maker(key: object, parameters: Sequence[str]) -> MakeKey | None:
-    """How a call's key is made; None where every call must be given one.
+    """Make the function that derives a call's key; None if every call must provide one.
 
     Parameters: ``key`` as it was declared: a path, a tuple of paths, a function, or None.
 
@@ -178,7 +178,7 @@ _SAY_WHO: Final = (
 
 
 def caller_maker(caller: object, parameters: Sequence[str]) -> MakeCaller:
-    """How a call's caller is found. Raises ConfigurationError where it was not said."""
+    """Make the function that finds a call's caller. Raises ConfigurationError if it is not declared."""
     if caller is single_caller:
         only = single_caller({})
         return lambda arguments, args, kwargs: only
@@ -206,11 +206,11 @@ def _caller_of(caller: Callable[..., object], args: tuple[Any, ...], kwargs: Map
 
 def _caller(path: Path, arguments: Mapping[str, Any]) -> Caller:
     found = _look(path, arguments)
-    return found if isinstance(found, Caller) else Caller("single", _named(path, found))
+    return found if isinstance(found, Caller) else Caller("single", _caller_name(path, found))
 
 
 def _name(path: Path, arguments: Mapping[str, Any]) -> str:
-    return _named(path, _look(path, arguments))
+    return _caller_name(path, _look(path, arguments))
 
 
 def _look(path: Path, arguments: Mapping[str, Any]) -> Any:
@@ -220,7 +220,7 @@ def _look(path: Path, arguments: Mapping[str, Any]) -> Any:
         raise RequestError(f"caller={path.text!r} is not there ({error}); {_NO_CALLER}") from None
 
 
-def _named(path: Path, value: object) -> str:
+def _caller_name(path: Path, value: object) -> str:
     if value is None or value == "":
         raise RequestError(f"caller={path.text!r} is {value!r}; {_NO_CALLER}")
     text = text_of(value)

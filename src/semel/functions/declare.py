@@ -23,7 +23,7 @@ from semel.functions.fingerprints import Fingerprints
 from semel.functions.once import AsyncOnce, Once
 from semel.integrations.endpoint import PermitHere, annotations_of
 from semel.policy import CommandOptions, Policy
-from semel.resuming.functions import KeptArguments, kept_names
+from semel.resuming.functions import KeptArguments, find_kept
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ _HTTP_ONLY: Final = {
 
 
 class _Settings:
-    """What ``@command`` was given, until there is a function to check it against."""
+    """The options of ``@command``, until there is a function to check them against."""
 
     def __init__(self, engine: Any, name: str, **settings: Any) -> None:
         self.engine = engine
@@ -67,13 +67,13 @@ class _Settings:
             binds = "class" if isinstance(function, classmethod) else "nothing"
             function = function.__func__
         check_function(function)
-        declared = self._declared(function)
+        declared = self._declare(function)
         declared.shape_early()
         if isinstance(self.engine, Engine | AsyncEngine):
             declared.engine()  # last: from here on the name is taken
         return (AsyncOnce if declared.is_async else Once)(declared, binds)
 
-    def _declared(self, function: Callable[..., Any]) -> DeclaredCommand:
+    def _declare(self, function: Callable[..., Any]) -> DeclaredCommand:
         given = self.settings
         permits = permit_names(function)
         own = inspect.signature(function).parameters
@@ -83,8 +83,8 @@ class _Settings:
         counted = tuple(name for name in names if name != receiver)
         kept: KeptArguments | None = None
         if given["policy"].resumable:
-            left_in = counted_names(given["exclude"], counted)
-            kept = KeptArguments(function, kept_names(function, counted, left_in), receiver, shapes)
+            left_in = check_exclude(given["exclude"], counted)
+            kept = KeptArguments(function, find_kept(function, counted, left_in), receiver, shapes)
         return DeclaredCommand(
             function,
             self.name,
@@ -95,8 +95,8 @@ class _Settings:
             key_said=f"key={given['key']!r}",
             make_caller=caller_maker(given["caller"], names),
             fingerprints=Fingerprints(
-                counted_names(given["exclude"], counted),
-                included_paths(given["include"], given["exclude"], names),
+                check_exclude(given["exclude"], counted),
+                check_include(given["include"], given["exclude"], names),
                 {name: own[name].default for name in names if own[name].default is not inspect.Parameter.empty},
                 shapes.codecs,
                 given["policy"].body_bytes_max,
@@ -225,7 +225,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_function(function: Any) -> None:
-    """Refuse what is no call that could be protected. Raises ConfigurationError."""
+    """Refuse a function whose calls cannot be protected. Raises ConfigurationError."""
     name = getattr(function, "__qualname__", repr(function))
     if isinstance(function, Once | AsyncOnce):
         raise ConfigurationError(f"{name} is a command already ({function.operation!r})")
@@ -237,15 +237,15 @@ def check_function(function: Any) -> None:
         kind = "an async generator" if inspect.isasyncgenfunction(function) else "a generator"
         raise ConfigurationError(
             f"{name} is {kind}, which runs after its call has returned, so that the call cannot be protected; collect "
-            "what it yields and return a list"
+            "its items and return a list"
         )
     returned = annotations_of(function)["return"]
     origin = typing.get_origin(returned) or returned
     late = isinstance(origin, type) and issubclass(origin, _UNFINISHED) and origin is not object
     if late and not inspect.iscoroutinefunction(function):
         raise ConfigurationError(
-            f"{name} returns a {origin.__name__}: what it does is not over when it returns, so that it cannot be "
-            "protected; declare an `async def`, or collect inside and return a list"
+            f"{name} returns a {origin.__name__}: its work continues after it returns, so it cannot be protected; "
+            "declare an `async def`, or collect inside and return a list"
         )
 
 
@@ -281,7 +281,7 @@ def check_codecs(codecs: object) -> tuple[Codec, ...]:
     return tuple(codecs)
 
 
-def counted_names(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
+def check_exclude(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
     """The parameters that tell commands apart. Raises ConfigurationError."""
     if isinstance(exclude, str) or not isinstance(exclude, tuple | list):
         raise ConfigurationError(f"exclude= takes a tuple of parameters, such as ('note',); it is {exclude!r}")
@@ -293,7 +293,7 @@ def counted_names(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in exclude)
 
 
-def included_paths(include: object, exclude: object, names: tuple[str, ...]) -> tuple[Path, ...]:
+def check_include(include: object, exclude: object, names: tuple[str, ...]) -> tuple[Path, ...]:
     """The parts of the arguments that tell commands apart instead of all. Raises ConfigurationError."""
     if isinstance(include, str) or not isinstance(include, tuple | list):
         raise ConfigurationError(f"include= takes a tuple of paths, such as ('order.id',); it is {include!r}")

@@ -1,4 +1,4 @@
-"""What ``@command`` knows about a function, and one call of it: from arguments to a command, from its end to an answer.
+"""A declared ``@command`` function, and one call of it: from arguments to a command, from its end to an answer.
 
 No IO happens here; ``semel.functions.once`` runs it, once in threads and once on an event loop.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from semel.codec.annotations import Shapes
-from semel.codec.results import KeptResult, given, keep_error, keep_result
+from semel.codec.results import KeptResult, keep_error, keep_result, restore_result
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
 from semel.core.identity import record_id
@@ -61,7 +61,7 @@ class ResultNotKept(NotReplayableError):
 
 
 class DeclaredCommand:
-    """A function that is a command: how it is named, bound, told apart, run and kept."""
+    """A declared command function: how it is named, bound, fingerprinted, run and stored."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class DeclaredCommand:
         return engine
 
     def shape(self) -> Shape:
-        """How results are kept. Raises ConfigurationError where the annotation has no safe form."""
+        """The shape of stored results. Raises ConfigurationError if the annotation has no safe form."""
         if self._shape is None:
             with self._shaping:  # a shape that another thread is still making has no fields yet
                 annotation = annotations_of(self.function)["return"]
@@ -155,7 +155,7 @@ class DeclaredCommand:
         return self._shape
 
     def shape_early(self) -> None:
-        """Refuse an annotation when the function is declared; one that names what comes later waits for a call."""
+        """Check an annotation at declaration; one with a forward reference is checked at the first call."""
         if self.kept is not None:
             self.kept.shape_early()
         if not isinstance(annotations_of(self.function)["return"], str):
@@ -282,7 +282,7 @@ class CommandCall:
         self._unkept: Unserialisable | None = None
 
     def arguments(self, permit: Permit | None) -> inspect.BoundArguments:
-        """What the function is called with."""
+        """The function's arguments."""
         self._permit = permit
         return self._declared.with_permit(self._arguments, permit)
 
@@ -325,8 +325,8 @@ class CommandCall:
             value.close()
         kind = type(value).__name__
         raise ConfigurationError(
-            f"{self._declared.called} returned a {kind}: what it does is not over when it returns, so that it cannot "
-            "be protected; declare an `async def`, or await and collect inside"
+            f"{self._declared.called} returned a {kind}: its work continues after it returns, so it cannot be "
+            "protected; declare an `async def`, or await and collect inside"
         )
 
     def _fitting(self, kept: KeptResult) -> Answer:
@@ -334,12 +334,12 @@ class CommandCall:
         if len(kept.answer.body) <= most:
             return kept.answer
         if self._declared.atomic:
-            raise self._rolled_back(f"the result is larger than {most} bytes (answer_bytes_max)")
+            raise self._rollback_error(f"the result is larger than {most} bytes (answer_bytes_max)")
         return self._mark_not_kept()
 
     def _not_kept(self, why: Unserialisable) -> Answer:
         if self._declared.atomic:
-            raise self._rolled_back(str(why)) from self._raised
+            raise self._rollback_error(str(why)) from self._raised
         self._unkept = why
         return self._mark_not_kept()
 
@@ -348,7 +348,7 @@ class CommandCall:
         self._permit.kept = False
         return _NOT_KEPT
 
-    def _rolled_back(self, why: str) -> ResultNotKept:
+    def _rollback_error(self, why: str) -> ResultNotKept:
         assert self._permit is not None
         return ResultNotKept(
             f"{self._declared.called} was rolled back, because its end cannot be kept: {why}",
@@ -359,7 +359,7 @@ class CommandCall:
     # --- to the caller --------------------------------------------------------------------------
 
     def end(self, result: Result) -> Any:
-        """What the caller gets: the result, or the declared exception. Raises CommandError where nothing is kept."""
+        """The caller's result, or the declared exception. Raises CommandError if neither is stored."""
         if result.replayed:
             return self._replay(result)
         if self._unkept is not None:
@@ -375,7 +375,7 @@ class CommandCall:
 
     def _replay(self, result: Result) -> Any:
         try:
-            return given(result.answer, self._shape, self._declared.replays)
+            return restore_result(result.answer, self._shape, self._declared.replays)
         except Mismatch as error:
             raise RecordUnreadableError(
                 f"the stored end of {self._declared.name!r} does not fit what {self._declared.called} declares now "
@@ -384,7 +384,7 @@ class CommandCall:
             ) from error
 
     def unconfirmed(self, error: StoreError) -> BaseException:
-        """What is raised where the store failed: before the function ran, or when it was over."""
+        """The exception for a store failure: before the function ran, or after it."""
         # An ATOMIC command is committed with its answer, or not at all: calling again is safe.
         if self._permit is None or (self._declared.atomic and not isinstance(error, NotReplicated)):
             return error

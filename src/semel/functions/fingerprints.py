@@ -1,4 +1,4 @@
-"""What makes two calls the same command: a digest of their arguments, by name and by type.
+"""The fingerprint of a call: a digest of its arguments, by name and type.
 
 Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values are told apart
 by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. What has no
@@ -46,9 +46,9 @@ class Fingerprints:
     @property
     def recipe(self) -> str:
         """Names version and configuration, such as ``f1.3f9a0c2b5d6e7f80``: stored beside every fingerprint."""
-        return recipe_of(self._counted())
+        return recipe_of(self._count_parts())
 
-    def _counted(self) -> tuple[str, ...]:
+    def _count_parts(self) -> tuple[str, ...]:
         return tuple(path.text for path in self.paths) or self.names
 
     def parts(self, arguments: Mapping[str, Any]) -> dict[str, bytes]:
@@ -114,25 +114,25 @@ class Fingerprints:
             raise Unserialisable(where, f"is nested deeper than {DEPTH_MAX} levels")
         kind = type(value)
         if kind in _PLAIN:
-            return _tagged(kind.__name__, _plain(value))
+            return _tag(kind.__name__, _plain(value))
         if kind in (list, tuple):
             items = [self.canonical(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
-            return _tagged("items", *items)
+            return _tag("items", *items)
         if kind in (set, frozenset):
-            return _tagged("set", *sorted(self.canonical(item, f"an item of {where}", depth + 1) for item in value))
+            return _tag("set", *sorted(self.canonical(item, f"an item of {where}", depth + 1) for item in value))
         if isinstance(value, Mapping):
             return self._members("mapping", value.items(), where, depth)
         if isinstance(value, enum.Enum):
-            return _tagged("enum", kind.__qualname__, str(value.value if isinstance(value, enum.Flag) else value.name))
+            return _tag("enum", kind.__qualname__, str(value.value if isinstance(value, enum.Flag) else value.name))
         text = scalar_text(value, where)
         if text is not None:
-            return _tagged(kind.__name__, text)
+            return _tag(kind.__name__, text)
         return self._instance(kind, value, where, depth)
 
     def _instance(self, kind: Any, value: Any, where: str, depth: int) -> bytes:
         codec = self.codecs.get(kind)
         if codec is not None:
-            return _tagged("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
+            return _tag("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             members = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
             return self._members(kind.__qualname__, members, where, depth)
@@ -141,7 +141,7 @@ class Fingerprints:
         model = model_of(kind)
         if model is not None:
             form = model.encode(value, where)
-            return _tagged("model", kind.__qualname__, self.canonical(form, where, depth + 1))
+            return _tag("model", kind.__qualname__, self.canonical(form, where, depth + 1))
         raise Unserialisable(where, f"is a {kind_name(kind)}, which has no canonical form")
 
     def _members(self, tag: str, members: Iterable[tuple[Any, Any]], where: str, depth: int) -> bytes:
@@ -152,7 +152,7 @@ class Fingerprints:
             )
             for name, value in members
         ]
-        return _tagged(tag, *(part for pair in sorted(pairs) for part in pair))
+        return _tag(tag, *(part for pair in sorted(pairs) for part in pair))
 
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray})
@@ -167,12 +167,12 @@ def _plain(value: Any) -> bytes:
     return (f"{value:x}" if type(value) is int else repr(value)).encode()
 
 
-def _tagged(tag: str, *parts: str | bytes) -> bytes:
+def _tag(tag: str, *parts: str | bytes) -> bytes:
     return frame(tag, *parts)
 
 
 def recipe_of(names: Iterable[str]) -> str:
-    """The name of a recipe by what it counts."""
+    """The recipe's name, from the arguments that count."""
     return f"{VERSION}.{hashlib.sha256(frame(*sorted(names))).hexdigest()[:16]}"
 
 

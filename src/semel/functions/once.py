@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class _Command:
-    """What both forms share: they look like their function, and bind as it would."""
+    """The shared part of both forms: they look like their function, and bind arguments like it."""
 
     def __init__(self, declared: DeclaredCommand, binds: str) -> None:
         functools.update_wrapper(self, declared.function)  # type: ignore[arg-type]  # which takes any callable
@@ -41,7 +41,7 @@ class _Command:
 
     @property
     def policy(self) -> Policy:
-        """What the operation promises."""
+        """The operation's policy."""
         return self._declared.policy
 
     @property

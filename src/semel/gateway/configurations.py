@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from semel.errors import ConfigurationError
-from semel.gateway.guarded import KEY, KEY_HEADER, Guarded, longest, ordered, refusal
+from semel.gateway.guarded import KEY, KEY_HEADER, Guarded, longest, refusal, sort_by_precision
 from semel.http.problems import INVALID_KEY, MISSING_KEY, Kind, Problems
 
 _ADDRESS: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):([0-9]{1,5})")
@@ -24,7 +24,7 @@ _PROGRAM_SIZE: Final = 20_000  # of the key's grammar in RE2: 3,580, where Envoy
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What a configuration is made of.
+    """The input of a configuration.
 
     Parameters: ``operations`` that are guarded; ``upstreams`` as ``host:port``, which share one store; ``listen`` as
     ``host:port``; ``problems`` how refusals are written; ``seconds`` until an upstream's answer, None for longer than
@@ -67,7 +67,7 @@ class Edge:
     @property
     def guarded(self) -> list[Guarded]:
         """The operations in the order in which they are tried, without those whose key is not in a header."""
-        return [each for each in ordered(self.operations) if each.header is not None]
+        return [each for each in sort_by_precision(self.operations) if each.header is not None]
 
     def document(self, kind: Kind) -> str:
         """A refusal's document, without characters that configurations read in their own ways."""
@@ -78,7 +78,7 @@ class Edge:
 
     def about(self, mark: str, *lines: str) -> str:
         """The comment that a configuration begins with."""
-        operations = ordered(self.operations)
+        operations = sort_by_precision(self.operations)
         named = [f"  {'|'.join(each.methods)} {_plain(each.path)} ({_plain(each.name)})" for each in operations]
         said = [
             "Written by `semel gateway`; write it anew when operations change.",
@@ -264,7 +264,7 @@ def envoy(edge: Edge) -> str:
             ],
         }
 
-    def passed(retry_on: str) -> dict[str, Any]:
+    def pass_on(retry_on: str) -> dict[str, Any]:
         policy = {
             "retry_on": retry_on,
             "num_retries": max(1, len(edge.upstreams) - 1),
@@ -288,11 +288,11 @@ def envoy(edge: Edge) -> str:
         wrong = {**good, "invert_match": True}
         routes.append({"match": {**path, "headers": [method, present, wrong]}, **answer(INVALID_KEY)})
         again = "connect-failure,refused-stream,reset" if each.shared else "connect-failure"
-        routes.append({"match": {**path, "headers": [method, good]}, **passed(again)})
+        routes.append({"match": {**path, "headers": [method, good]}, **pass_on(again)})
     unguarded = {
         "typed_per_filter_config": {_LUA: {"@type": f"{_TYPE}.filters.http.lua.v3.LuaPerRoute", "disabled": True}}
     }
-    routes.append({"match": {"prefix": "/"}, **passed("connect-failure"), **unguarded})
+    routes.append({"match": {"prefix": "/"}, **pass_on("connect-failure"), **unguarded})
     one_key = f"""\
 function envoy_on_request(handle)
   if handle:headers():getNumValues("{edge.header.lower()}") > 1 then

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from semel.errors import ConfigurationError, InvalidKey, MissingKey
-from semel.gateway.guarded import Guarded, ordered, refusal
+from semel.gateway.guarded import Guarded, refusal, sort_by_precision
 from semel.http.problems import INVALID_KEY, MISSING_KEY, TOO_EARLY, Kind, Problems
 from semel.http.spelling import normal_raw_segments, normal_segments
 from semel.keys import parse_key
@@ -41,7 +41,7 @@ class KeyGate:
         if not operations:
             raise ConfigurationError("operations is empty; name one, such as Guarded('pay', ('POST',), '/payments')")
         self._app = app
-        inner = ordered(operations)
+        inner = sort_by_precision(operations)
         self._exact = [(re.compile(each.pattern.encode()), each) for each in inner]
         self._lenient = [(re.compile(each.lenient_pattern.encode(), re.DOTALL), each) for each in inner]
         self._methods = {method for each in inner for method in each.methods}
@@ -76,7 +76,7 @@ class KeyGate:
         await send({"type": "http.response.body", "body": body})
 
     def _check(self, scope: Scope) -> Kind | bool:
-        """Why a request is refused; True where it has a key that passes, False where it has and needs none."""
+        """The refusal of a request; True if it has a valid key, False if it has none and needs none."""
         operation = self.finds(scope["method"], scope["path"], scope.get("raw_path") or b"")
         if operation is None or operation.header is None:
             return False

@@ -1,4 +1,4 @@
-"""What a gateway enforces for each declared operation, as patterns that every proxy understands.
+"""The rules that a gateway enforces for each operation, as patterns that every proxy understands.
 
 A gateway checks that a key is there and well formed. It never makes a key, never changes one, and it sends a command to
 another upstream only where the command has a key and every upstream shares one store.
@@ -33,7 +33,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9/_~-]")
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What a gateway has to know of one operation.
+    """A gateway's view of one operation.
 
     Parameters: ``name`` for comments; ``methods`` in upper case; ``path`` a template such as ``/orders/{id}/cancel``,
     or one that ends with ``*``; ``required`` whether a request without a key is refused; ``header`` that has the key,
@@ -100,7 +100,7 @@ def _literal(text: str) -> str:
 def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
     """Headers and document of a refusal: those of the service, with nothing of the request in them."""
     text = {
-        MISSING_KEY: "The request has no Idempotency-Key; send one, unique to what you want done once.",
+        MISSING_KEY: "The request has no Idempotency-Key; send one that is unique to this command.",
         TOO_EARLY: "Send the command again once the handshake is complete.",
         INVALID_KEY: f"The Idempotency-Key must be one key of 1 to {KEY_LENGTH_MAX} visible ASCII characters.",
     }[kind]
@@ -109,16 +109,16 @@ def refusal(kind: Kind, problems: Problems) -> tuple[tuple[tuple[bytes, bytes], 
 
 
 def longest(operations: Iterable[Guarded]) -> int:
-    """How long a proxy waits for an answer, in whole seconds: longer than any duplicate waits in the service."""
+    """A proxy's timeout in whole seconds: longer than any duplicate waits in the service."""
     return int(max((each.seconds for each in operations), default=0.0)) + MARGIN_SECONDS
 
 
-def ordered(operations: Iterable[Guarded]) -> list[Guarded]:
+def sort_by_precision(operations: Iterable[Guarded]) -> list[Guarded]:
     """Exact paths before templates, templates before everything: the first that matches counts."""
     return sorted(operations, key=lambda each: (each.path.endswith("*"), len(_HOLE.findall(each.path)), each.path))
 
 
-def guarded_of(app: Any) -> list[Guarded]:
+def find_guarded(app: Any) -> list[Guarded]:
     """The operations of an ASGI or WSGI application, as a gateway has to know them."""
     found = []
     for each in discover(app).operations:
@@ -140,7 +140,7 @@ def guarded_of(app: Any) -> list[Guarded]:
     return found
 
 
-def guarded_in(configuration: Proxied) -> list[Guarded]:
+def read_guarded(configuration: Proxied) -> list[Guarded]:
     """The operations that ``operations.toml`` declares, as a gateway has to know them."""
     return [
         Guarded(

@@ -1,4 +1,4 @@
-"""Commands over HTTP: what an application names of it; each name is loaded on first use."""
+"""Commands over HTTP: the names for applications; each is loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a request's body may take to arrive: one timer for all bodies that are being read, not one for each.
+"""Limit the time for a request's body to arrive, with one timer for all bodies.
 
 A client that sends one byte a second would otherwise hold a connection, and over WSGI a thread, for ever.
 """

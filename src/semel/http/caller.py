@@ -1,4 +1,4 @@
-"""Who is calling: the part of a key's scope that the application must say.
+"""The caller: the part of a key's scope that the application must provide.
 
 A key means something only for its caller, so nothing here guesses: a surface without ``caller=`` is refused,
 and there is no shared anonymous caller. The functions below read what an *earlier* layer has verified; they
@@ -18,7 +18,7 @@ NAME_LENGTH_MAX: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and whose data it is. Two different callers never meet each other's keys.
+    """The caller and its tenant. The keys of different callers never collide.
 
     Parameters: ``tenant`` and ``id``, each a text of 1 to 255 characters; never a credential, and never
     a value that the client may choose.
@@ -51,7 +51,7 @@ def single_caller(request: Mapping[str, Any]) -> Caller:
 
 
 def from_state(name: str, *, tenant: str = "single") -> CallerOf:
-    """Reads what an earlier middleware verified and put into the request's state (``request.state.NAME``).
+    """Reads a value that an earlier middleware verified and put into the request's state (``request.state.NAME``).
 
     Parameters: ``name`` of the attribute; its value is a :class:`Caller`, or a text that is the caller's id
     within ``tenant``; a missing or empty one means that nobody is known. Where nobody has ever set it, that is
@@ -91,13 +91,15 @@ def _tell_unset(name: str) -> None:
 
 
 def from_environ(name: str, *, tenant: str = "single") -> CallerOf:
-    """Reads what an earlier WSGI layer verified, such as ``from_environ("REMOTE_USER")``.
+    """Reads a value that an earlier WSGI layer verified, such as ``from_environ("REMOTE_USER")``.
 
     Values are read as by :func:`from_state`. Names of request headers (``HTTP_…``) are refused: clients write them.
     """
     _check("tenant", tenant)
     if name.startswith("HTTP_"):
-        raise ConfigurationError(f"{name} is a request header, which any client can send; use what a layer verified")
+        raise ConfigurationError(
+            f"{name} is a request header, which any client can send; use a value that your authentication has verified"
+        )
 
     def read(request: Mapping[str, Any]) -> Caller | None:
         return _caller(f"environ[{name!r}]", request.get(name), tenant)

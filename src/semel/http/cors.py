@@ -1,4 +1,4 @@
-"""What a page of another origin needs: the headers that it may send, and those that it may read.
+"""CORS for pages of another origin: the headers that they may send, and those that they may read.
 
 Any CORS middleware takes them, such as Starlette's::
 

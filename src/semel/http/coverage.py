@@ -1,4 +1,4 @@
-"""What becomes of a request that no operation is declared for as it is spelled: refused, the default policy, or passed.
+"""Handle requests without a declared operation: refuse them, apply the default policy, or pass them on.
 
 Frameworks are more lenient than templates: they merge slashes, decode a path once more, take ``post`` for ``POST``. A
 request that might reach a protected view in this way would run unprotected, so it is refused before the application
@@ -112,28 +112,28 @@ class Coverage:
         """The view that the framework would call."""
         if self._protected is None:  # at the first such request: the application has all of its routes by then
             self._view = _view_of(self._app)
-            self._protected = dict(self._protected_views(self._surface.operations))
+            self._protected = dict(self._find_protected_views(self._surface.operations))
         return None if self._view is None else self._view(method, path)
 
-    def _protected_views(self, operations: Iterable[Operation]) -> Iterator[tuple[tuple[str, object], str]]:
+    def _find_protected_views(self, operations: Iterable[Operation]) -> Iterator[tuple[tuple[str, object], str]]:
         if self._view is None:
             return
         for operation in operations:
             for template in operation.templates:
                 for method in operation.methods:
                     for sample in _SAMPLES:
-                        view = self._view(method, _filled(template, sample))
+                        view = self._view(method, _fill(template, sample))
                         if view is not None and view is not _REDIRECT:
                             yield (method, view), template
                             break
 
 
-def _filled(template: str, sample: str) -> str:
+def _fill(template: str, sample: str) -> str:
     return "/".join(sample if part.startswith("{") else part for part in template.split("/"))
 
 
 def _view_of(app: object) -> View | None:
-    """How the framework inside can be asked; None where it is not known how."""
+    """The view lookup of the framework inside; None if unknown."""
     found = app
     for depth in range(_LAYERS_MAX):
         found = getattr(found, "__self__", found)  # app.wsgi_app is a method

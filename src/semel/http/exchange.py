@@ -56,7 +56,7 @@ from semel.http.caller import Caller
 from semel.http.capture import Capture
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
-from semel.http.headers import BODYLESS_STATUSES, Headers, preferred_wait, prefers_async, sendable
+from semel.http.headers import BODYLESS_STATUSES, Headers, parse_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
@@ -127,7 +127,7 @@ def open_exchange(
         key, read = head
     caller = surface.caller(request)  # type: ignore[misc]  # with operations there is one
     if type(caller) is not Caller:
-        return _uncalled(surface, route, caller)
+        return _refuse_uncalled(surface, route, caller)
     if not key and route.key_from is None:
         return _unreadable_key(surface, headers)
     length = read.get(b"content-length")
@@ -203,7 +203,7 @@ def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> 
 
 
 @lru_cache(maxsize=256)  # operations have a few kinds of answers
-def _replayed_headers(
+def _replay_headers(
     headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
 ) -> tuple[tuple[bytes, bytes], ...]:
     """What a replay of these headers leaves with, but for the length of its body."""
@@ -217,14 +217,14 @@ def body_too_slow(surface: HttpSettings, scope: Mapping[str, Any]) -> Answer:
     return surface.problems.body_too_slow(surface.body_seconds_max, closes=closes)
 
 
-def _uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
+def _refuse_uncalled(surface: HttpSettings, route: Route, caller: object) -> Answer | Unprotected:
     """A request of an unknown caller."""
     if caller is not None:
         raise ConfigurationError(f"caller= returned a {type(caller).__name__}; it must return a Caller or None")
-    return _marked(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
+    return _mark_unprotected(surface, route, "no-caller") if route.marks else surface.problems.caller_unknown()
 
 
-def declared_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+def read_counted_headers(names: Sequence[bytes], read: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
     """Names and values of the headers that were declared to count and are there, without blanks around a value."""
     return tuple((name.decode(), read[name].strip(b" \t").decode("latin-1")) for name in names if name in read)
 
@@ -268,7 +268,7 @@ def too_large(route: Route) -> RequestTooLarge:
     return RequestTooLarge(f"The body is larger than {route.policy.body_bytes_max} bytes; send a smaller one.")
 
 
-def _marked(surface: HttpSettings, route: Route, reason: str) -> Unprotected:
+def _mark_unprotected(surface: HttpSettings, route: Route, reason: str) -> Unprotected:
     surface.tell_unprotected(route.name, reason)
     return Unprotected(reason, (UNPROTECTED_HEADER, reason.encode()))
 
@@ -324,9 +324,9 @@ class Exchange:
         if b"content-encoding" in read:
             facts = facts._replace(content_encoding=read[b"content-encoding"].decode("latin-1"))
         if route.counted:
-            facts = facts._replace(extra=declared_headers(route.counted, read))
+            facts = facts._replace(extra=read_counted_headers(route.counted, read))
         if b"prefer" in read:
-            wait = preferred_wait((read[b"prefer"],))
+            wait = parse_wait((read[b"prefer"],))
             if wait is not None:
                 self.wait_seconds = min(wait, surface.wait_seconds_max)
         if facts is not self._facts:
@@ -553,7 +553,7 @@ class Exchange:
     def _replay(self, verdict: Replay) -> Answer:
         (status, headers, body), operation_id, _ = verdict
         route = self.route
-        kept = _replayed_headers(headers, self._surface.replayed, route.keeping.keeps_caching)
+        kept = _replay_headers(headers, self._surface.replayed, route.keeping.keeps_caching)
         headers = kept + route.honoured.headers(operation_id)
         if status is None:
             status = 200
@@ -567,7 +567,7 @@ class Exchange:
             return self._surface.problems.of_error(error)
         self._surface.outage.tell(error)
         if self.route.marks:
-            return _marked(self._surface, self.route, "store-unavailable")
+            return _mark_unprotected(self._surface, self.route, "store-unavailable")
         return self._surface.problems.of_error(error)
 
     # --- after the application ----------------------------------------------------------------

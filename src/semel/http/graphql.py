@@ -14,7 +14,7 @@ _BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that gzip made small
 
 
 def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
-    """What a GraphQL answer means: ``Policy(success=graphql_success)``.
+    """The meaning of a GraphQL answer: ``Policy(success=graphql_success)``.
 
     Parameters: ``answer`` of one request, or of a batch (a JSON array); gzip is read.
 
@@ -37,17 +37,17 @@ def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
     coding = [value.strip().lower() for name, value in answer.headers if name.lower() == _ENCODING]
     if coding not in ([], [b"gzip"]):
         raise ValueError("the answer has a Content-Encoding that Semel cannot decode; compress it outside of Semel")
-    document = json.loads(_unpacked(answer.body) if coding else answer.body)
+    document = json.loads(_unpack(answer.body) if coding else answer.body)
     parts = document if isinstance(document, list) and document else [document]
     meanings = {_meaning(part) for part in parts}
     return meanings.pop() if len(meanings) == 1 else False
 
 
-def _unpacked(body: bytes) -> bytes:
+def _unpack(body: bytes) -> bytes:
     with gzip.GzipFile(fileobj=io.BytesIO(body)) as packed:
         plain = packed.read(_BYTES_MAX + 1)
     if len(plain) > _BYTES_MAX:
-        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes after decompression, and is not read")
+        raise ValueError(f"the answer has more than {_BYTES_MAX} bytes after decompression and is not parsed")
     return plain
 
 

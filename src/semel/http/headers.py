@@ -57,10 +57,10 @@ def prefers_async(lines: Iterable[bytes]) -> bool:
     return any(found[1].lower() == b"respond-async" for found in _preferences(lines))
 
 
-def preferred_wait(lines: Iterable[bytes]) -> int | None:
-    """The seconds of the first ``wait`` preference, or None. What is malformed is ignored, as the RFC asks.
+def parse_wait(lines: Iterable[bytes]) -> int | None:
+    """The seconds of the first ``wait`` preference, or None. Malformed preferences are ignored, as the RFC requires.
 
-    >>> preferred_wait([b"respond-async, wait=10"]), preferred_wait([b"wait=soon"]), preferred_wait([])
+    >>> parse_wait([b"respond-async, wait=10"]), parse_wait([b"wait=soon"]), parse_wait([])
     (10, None, None)
     """
     for found in _preferences(lines):

@@ -1,4 +1,4 @@
-"""What an OpenAPI document says of a protected operation: the header, the refusals, the promise."""
+"""Describe a protected operation in OpenAPI: the header, the refusals, the promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from semel.policy import Policy
 
 GUARANTEES: Final = {
     Effects.ATOMIC: "one committed effect per key, under any crash: the record is in the effect's own transaction",
-    Effects.IDEMPOTENT: "repeated only with the same derived keys, within the downstream's own deduplication",
+    Effects.IDEMPOTENT: "repeated only with the same derived keys, within the downstream's own deduplication window",
     Effects.EXTERNAL: "never run twice for one key; an outcome that cannot be proven is reported as unknown",
 }
 _PROBLEM: Final = {
@@ -59,16 +59,16 @@ _DESCRIPTIONS: Final = {
     403: "The caller may not do this",
     408: "The body took too long to arrive",
     409: "The command runs, its outcome is unknown, or its answer is no longer kept",
-    413: "The request is larger or nested deeper than is taken",
+    413: "The request is larger or nested deeper than the server accepts",
     422: "The key belongs to another request",
-    425: "Commands are not taken as TLS early data",
+    425: "Commands are not accepted as TLS early data",
     500: "The record cannot be read; the command is not run again",
     503: "The command store did not answer; nothing was done",
 }
 
 
 def problem_content(kinds: Iterable[Kind]) -> dict[str, Any]:
-    """The `content` of a response that is one of these kinds of problem; :func:`add_schemas` adds what it refers to.
+    """The `content` of a response with these kinds of problem; :func:`add_schemas` adds the schemas that it refers to.
 
     >>> from semel.http.problems import TOO_LARGE
     >>> problem_content([TOO_LARGE])["application/problem+json"]["schema"]["allOf"][0]
@@ -130,7 +130,7 @@ def describe_key(operation: dict[str, Any], policy: Policy, header: str, counts:
 
 
 def describe_responses(operation: dict[str, Any], kinds: Iterable[Kind]) -> None:
-    """Add what every answer says of its key to the good responses of an operation, and the responses that refuse it."""
+    """Add the key's headers to an operation's successful responses, and add the responses that refuse it."""
     responses = operation.setdefault("responses", {})
     for status, response in responses.items():
         if status.startswith("2"):

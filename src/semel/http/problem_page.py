@@ -1,4 +1,4 @@
-"""The page that every problem document links to: what each code means, and what a client does about it.
+"""The page behind the links of problem documents: the meaning of each code, and the client's next action.
 
 Served beside the status of operations, and published as docs/problems.md (``python docs/make_problems.py``).
 """
@@ -14,7 +14,7 @@ from semel.http.problems import anchor_of
 
 
 class ProblemEntry(NamedTuple):
-    """One code: the status it comes with, what has happened, and what to do."""
+    """One code: its status, its meaning, and what to do."""
 
     code: str
     status: int
@@ -39,19 +39,22 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_REQUEST_INVALID",
         400,
-        "The body is not what its length, its digest or its media type says. Nothing was done, and the key is free.",
+        "The body does not match its length, its digest or its media type. Nothing was done, and the key is unused.",
         "Send the corrected request with the same key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_OPERATION_MISSPELLED",
         400,
         "The method or the path is not spelled as the operation declares it (`//pay`, `/pay/`, `post`).",
-        "Spell it as `detail` says, with the same key.",
+        "Use the spelling given in `detail`, with the same key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_OPERATION_NOT_DECLARED",
         400,
-        "No operation is declared for this method and path, and this server refuses what it does not protect.",
+        (
+            "No operation is declared for this method and path, and this server refuses requests that it does not "
+            "protect."
+        ),
         "Correct the method or the path.",
     ),
     ProblemEntry(
@@ -63,7 +66,10 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_CALLER_NOT_ALLOWED",
         403,
-        "You are not allowed to do this, or no longer. Nothing was done, and nothing about earlier requests is shown.",
+        (
+            "You are not, or are no longer, allowed to do this. Nothing was done, and nothing about earlier requests "
+            "is shown."
+        ),
         "Obtain the permission, and send the same request with the same key.",
     ),
     ProblemEntry(
@@ -81,14 +87,14 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_OUTCOME_UNKNOWN",
         409,
-        "It ran, and how it ended cannot be proven: it may have taken effect.",
+        "The command ran, but its outcome cannot be proven: it may have taken effect.",
         "Keep the key, and ask for the status of the operation until it is settled. Never send it under a new key.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_RECORD_EXPIRED",
         409,
-        "The command was done. Its answer is no longer stored; the fact is.",
-        "Look by your business reference. A new key would do it once more.",
+        "The command was done. Its answer is no longer stored; only the fact is.",
+        "Look for the result by your business reference. A new key would run the command again.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_REFERENCE_TAKEN",
@@ -105,13 +111,13 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_REQUEST_TOO_LARGE",
         413,
-        "The body is larger, or nests deeper, than is taken. Nothing was done.",
+        "The body is larger, or nested deeper, than the server accepts. Nothing was done.",
         "Send less.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST",
         422,
-        "Another request of yours has this key. `state` and `operation` say what became of that request. Nothing was "
+        "Another request of yours has this key. `state` and `operation` give the outcome of that request. Nothing was "
         "done for this one.",
         "Where `keyAction` is `query`, look that request up first; once it has ended, use a new key if you want this "
         "request as well.",
@@ -119,7 +125,7 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_TOO_EARLY",
         425,
-        "Commands are not taken as TLS early data, which an attacker can replay. Nothing was done.",
+        "Commands are not accepted as TLS early data, which an attacker can replay. Nothing was done.",
         "Send it again with the same key, after the handshake.",
     ),
     ProblemEntry(
@@ -134,7 +140,7 @@ ENTRIES: Final = (
         "IDEMPOTENCY_RECORD_UNREADABLE",
         500,
         "The stored record is corrupt, or was written by a version that this server does not understand.",
-        "Keep the key and tell the operator. The command is never run again by itself.",
+        "Keep the key and tell the operator. The command never runs again automatically.",
     ),
     ProblemEntry(
         "IDEMPOTENCY_ANSWER_TOO_LARGE",
@@ -145,7 +151,7 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_NOT_PASSED_ON",
         501,
-        "The reverse proxy passes on neither WebSockets nor tunnels. Nothing was done.",
+        "The reverse proxy does not forward WebSockets or tunnels. Nothing was done.",
         "Reach the service in another way.",
     ),
     ProblemEntry(
@@ -163,7 +169,7 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_STORE_UNAVAILABLE",
         503,
-        "The command store did not answer. Nothing was done; or, where `detail` says so, all of it or nothing.",
+        "The command store did not answer. Nothing was done, unless `detail` says that the commit was not confirmed.",
         "Retry after `Retry-After`, with the same key.",
     ),
     ProblemEntry(
@@ -178,14 +184,10 @@ ENTRIES: Final = (
         "An item of a list is not a JSON value, or its name is not valid.",
         "Correct it at `place`.",
     ),
-    ProblemEntry(
-        "DUPLICATE_ITEM_ID", 400, "Two items of a list have the same name.", "Give each item a name of its own."
-    ),
+    ProblemEntry("DUPLICATE_ITEM_ID", 400, "Two items of a list have the same name.", "Give each item a unique name."),
     ProblemEntry("NO_ITEMS", 400, "The list is empty.", "Send items."),
     ProblemEntry("ITEM_TOO_LARGE", 413, "One item of a list is too large.", "Send less in it."),
-    ProblemEntry(
-        "TOO_MANY_ITEMS", 413, "The list has too many items.", "Send it in parts, each with a key of its own."
-    ),
+    ProblemEntry("TOO_MANY_ITEMS", 413, "The list has too many items.", "Send it in parts, each with its own key."),
     ProblemEntry(
         "LIST_MEDIA_TYPE",
         415,
@@ -201,7 +203,7 @@ ENTRIES: Final = (
     ProblemEntry(
         "OPERATION_NOT_FOUND",
         404,
-        "You have no such operation: it never existed, it is forgotten, or it belongs to another caller.",
+        "You have no such operation: it never existed, it has expired, or it belongs to another caller.",
         "Look by your business reference before you send the command again.",
     ),
 )
@@ -220,7 +222,7 @@ def problem_page() -> Answer:
     parts = [_HEAD]
     for entry in ENTRIES:
         parts.append(f'<h2 id="{anchor_of(entry.code)}">{entry.code} ({entry.status})</h2>\n')
-        parts += [f"<p>{_marked_up(text)}</p>\n" for text in (entry.happened, entry.remedy)]
+        parts += [f"<p>{_mark_up(text)}</p>\n" for text in (entry.happened, entry.remedy)]
     body = "".join([*parts, "</body></html>\n"]).encode()
     headers = (
         (b"content-type", b"text/html; charset=utf-8"),
@@ -231,7 +233,7 @@ def problem_page() -> Answer:
     return Answer(200, headers, body)
 
 
-def _marked_up(text: str) -> str:
+def _mark_up(text: str) -> str:
     """Backquotes as code."""
     pieces = html.escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))

@@ -78,7 +78,7 @@ STORE_UNAVAILABLE: Final = Kind(
 )
 # Beyond the design's table: four situations that it implies and does not name.
 INVALID_BODY: Final = Kind("IDEMPOTENCY_REQUEST_INVALID", 400, "The request contradicts itself", "keep")
-TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not taken as early data", "keep", retryable=True)
+TOO_EARLY: Final = Kind("IDEMPOTENCY_TOO_EARLY", 425, "Commands are not accepted as early data", "keep", retryable=True)
 BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too long", "keep", retryable=True)
 CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
 ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
@@ -127,13 +127,13 @@ _QUOTAS: Final = {
     UNKNOWN: f"Too many of your commands have an unknown outcome: query them first. {_KEEP}",
 }
 _STANDING: Final[Mapping[State | None, str]] = {
-    None: "is not known to be over",
+    None: "may still be running",
     State.CLAIMED: "is not over",
     State.PROCESSING: "is not over",
     State.SUCCEEDED: "has succeeded",
     State.FAILED_REPLAYABLE: "was refused",
     State.FAILED_NOT_REPLAYABLE: "had no effect",
-    State.UNKNOWN: "it cannot be proven how it ended",
+    State.UNKNOWN: "its outcome cannot be proven",
 }
 _QUERY_FIRST: Final = "Query that operation before you use a new key: both could take effect."
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
@@ -144,7 +144,7 @@ _ID: Final = "{id}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problems:
-    """How one surface writes its problem documents.
+    """Writes the problem documents of one surface.
 
     Parameters: ``type_base`` of the ``type`` member, which the code in lower case with hyphens is appended to;
     ``operations_path`` where the status of operations is served, with ``{id}`` (None: nowhere, so no links);
@@ -245,7 +245,7 @@ class Problems:
 
     def unknown(self, operation_id: bytes) -> Answer:
         """The answer where it is not known how the command ended."""
-        text = "How this command ended cannot be proven. Keep the key, query the operation, do not retry blindly."
+        text = "The outcome of this command cannot be proven. Keep the key, query the operation, do not retry blindly."
         return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
 
     def too_early(self) -> Answer:

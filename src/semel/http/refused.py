@@ -1,4 +1,4 @@
-"""What an error of Semel's means to a client that gets no problem document: the parts that gRPC and GraphQL write."""
+"""The parts of an error for clients that get no problem document: gRPC and GraphQL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CallerNotKnown(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """Why a call was refused: the ``kind`` of problem, a ``detail`` for people, and what the client may do now."""
+    """A refused call: the ``kind`` of problem, a ``detail`` for people, and the client's next action."""
 
     kind: Kind
     detail: str

@@ -1,4 +1,4 @@
-"""Which operation a request is: declared templates, and the default for requests that carry a key.
+"""Route a request to an operation: declared templates, and the default for requests that carry a key.
 
 An operation's name goes into scopes, fingerprints and metrics: it is declared, or method and template, never the
 raw path. The matcher knows whole segments only; a web framework's own router stays the application's.
@@ -81,8 +81,8 @@ class Operation:
         for template in self.also:
             if sorted(_names(template)) != sorted(given):
                 raise ConfigurationError(
-                    f"{template} and {self.template} are one operation, so they need the same parameters, which "
-                    "are part of what is asked for"
+                    f"{template} and {self.template} are one operation, so they need the same parameters, which are "
+                    "part of the request"
                 )
         for source in sources(self.policy.key_from, self.policy.reference_from):
             if source is not None:
@@ -160,7 +160,7 @@ class Route:
         self.is_common = not self.counted and self.key_from is None
 
     def count_path(self) -> None:
-        """Let the path count in what is asked for: the operation is reached by several that do different things.
+        """Add the path to the fingerprint: several different routes share the operation.
 
         Records from before are still recognised, by their recipe's own id.
         """
@@ -281,7 +281,7 @@ class Routes:
         self._normal.setdefault(method, []).append((normal, template))
         rest = [index for index, part in enumerate(parts) if part.endswith(":path}")]
         if rest and rest != [len(parts) - 1]:
-            raise ConfigurationError(f"{template}: a parameter of several segments (:path) can only be the last")
+            raise ConfigurationError(f"{template}: a parameter that spans segments (:path) must be the last one")
         if not given:
             if (method, template) in self._exact:
                 raise ConfigurationError(f"{method} {template} is declared twice")

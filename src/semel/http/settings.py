@@ -1,4 +1,4 @@
-"""What an application says once about how it is protected over HTTP: one frozen value, checked when it is made."""
+"""An application's HTTP settings: one frozen value, validated when it is created."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Uncovered = Literal["pass", "refuse-keyed", "refuse"]
 
 
 class Wanted(NamedTuple):
-    """What a caller asks for: the operation's name, who calls, and the parameters of its path.
+    """A caller's request: the operation's name, the caller, and the parameters of its path.
 
     For the status resource ``params`` is empty: it is asked about the operation that was found.
     """
@@ -59,7 +59,7 @@ def is_async(function: object) -> bool:
 
 
 class AnyEngine(Protocol):
-    """What both engines have and a surface needs."""
+    """The part of both engines that a surface needs."""
 
     core: Core
     backend: Backend
@@ -90,7 +90,7 @@ class MiddlewareSettings(EndpointSettings, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """How an application's commands are protected over HTTP.
+    """The HTTP protection of an application's commands.
 
     Parameters:
         engine: a :class:`~semel.engine.sync_engine.Engine` or :class:`~semel.engine.async_engine.AsyncEngine`.
@@ -154,7 +154,9 @@ class HttpSettings:
             allowed = ", ".join(repr(each) for each in get_args(Uncovered))
             raise ConfigurationError(f"uncovered must be one of {allowed}; it is {self.uncovered!r}")
         if self.may is not None and not callable(self.may):
-            raise ConfigurationError(f"may must be a function of the request and what is wanted; it is {self.may!r}")
+            raise ConfigurationError(
+                f"may must be a function of the request and the intended operation; it is {self.may!r}"
+            )
         object.__setattr__(self, "counts", check_headers(self.counts))
         policies = [operation.policy for operation in self.operations]
         if self.default is not None:
@@ -189,30 +191,30 @@ class HttpSettings:
 
     def route(self, name: str, policy: Policy) -> Route:
         """A route made by hand, for integrations that know the operation from their own router."""
-        return self._checked(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
+        return self._check(Route(name, policy, self.fingerprint_secret, tuple(self.counts)))
 
     def _routes(self) -> Routes:
         routes = Routes(self.operations, self.default, self.fingerprint_secret, tuple(self.counts))
         for route in routes.all():
-            self._checked(route)
+            self._check(route)
         return routes
 
-    def _checked(self, route: Route) -> Route:
+    def _check(self, route: Route) -> Route:
         if self.key_header.lower().encode() in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
         route.honoured = self.honoured(route.policy.answer_seconds)
         return route
 
     def honoured(self, answer_seconds: float) -> Honoured:
-        """What every answer of an operation says of its key, once it is claimed."""
+        """The headers about the key on every answer of an operation after a claim."""
         return Honoured(self.lifetime_header, answer_seconds, self.problems.operations_path)
 
     def allows(self, request: Any, wanted: Wanted) -> bool:
-        """Whether the caller may do what is wanted, by a plain ``may`` function; True without one."""
+        """Whether the caller is allowed the request, by a plain ``may`` function; True without one."""
         return self.may is None or bool(self.may(request, wanted))
 
     async def allows_async(self, request: Any, wanted: Wanted) -> bool:
-        """As :meth:`allows`, on an event loop: what is no coroutine function runs in a thread."""
+        """As :meth:`allows`, on an event loop: a plain function runs in a thread."""
         if self.may is None:
             return True
         if is_async(self.may):

@@ -1,4 +1,4 @@
-"""The normal spelling of a path: what a lenient server, layer or framework may take a path for.
+"""Normalise a path, as a lenient server, layer or framework may read it.
 
 It is deliberately more lenient than any framework: it is used to *refuse* requests that are no declared operation as
 they are spelled, and that an application might route to one all the same. It never decides which operation a request

@@ -21,7 +21,7 @@ _NOT_READ: Final = Answer(405, ((b"allow", b"GET, HEAD"), (b"content-length", b"
 
 
 class _Place:
-    """Where the resource of a surface is, and which requests are for it.
+    """The place of a surface's status resource, and its routing.
 
     Parameters: ``serve`` True: all below its path are; None: those that name an operation by id, key or reference, so
     that an application may have pages of its own there; False: none, the application serves it.
@@ -45,7 +45,7 @@ class _Place:
         """Whether a request's path may be one of the resource's."""
         return self._root is not None and path.startswith(self._root)
 
-    def _asked(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
+    def _parse(self, method: str, paths: tuple[str, ...], query: bytes) -> str | Answer | None:
         """The operation id in a path, "" where the query names the operation, the answer to another method, or None.
 
         Parameters: ``paths`` that the request may be known by: within the application, and with its mount.
@@ -59,7 +59,7 @@ class _Place:
         rest = found[0][len(root) :].strip("/")
         reads = method in ("GET", "HEAD")
         if reads and rest == PAGE_NAME:
-            return _sized(problem_page(), method)
+            return _with_length(problem_page(), method)
         if not self._insists:
             named = parse_qs(query.decode("latin-1"), keep_blank_values=True)
             names_one = uuid_bytes(rest) is not None if rest else "key" in named or "reference" in named
@@ -87,11 +87,11 @@ class StatusResource(_Place):
     def answer(self, method: str, path: str, environ: Mapping[str, Any]) -> Answer | None:
         """The answer to a request to this resource; None where it is another one."""
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        asked = self._asked(method, (path, environ.get("SCRIPT_NAME", "") + path), query)
+        asked = self._parse(method, (path, environ.get("SCRIPT_NAME", "") + path), query)
         if not isinstance(asked, str):
             return asked
         operations = self._operations
-        return _sized(operations.by_id(asked, environ) if asked else operations.by_key(query, environ), method)
+        return _with_length(operations.by_id(asked, environ) if asked else operations.by_key(query, environ), method)
 
 
 class AsyncStatusResource(_Place):
@@ -104,15 +104,15 @@ class AsyncStatusResource(_Place):
     async def answer(self, path: str, scope: Mapping[str, Any]) -> Answer | None:
         """The answer to a request to this resource; None where it is another one."""
         query: bytes = scope.get("query_string", b"")
-        asked = self._asked(scope["method"], (path, scope["path"]), query)
+        asked = self._parse(scope["method"], (path, scope["path"]), query)
         if not isinstance(asked, str):
             return asked
         operations = self._operations
         found = await (operations.by_id(asked, scope) if asked else operations.by_key(query, scope))
-        return _sized(found, scope["method"])
+        return _with_length(found, scope["method"])
 
 
-def _sized(found: Answer, method: str) -> Answer:
+def _with_length(found: Answer, method: str) -> Answer:
     headers = found.headers
     if all(name != b"content-length" for name, _ in headers):
         headers = (*headers, (b"content-length", b"%d" % len(found.body)))

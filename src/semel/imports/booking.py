@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
-from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failed_inside, succeeded
+from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failure_inside, success_outcome
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.model import Scope
 from semel.core.outcomes import is_wrong_for_all
@@ -39,7 +39,7 @@ _ENDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row's handler gets.
+    """One row, as its handler gets it.
 
     ``number`` of the row from 1 and ``line`` of its file; ``value`` the row, as ``validate`` has made it;
     ``connection`` what an atomic handler writes on (None for others); ``id`` its name in the job; ``preview`` whether
@@ -65,7 +65,7 @@ RowHandler = Callable[[Row], Awaitable[object]]
 
 
 class RowOutcome(NamedTuple):
-    """What became of a row. ``number`` counts rows from 1; ``line``, ``column`` and ``reason`` of one that failed."""
+    """The outcome of a row. ``number`` counts rows from 1; ``line``, ``column``, ``reason`` belong to a failed one."""
 
     number: int
     state: Verdict
@@ -143,26 +143,26 @@ class Booking:
         """Book the row of an item. Raises ItemFailed, with the line, the column and the reason."""
         found = item.value
         if len(found) == 2:
-            raise _failed(BadRow(*found[1]), written=False)
+            raise _item_failed(BadRow(*found[1]), written=False)
         line = self.lines.line_of(item.place)
         try:
             value = self.checks(found[0])
         except Exception as error:  # of pydantic, of a function, or of a row that is not what a function expects
             if is_wrong_for_all(error):
                 raise
-            raise _failed(invalid_of(error, line), written=False) from None
+            raise _item_failed(invalid_of(error, line), written=False) from None
         if self.refuses:
             reason = "another row of the file is wrong, and all of them are booked or none"
-            raise _failed(BadRow(line, None, NOT_BOOKED, reason), written=False)
+            raise _item_failed(BadRow(line, None, NOT_BOOKED, reason), written=False)
         if self.handler is None:
             return None
         scope = self.scope
         row = Row(item.place + 1, line, value, item.connection, item.id, scope.caller, scope.tenant, self.preview, item)
         try:
             returned = await self.handler(row)
-            return _hidden(returned) if self.hides else returned
+            return _move_ids_to_detail(returned) if self.hides else returned
         except RowInvalid as error:
-            raise _failed(invalid_of(error, line), written=True) from None
+            raise _item_failed(invalid_of(error, line), written=True) from None
         except ItemFailed as error:
             if error.detail is None:
                 error.detail = packed_detail(BadRow(line, None, error.code, ""))
@@ -187,12 +187,12 @@ class Booking:
         return False
 
 
-def _failed(bad: BadRow, *, written: bool) -> ItemFailed:
+def _item_failed(bad: BadRow, *, written: bool) -> ItemFailed:
     return ItemFailed(bad.code, written=written, detail=packed_detail(bad))
 
 
-def _hidden(returned: object) -> object:
-    """What a handler returned, with the ids in the detail. What is nothing that a handler returns stays as it is."""
+def _move_ids_to_detail(returned: object) -> object:
+    """A handler's result with its ids moved into the detail. An unknown type stays unchanged."""
     done = Done(returned) if isinstance(returned, str) else returned
     if not isinstance(done, Done) or (done.result_id is None and done.target_id is None):
         return done
@@ -206,7 +206,7 @@ def _hide(detail: bytes | None, target_id: str | None, result_id: str | None) ->
 
 
 async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connection: Any) -> ItemOutcome:
-    """What a run would make of a row, in a transaction that will be undone: a failed row's writes are undone at once.
+    """Try a row in a transaction that is undone later: a failed row's writes are undone at once.
 
     Raises what is wrong for all rows, such as HandlerError where the handler ended the row's savepoint; and
     StoreUnavailable for a conflict.
@@ -218,7 +218,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
         if connection is not None:
             await _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
         try:
-            outcome = succeeded(listed, await booking(item))
+            outcome = success_outcome(listed, await booking(item))
         except Exception as error:
             if is_wrong_for_all(error):
                 raise
@@ -226,7 +226,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
                 raise StoreUnavailable("another transaction was first; ask for the preview again") from error
             if connection is not None:
                 await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
-            outcome, sure, _ = failed_inside(listed, error)
+            outcome, sure, _ = failure_inside(listed, error)
             if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
                 return outcome
         else:

@@ -1,4 +1,4 @@
-"""Where the bytes of imports are kept, by their SHA-256: in the database, in a folder, or wherever two methods lead.
+"""Store the bytes of imports by their SHA-256: in the database, in a folder, or behind two methods of your own.
 
 Bytes are kept before the job that needs them is stored, so that no job is without them. What no job needs any more, and
 what a killed process has left behind, is dropped by ``purge`` after an hour.
@@ -51,7 +51,7 @@ class Content(Protocol):
 
 @runtime_checkable
 class Forgets(Protocol):
-    """A :class:`Content` that can drop bytes. One that cannot needs a rule of its own, such as a bucket's lifecycle."""
+    """A :class:`Content` that can delete bytes. One that cannot needs its own rule, such as a bucket's lifecycle."""
 
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
         """Drop bytes that no job needs and that are unused for an hour; returns how many digests."""
@@ -138,7 +138,7 @@ class FolderContent:
             raise PolicyError(f"folder {str(folder)!r} cannot be used: {error.strerror or error}") from None
 
     def path(self, digest: str) -> Path:
-        """Where bytes are."""
+        """The path of the bytes."""
         return self.folder / digest[:2] / digest
 
     async def write(self, digest: str, file: IO[bytes]) -> None:
@@ -224,7 +224,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def of_disk(error: OSError) -> Exception:
-    """What an error of the disk's is to the uploader: no room, or the error itself."""
+    """The uploader's error for a disk error: no space, or the error itself."""
     if error.errno in _DISK_FULL:
         return ImportRefused("the server's disk is full; nothing of the file is kept", "NO_ROOM")
     return error

@@ -17,15 +17,15 @@ from semel.imports.booking import Verdict
 from semel.imports.http import (
     FORM_BYTES,
     FileHead,
+    answer_job,
+    answer_jobs,
+    answer_preview,
+    answer_rows,
+    answer_submission,
     check_length,
     describe_upload,
     problem_of,
     read_head,
-    shown_job,
-    shown_jobs,
-    shown_preview,
-    shown_rows,
-    submitted,
 )
 from semel.imports.parts import FileParts
 from semel.imports.rules import checked_supplier, supplier_of_key
@@ -70,7 +70,7 @@ class ImportEndpoint:
         describe_upload(operation, self.imports)
 
     async def upload(self, request: AsgiRequest) -> Answer:
-        """Take a file: 202 for a new job, 200 for the one that it has already; `preview=1` says what a run would do."""
+        """Accept a file: 202 for a new job, 200 for an existing one; `preview=1` describes a run without doing it."""
         problems = self._surface.problems
         try:
             caller = self._caller(request)
@@ -106,10 +106,10 @@ class ImportEndpoint:
                 "client_key": head.client_key,
             }
             if query.get("preview", "") in ("1", "true"):
-                return shown_preview(await self.imports.preview_upload(upload, **named))
+                return answer_preview(await self.imports.preview_upload(upload, **named))
             filename = query.get("filename") if form is None else form.filename
             job = await self.imports.submit_upload(upload, filename=filename, **named)
-            return submitted(job, self._jobs_path)
+            return answer_submission(job, self._jobs_path)
 
     async def _read(self, request: AsgiRequest, head: FileHead, form: FileParts | None, upload: Upload) -> None:
         size = 0
@@ -146,12 +146,12 @@ class ImportEndpoint:
         return self._surface.caller(request.asked)
 
     async def allows(self, request: AsgiRequest, supplier: str) -> bool:
-        """Whether this request may see and send what is this supplier's."""
+        """Whether this request may see and send this supplier's files."""
         allowed = self._may(request.own, supplier)
         return bool(await allowed if inspect.isawaitable(allowed) else allowed)
 
     def problem(self, error: SemelError) -> Answer:
-        """The answer to what was refused; a store's failure is logged."""
+        """The answer to a refused request; a store's failure is logged."""
         if not isinstance(error, RequestError):
             self._surface.outage.tell(error)
         return problem_of(self._surface.problems, error)
@@ -165,18 +165,18 @@ class Jobs:
         self.endpoints: dict[str, ImportEndpoint] = {}
 
     async def read(self, request: AsgiRequest) -> Answer:
-        """A job as it stands now."""
+        """The current state of a job."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
             job = await endpoint.imports.job(id)
             if job is None:
                 raise ImportRefused("there is no such import", "NOT_FOUND")
-            return shown_job(job)
+            return answer_job(job)
 
         return await self._of_job(request, answer)
 
     async def rows(self, request: AsgiRequest) -> Answer:
-        """What became of a job's rows: `state`, `after` a row's number, at most `limit`."""
+        """The outcomes of a job's rows: `state`, `after` a row's number, at most `limit`."""
 
         async def answer(endpoint: ImportEndpoint, id: str) -> Answer:
             query = request.fields
@@ -185,7 +185,7 @@ class Jobs:
             if state is not None and state.upper() not in get_args(Verdict):
                 raise ImportRefused(f"state must be one of {', '.join(get_args(Verdict))}", "INVALID_QUERY")
             wanted = None if state is None else cast(Verdict, state.upper())
-            return shown_rows(*await endpoint.imports.outcomes(id, after=after, limit=limit, state=wanted))
+            return answer_rows(*await endpoint.imports.outcomes(id, after=after, limit=limit, state=wanted))
 
         return await self._of_job(request, answer)
 
@@ -203,7 +203,7 @@ class Jobs:
             for endpoint in self.endpoints.values():
                 if await endpoint.allows(request, supplier):
                     found += await endpoint.imports.find(key, tenant=caller.tenant)
-            return shown_jobs(found)
+            return answer_jobs(found)
         except SemelError as error:
             return self._problem(error)
 
@@ -248,7 +248,7 @@ def add_imports(
     jobs_path: str,
     idle_seconds: float,
 ) -> ImportEndpoint:
-    """What ``semel.imports`` does. Raises ConfigurationError, when the application is built."""
+    """Implements ``semel.imports``. Raises ConfigurationError, when the application is built."""
     if not isinstance(imports, Imports) or imports.engine is not semel.engine:
         raise ConfigurationError(
             "semel.imports takes Imports on the engine of this Semel: Imports(semel.engine, operation=...)"
@@ -259,7 +259,7 @@ def add_imports(
         )
     if semel.surface.caller is None:
         raise ConfigurationError(
-            "imports need caller=: a function of the request that says who asks, and of which tenant"
+            "imports need caller=: a function of the request that returns the caller and its tenant"
         )
     _ = imports.handler
     jobs = semel.import_jobs.setdefault(jobs_path, Jobs(semel.surface))
@@ -277,7 +277,7 @@ def add_imports(
 
 
 def supplier_source(supplier: str | Callable[[Any], object]) -> SupplierOf:
-    """Where a request says whose file it is: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
+    """The source of a request's supplier: ``"path:NAME"``, ``"header:NAME"``, ``"query:NAME"``, or a function."""
     if callable(supplier):
         return lambda request: supplier(request.own)
     kind, _, name = supplier.partition(":") if isinstance(supplier, str) else ("", "", "")

@@ -1,4 +1,4 @@
-"""Imports over HTTP, without IO: the answers, the problems, and what a request's head says of its file."""
+"""Imports over HTTP, without IO: the answers, the problems, and the file's description in the request's head."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _HEADERS: Final = ((b"content-type", b"application/json"), (b"cache-control", b"
 
 
 class FileHead(NamedTuple):
-    """What a request's head says of its file. ``boundary`` of a multipart form; None for a raw body."""
+    """The description of a file in a request's head. ``boundary`` of a multipart form; None for a raw body."""
 
     media_type: str
     boundary: bytes | None
@@ -66,7 +66,7 @@ class FileHead(NamedTuple):
 
 
 def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileHead:
-    """What the head of an upload says. Raises ImportRefused and InvalidBody, before a byte of the body is read."""
+    """Read the head of an upload. Raises ImportRefused and InvalidBody before reading the body."""
     read: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _READ:
@@ -78,7 +78,7 @@ def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileH
     given = read.get(b"content-type", b"").decode("latin-1")
     media = parse_media_type(given)
     if media is None:
-        raise ImportRefused("send a Content-Type that says what the file is, such as text/csv", "MEDIA_TYPE")
+        raise ImportRefused("send a Content-Type with the file's media type, such as text/csv", "MEDIA_TYPE")
     boundary = None
     if media.essence == "multipart/form-data":
         boundary = media.boundary.encode("latin-1")
@@ -94,12 +94,12 @@ def read_head(headers: Iterable[tuple[bytes, bytes]], imports: Imports) -> FileH
         boundary,
         length,
         BodyCheck(None if digest is None else digest.decode("latin-1")),
-        None if key is None else _unquoted(key.decode("latin-1")),
+        None if key is None else _unquote(key.decode("latin-1")),
         b"1" in read.get(b"early-data", b""),
     )
 
 
-def _unquoted(key: str) -> str:
+def _unquote(key: str) -> str:
     stripped = key.strip()
     return stripped[1:-1] if len(stripped) > 2 and stripped[0] == stripped[-1] == '"' else stripped
 
@@ -110,8 +110,8 @@ def check_length(size: int, head: FileHead) -> None:
         raise InvalidBody("The body is cut short; send it again.")
 
 
-def submitted(job: ImportJob, jobs_path: str) -> Answer:
-    """202 for a job that was just made, 200 for one that was there: as it stands now."""
+def answer_submission(job: ImportJob, jobs_path: str) -> Answer:
+    """202 for a new job, 200 for an existing one, with its current state."""
     location = f"{jobs_path}/{job.id}".encode()
     headers = [*_HEADERS, (MARK, b"created" if job.is_new else b"existing"), (b"location", location)]
     if not job.is_over:
@@ -119,23 +119,23 @@ def submitted(job: ImportJob, jobs_path: str) -> Answer:
     return _answer(202 if job.is_new else 200, job.document(), headers)
 
 
-def shown_job(job: ImportJob) -> Answer:
-    """A job as it stands now."""
+def answer_job(job: ImportJob) -> Answer:
+    """The current state of a job."""
     return _answer(200, job.document(), [*_HEADERS, *([] if job.is_over else [(b"retry-after", b"1")])])
 
 
-def shown_jobs(jobs: list[ImportJob]) -> Answer:
+def answer_jobs(jobs: list[ImportJob]) -> Answer:
     """Jobs that were found by their key."""
     return _answer(200, {"imports": [job.document() for job in jobs]}, [*_HEADERS])
 
 
-def shown_rows(rows: list[RowOutcome], after: int | None) -> Answer:
+def answer_rows(rows: list[RowOutcome], after: int | None) -> Answer:
     """A page of what became of rows."""
     return _answer(200, {"rows": [row.document() for row in rows], "after": after}, [*_HEADERS])
 
 
-def shown_preview(preview: Preview) -> Answer:
-    """What a run would do."""
+def answer_preview(preview: Preview) -> Answer:
+    """The preview of a run."""
     return _answer(200, preview.document(), [*_HEADERS])
 
 
@@ -161,7 +161,7 @@ def problem_of(problems: Problems, error: SemelError) -> Answer:
 
 
 def describe_path(path: str, *, reads: bool) -> dict[str, Any]:
-    """What an OpenAPI document says of a path whose endpoint takes the request alone.
+    """Describe in OpenAPI a path whose endpoint takes only the request.
 
     Parameters: ``reads`` whether it answers a question about jobs, and may refuse that.
 

@@ -86,13 +86,13 @@ class Csv:
                 return
             except (csv.Error, _TooLong) as error:
                 source.leave()
-                yield _noted(lines, BadRow(source.first, None, "ROW_MALFORMED", _csv_reason(error)), source.first)
+                yield _note_line(lines, BadRow(source.first, None, "ROW_MALFORMED", _csv_reason(error)), source.first)
                 continue
             if not cells:
                 continue
             bad = _bad_cells(cells, header, width, source.first)
             if bad is not None:
-                yield _noted(lines, bad, source.first)
+                yield _note_line(lines, bad, source.first)
                 continue
             if lines is not None:
                 lines.add(source.first)
@@ -124,11 +124,11 @@ class JsonLines:
             number += 1
             if len(raw) > self.row_bytes_max and not raw.endswith(b"\n"):
                 _skip_line(file)
-                yield _noted(lines, BadRow(number, None, "ROW_TOO_LONG", _too_long(self.row_bytes_max)), number)
+                yield _note_line(lines, BadRow(number, None, "ROW_TOO_LONG", _too_long(self.row_bytes_max)), number)
                 continue
             raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if stripped := raw.strip(b" \t\r\n"):
-                yield _noted(lines, _json_row(stripped, number), number)
+                yield _note_line(lines, _json_row(stripped, number), number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +148,17 @@ class JsonArray:
         _check_row_bytes(self.row_bytes_max)
 
     def rows(self, file: IO[bytes], lines: Lines | None = None) -> Iterator[Read]:
-        """The rows of a file; the line of an element is its number. Raises UnreadableFile for what is no array."""
+        """The rows of a file; the line of an element is its number. Raises UnreadableFile unless it is an array."""
         reader = ItemReader("array", self.row_bytes_max)
         number = 0
         try:
             while piece := file.read(PIECE_BYTES):
                 for raw in reader.feed(piece):
                     number += 1
-                    yield _noted(lines, _json_row(raw, number), number)
+                    yield _note_line(lines, _json_row(raw, number), number)
             for raw in reader.end():
                 number += 1
-                yield _noted(lines, _json_row(raw, number), number)
+                yield _note_line(lines, _json_row(raw, number), number)
         except BulkRefused as error:
             raise UnreadableFile("FILE_MALFORMED", f"the file is not one JSON array: {error}") from None
 
@@ -168,7 +168,7 @@ FORMATS: Final[dict[str, type[Any]]] = {"csv": Csv, "lines": JsonLines, "array":
 
 
 def packed_recipe(form: Format) -> str:
-    """How a file is read, as it is stored with its job."""
+    """The format of a file, as stored with its job."""
     return json.dumps({"version": RECIPE_VERSION, "form": form.form, **asdict(form)}, separators=(",", ":"))
 
 
@@ -197,7 +197,7 @@ def format_for(media_type: str, formats: tuple[Format, ...]) -> Format:
 
 
 def _check_charset(media_type: str, form: Format) -> None:
-    """Refuse a file that says of itself that it is written in another encoding than the declared one."""
+    """Refuse a file that declares a different encoding than its format."""
     for parameter in media_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -238,7 +238,7 @@ class Lines:
         return place + self._gaps[bisect_right(self._places, place) - 1] if self._gaps else place + 1
 
 
-def _noted(lines: Lines | None, row: Read, line: int) -> Read:
+def _note_line(lines: Lines | None, row: Read, line: int) -> Read:
     if lines is not None:
         lines.add(line)
     return row
@@ -292,7 +292,7 @@ class _Physical:
         self.first = self._line + 1
 
     def leave(self) -> None:
-        """Skip what is left of a row that cannot be read: up to the line in which its quotes end, or the file."""
+        """Skip the rest of an unreadable row: up to the line in which its quotes end, or to the end of the file."""
         while self._quotes % 2 and self._read_line():
             pass
 
@@ -402,5 +402,5 @@ def _json_row(raw: bytes, line: int) -> Read:
     except RequestTooLarge as error:
         return BadRow(line, None, "ROW_TOO_LONG", str(error))
     if canonical is None:
-        return BadRow(line, None, "ROW_MALFORMED", "it is not one JSON value in UTF-8, or a member stands in it twice")
+        return BadRow(line, None, "ROW_MALFORMED", "it is not a JSON value in UTF-8, or repeats a member")
     return canonical

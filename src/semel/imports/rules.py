@@ -1,4 +1,4 @@
-"""Imports by rule: which key a file has, what a job says of itself, and what a row is. Pure.
+"""The pure rules of imports: a file's key, a job's description, and a row's identity.
 
 The server derives a file's key from the supplier's code and the file's bytes; a client never asserts it. Supplier codes
 have no colon, so that the parts of a key cannot be forged from one another.
@@ -30,7 +30,7 @@ _KEY: Final = re.compile(r"[!-~]{1,255}").fullmatch
 
 
 class ImportState(IntEnum):
-    """Where a job stands. The numbers are those of :class:`~semel.core.model.State` that mean about the same."""
+    """The state of a job. The numbers are those of the closest :class:`~semel.core.model.State`."""
 
     QUEUED = 1
     RUNNING = 2
@@ -44,7 +44,7 @@ OPEN_STATES: Final = frozenset({ImportState.QUEUED, ImportState.RUNNING})
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a key may be made of. ``digest`` is the SHA-256 of the file's bytes, in hex; ``now`` has a time zone."""
+    """The facts from which a key can be made. ``digest`` is the file's SHA-256 in hex; ``now`` has a time zone."""
 
     supplier: str
     digest: str
@@ -118,7 +118,7 @@ class PeriodKey:
 
 @dataclass(frozen=True, slots=True)
 class VersionKey:
-    """``SUPPLIER:v=VERSION:SHA256``: the client says by a version that the same bytes are meant once more.
+    """``SUPPLIER:v=VERSION:SHA256``: a new version lets the client send the same bytes again.
 
     Parameters: ``field`` the name of the query parameter, or of the form field, that has the version over HTTP.
 
@@ -132,7 +132,7 @@ class VersionKey:
     def key(self, facts: Facts) -> str:
         if facts.version is None or not _PART(facts.version):
             raise ImportRefused(
-                f"{self.field} must be 1 to 64 letters, digits or ._+-: it says which version of the file this is",
+                f"{self.field} must be 1 to 64 letters, digits or ._+-: it identifies the version of the file",
                 "INVALID_VERSION",
             )
         return f"{checked_supplier(facts.supplier)}:v={facts.version}:{facts.digest}"
@@ -191,7 +191,7 @@ def key_range(beginning: str) -> tuple[str, str]:
 
 
 def checked_name(name: str | None) -> str:
-    """A file's name as data: never a path, cut to what a column takes; characters that no store takes are replaced."""
+    """A file's name as data: never a path, cut to the column's length, without characters that no store accepts."""
     text = (name or "").encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")
     return text[:NAME_LENGTH_MAX]
 
@@ -217,7 +217,7 @@ class RowInvalid(ValueError):
 
 
 class BadRow(NamedTuple):
-    """Why a row cannot be booked: its line in the file (from 1), the column, a code for machines, the reason."""
+    """The reason that a row cannot be booked: its line (from 1), the column, a code for machines, the reason."""
 
     line: int
     column: str | None
@@ -229,17 +229,17 @@ DETAIL_TEXT_MAX: Final = 300
 
 
 def packed_detail(bad: BadRow) -> bytes:
-    """Why a row failed, as it is kept beside its outcome."""
+    """The reason that a row failed, as stored with its outcome."""
     column = None if bad.column is None else bad.column[:DETAIL_TEXT_MAX]
-    return _packed({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
+    return _pack_json({"line": bad.line, "column": column, "reason": bad.reason[:DETAIL_TEXT_MAX]})
 
 
-def _packed(document: dict[str, Any]) -> bytes:
+def _pack_json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def read_detail(detail: bytes | None) -> dict[str, Any]:
-    """What is kept beside a row's outcome; empty where it is nothing of Semel's."""
+    """The stored detail of a row's outcome; empty if it is not Semel's."""
     try:
         found = json.loads(detail or b"{}")
     except ValueError:
@@ -262,11 +262,11 @@ def hide_ids(detail: bytes | None, target_id: str | None, result_id: str | None)
     try:
         ids = [checked_text("target_id", target_id), checked_text("result_id", result_id)]
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"what the handler says of a row cannot be kept: {error}") from None
+        raise PolicyError(f"the handler's result for a row cannot be stored: {error}") from None
     told = {**read_detail(detail)}
-    if detail is not None and detail != _packed(told):  # the application's own, or more than Semel's
+    if detail is not None and detail != _pack_json(told):  # the application's own, or more than Semel's
         told["detail"] = base64.b64encode(detail).decode()
-    return _packed({"semelIds": ids, **told})
+    return _pack_json({"semelIds": ids, **told})
 
 
 def read_hidden_ids(detail: bytes | None) -> tuple[str | None, str | None]:
@@ -362,7 +362,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImportJob:
-    """A job as it stands now.
+    """The current state of a job.
 
     Parameters: ``is_new`` whether this submission has made it; ``names`` that its bytes came under; the rest as in
     :class:`Job`.
@@ -437,13 +437,13 @@ def shown_time(microseconds: int) -> str:
 
 
 class Checks(Protocol):
-    """Makes of a row what its handler gets. Raises RowInvalid, ValueError or what a pydantic model raises."""
+    """Turns a row into its handler's input. Raises RowInvalid, ValueError or a pydantic model's errors."""
 
     def __call__(self, value: Any) -> Any: ...
 
 
 def checks_of(validate: Any) -> Checks:
-    """What checks rows: a pydantic model, a function, or nothing. Raises PolicyError."""
+    """Make the check of rows: a pydantic model, a function, or nothing. Raises PolicyError."""
     if validate is None:
         return lambda value: value
     model = getattr(validate, "model_validate", None)
@@ -455,7 +455,7 @@ def checks_of(validate: Any) -> Checks:
 
 
 def invalid_of(error: Exception, line: int) -> BadRow:
-    """Why a row was refused by what checks it."""
+    """The reason that a check refused a row."""
     if isinstance(error, RowInvalid):
         return BadRow(line, error.column, "ROW_INVALID", error.reason)
     for found in _errors_of(error):

@@ -94,7 +94,7 @@ _SCOPED: Final = "operation must be a text of 1 to 255 characters"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would do, and nothing of it is done.
+    """The description of a run that has not been done.
 
     Parameters: ``key`` the file has; ``job`` that has this key already (then a submission does nothing but answer
     with it); ``state`` the job would end in; ``counts``; ``rows`` the first verdicts that are not BOOKED.
@@ -215,7 +215,7 @@ class Imports:
         self.rows_kept = ImportRows(engine.store)
         self.key: Keying = ContentKey() if key is None else key
         self.content: Content = DatabaseContent(engine) if content is None else content
-        self.formats: tuple[Format, ...] = _checked_formats(formats)
+        self.formats: tuple[Format, ...] = _check_formats(formats)
         self.checks = checks_of(validate)
         self.skips_known = rows == "skip-known"
         self.all_or_nothing = bool(all_or_nothing)
@@ -253,7 +253,7 @@ class Imports:
 
     @property
     def handler(self) -> RowHandler:
-        """What books a row. Raises ConfigurationError where it was not declared."""
+        """Register the handler that books a row. Raises ConfigurationError for an undeclared import."""
         if self._handler is None:
             raise ConfigurationError(f"the imports {self.operation!r} have no handler; declare one: @imports.row")
         return self._handler
@@ -271,7 +271,7 @@ class Imports:
         version: str | None = None,
         client_key: str | None = None,
     ) -> ImportJob:
-        """Take a file, or find the job that its key has: the job as it stands now.
+        """Accept a file, or find the job of its key; returns the job's current state.
 
         Parameters: ``file`` bytes, a path, a file opened with ``"rb"``, or an async iterable of bytes; ``filename``
         data to show, never a path; ``version`` and ``client_key`` for the keys that are made of them.
@@ -373,7 +373,7 @@ class Imports:
         if not key.startswith(f"{supplier}:"):
             raise PolicyError(
                 f"the keying {type(self.key).__name__} made {key!r}: a key begins with its supplier's code and a "
-                f"colon, here {supplier + ':'!r}, so that no supplier meets another one's job"
+                f"colon, here {supplier + ':'!r}, so that no supplier's key collides with another's"
             )
         if len(key) > 255:
             raise ImportRefused("the file's key has more than 255 characters", "INVALID_KEY")
@@ -389,7 +389,7 @@ class Imports:
     # --- looking ----------------------------------------------------------------------------------
 
     async def job(self, id: str) -> ImportJob | None:
-        """A job as it stands now; None where there is none of this id in these imports."""
+        """The current state of a job; None if these imports have no job with this id."""
         raw = uuid_bytes(id)
         job = None if raw is None else await self._perform(lambda: self.rows_kept.by_id(raw))
         if job is None or job.operation != self.operation:
@@ -404,7 +404,7 @@ class Imports:
     async def outcomes(
         self, id: str, *, after: int = 0, limit: int = 100, state: Verdict | None = None
     ) -> tuple[list[RowOutcome], int | None]:
-        """What became of a job's rows, those behind a row's number, and behind which number the next page begins."""
+        """The outcomes of a job's rows after a row number, and the number after which the next page begins."""
         job = await self.job(id)
         if job is None or job.bulk_id is None:
             return [], None
@@ -471,7 +471,7 @@ class Imports:
             await self._postpone(job, 1, "the store failed")
             raise
         except Exception as error:  # noqa: BLE001 - one job that cannot be run must not keep the others waiting
-            await self._failed(job, error)
+            await self._note_failure(job, error)
         finally:
             alive.cancel()
             await asyncio.wait({alive})
@@ -487,8 +487,8 @@ class Imports:
         with suppress(StoreError):
             await self._perform(lambda: self.rows_kept.postpone(job, int(seconds * SECOND_US), reason))
 
-    async def _failed(self, job: Job, error: Exception) -> None:
-        """What is neither the store's nor the file's fault: tried again some times, each later than the last."""
+    async def _note_failure(self, job: Job, error: Exception) -> None:
+        """Handle an error of neither the store nor the file: retry a few times, with growing pauses."""
         code, reason = type(error).__name__, str(error)[:300]
         if isinstance(error, ContentMissing):
             code = CONTENT_MISSING
@@ -526,7 +526,7 @@ class Imports:
         try:
             # As it was declared when the rows began; a job that was not begun is read as is declared now.
             form = format_for(job.media_type, self.formats) if job.bulk_id is None else read_recipe(job.recipe)
-            async with self._kept_file(job) as file:
+            async with self._open_content(job) as file:
                 await self._book(job, form, file)
         except UnreadableFile as error:
             await self._end(job, ImportState.FAILED, begun, error.code, error.reason)
@@ -553,7 +553,7 @@ class Imports:
             booking = Booking(self.checks, None, lines, scope, refuses=True)
         noting: list[asyncio.Task[int]] = []
 
-        def begun(operation_id: str) -> None:
+        def record_begin(operation_id: str) -> None:
             bulk_id = operation_bytes(operation_id)
             flow = self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
             noting.append(asyncio.ensure_future(flow))
@@ -566,7 +566,7 @@ class Imports:
                 caller=job.supplier,
                 tenant=job.tenant,
                 wait_seconds=0,
-                begun=begun,
+                begun=record_begin,
                 known=KnownRows(self.engine.store, job, self.keep_us) if self.skips_known and not refuses else None,
             )
         finally:
@@ -582,13 +582,13 @@ class Imports:
         await self._end(job, state, done.tally, ROWS_REFUSED if refuses else None, reason)
 
     @asynccontextmanager
-    async def _kept_file(self, job: Job) -> AsyncIterator[IO[bytes]]:
-        """The bytes of a job as a file, checked to be what was sent. Raises ContentMissing and ContentUnreadable."""
+    async def _open_content(self, job: Job) -> AsyncIterator[IO[bytes]]:
+        """Open a job's bytes as a file, after verifying their digest. Raises ContentMissing and ContentUnreadable."""
         digest = job.sha256.hex()
         if job.content_ref is None:
             raise ContentMissing("the file's bytes are no longer kept")
         is_sealed = _is_sealed(job)
-        with self._opened(digest, is_sealed=is_sealed) as file:
+        with self._open(digest, is_sealed=is_sealed) as file:
             hashing = hashlib.sha256()
             if is_sealed:
                 await self._open_sealed(job, file, hashing)
@@ -604,7 +604,7 @@ class Imports:
             yield file
 
     async def _open_sealed(self, job: Job, file: IO[bytes], hashing: Any) -> None:
-        """Write what a job's frames hold into a file, a frame at a time."""
+        """Decrypt a job's frames into a file, one frame at a time."""
         address = address_of(job.sha256.hex(), is_sealed=True)
         opening = Opening(self.engine.core.sealer, job.sha256, job.size)
 
@@ -619,7 +619,7 @@ class Imports:
         opening.end()
 
     @contextmanager
-    def _opened(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
+    def _open(self, digest: str, *, is_sealed: bool) -> Iterator[IO[bytes]]:
         if isinstance(self.content, FolderContent) and not is_sealed:
             try:
                 file: IO[bytes] = self.content.path(digest).open("rb")
@@ -643,7 +643,7 @@ class Imports:
         client_key: str | None = None,
         rows_max: int = 1000,
     ) -> Preview:
-        """What a run would do with a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
+        """Preview a run of a file: counts, and the first ``rows_max`` verdicts other than BOOKED.
 
         Atomic rows are booked in one transaction that is rolled back, so that each sees what those before it wrote;
         other handlers are not called, since nothing would undo their calls. What only a commit refuses (a deferred
@@ -701,7 +701,7 @@ class Imports:
         refuses = self.all_or_nothing and await asyncio.to_thread(booking.first_wrong, items_of(form, file, Lines()))
         if refuses:
             booking = Booking(self.checks, None, lines, scope, refuses=True, preview=True)
-        known = _known_rows(self, scope) if self.skips_known and not refuses else None
+        known = _make_known_rows(self, scope) if self.skips_known and not refuses else None
         trial = _Trial(rows_max)
         with closing(ItemSpool(self.bulk.policy.list_terms)) as spool:
             await fill_async(spool, items_of(form, file, lines))
@@ -780,7 +780,7 @@ class Imports:
 
 
 class _Trial:
-    """What a preview has seen so far."""
+    """The state of a preview so far."""
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
@@ -798,7 +798,7 @@ class _Trial:
         return Counts(total, total, seen.get("BOOKED", 0), seen.get("SKIPPED", 0), seen.get("FAILED", 0), 0)
 
 
-def _known_rows(imports: Imports, scope: Scope) -> KnownRows:
+def _make_known_rows(imports: Imports, scope: Scope) -> KnownRows:
     none = Job._make([b"", scope.tenant, scope.operation, scope.caller, *[None] * (len(Job._fields) - 4)])
     return KnownRows(imports.engine.store, none, imports.keep_us)
 
@@ -813,7 +813,7 @@ def _hash_file(file: IO[bytes], hashing: Any) -> None:
         hashing.update(block)
 
 
-def _checked_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
+def _check_formats(formats: Sequence[Format] | None) -> tuple[Format, ...]:
     chosen: tuple[Format, ...] = (Csv(), JsonLines(), JsonArray()) if formats is None else tuple(formats)
     known: set[str] = set()
     for form in chosen:
@@ -853,7 +853,7 @@ PAGES_MAX: Final = 40
 
 
 def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
-    """Queue a job that is over once more. Raises ImportRefused."""
+    """Queue an ended job again. Raises ImportRefused."""
     if not isinstance(reason, str) or not reason.strip() or len(reason) > 1000:
         raise ImportRefused("reason must say why, in 1 to 1000 characters: it is written into the audit", "NO_REASON")
     if ImportState(job.state) in OPEN_STATES:

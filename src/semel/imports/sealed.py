@@ -47,7 +47,7 @@ def digest_of(address: str) -> str:
 
 
 def about_frame(digest: bytes, place: int, size: int) -> bytes:
-    """What a frame is bound to: the file's digest and size, and the frame's place from 0."""
+    """The binding of a frame: the file's digest and size, and the frame's place from 0."""
     return _ABOUT + digest + _PLACES.pack(place, size)
 
 
@@ -122,12 +122,12 @@ class Opening:
         self._opened = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """What is whole so far."""
+        """Add bytes, and return the complete frames so far."""
         self._waiting += piece
         while len(self._waiting) >= LENGTH.size:
             [length] = LENGTH.unpack_from(self._waiting)
             if length > FRAME_BYTES + _OVERHEAD_MAX:
-                raise _changed()
+                raise _content_changed()
             end = LENGTH.size + length
             if len(self._waiting) < end:
                 return
@@ -147,14 +147,14 @@ class Opening:
             block = self._sealer.open(sealed, about_frame(self._digest, self._place, self._size))
         except ConfigurationError as error:
             if not sealed.startswith(MARK):
-                raise _changed() from error
+                raise _content_changed() from error
             raise ContentUnreadable(
                 f"the kept file is sealed under the key {key!r}, which is not in the ring of this process: add it "
                 "behind the others, then: semel imports retry",
                 damaged=False,
             ) from None
         except SemelError:
-            raise _changed() from None
+            raise _content_changed() from None
         self._place += 1
         self._opened += len(block)
         return block
@@ -162,10 +162,10 @@ class Opening:
     def end(self) -> None:
         """All of it was read."""
         if self._waiting or self._opened != self._size:
-            raise _changed()
+            raise _content_changed()
 
 
-def _changed() -> ContentUnreadable:
+def _content_changed() -> ContentUnreadable:
     return ContentUnreadable(
         "the kept file does not open: it was changed, cut short or exchanged since it was sealed, or its key is "
         f"another one of the same name; no row is booked from it. {_ANEW}",

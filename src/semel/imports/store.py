@@ -46,7 +46,7 @@ class NewJob(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """What a purge of imports has forgotten."""
+    """The result of a purge of imports."""
 
     jobs: int = 0
     contents: int = 0
@@ -125,7 +125,7 @@ class ImportRows:
         return job, is_new
 
     def note_submission(self, job: Job, name: str) -> Flow[None]:
-        """The same upload once more, under whatever name: written by the job's id."""
+        """Record a repeated upload, under any name, by the job's id."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["seen"], {"id": job.id})
         yield from self._put_name(job.id, name)
@@ -140,12 +140,12 @@ class ImportRows:
         return tuple(FileName(*cast("tuple[str, int, int, int]", row)) for row in rows)
 
     def show(self, job: Job, *, is_new: bool = False) -> Flow[ImportJob]:
-        """A job as it stands now: while it runs, its bulk has the counts."""
+        """The current state of a job: while it runs, its bulk has the counts."""
         names = yield from self.names(job.id)
         tally = None
         if job.row_count is None and job.bulk_id is not None:
             tally = yield from self._items.tally(job.bulk_id)
-        return shown(job, names, tally, is_new=is_new)
+        return make_import_job(job, names, tally, is_new=is_new)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class ImportRows:
         return (yield from self._dialect.write(self._sql["end"], params)) == 1
 
     def reopen(self, job: Job, *, again: bool, actor: str, reason: str) -> Flow[bool]:
-        """Queue a job that is over once more, and write down who wanted it; False where it has moved on.
+        """Queue an ended job again, and record the actor; False if its state has changed.
 
         Parameters: ``again`` processes all of its rows anew; else it goes on where it stopped.
         """
@@ -256,7 +256,7 @@ class ImportRows:
     # --- bytes ------------------------------------------------------------------------------------
 
     def touch(self, digest: bytes, size: int, form: int = PLAIN) -> Flow[bool]:
-        """Bytes are about to be needed; whether they are there as a whole. ``size`` of what was sent."""
+        """Mark bytes as needed; returns whether they are stored completely. ``size`` of the sent bytes."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["touch"], {"digest": digest, "bytes": size})
         return (yield from self.has_blob(digest, form))
@@ -350,11 +350,11 @@ class KnownRows:
 
 
 def _places(form: int) -> dict[str, int]:
-    """Where the parts of a form are."""
+    """The places of a form's parts."""
     return {"first": _PAST[form] - FORM_PLACES, "past": _PAST[form]}
 
 
-def shown(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
+def make_import_job(job: Job, names: tuple[FileName, ...], tally: Tally | None, *, is_new: bool) -> ImportJob:
     """A job as clients and operators see it."""
     if job.row_count is not None:
         ended = (job.booked or 0, job.skipped, job.failed or 0, job.unknown or 0)

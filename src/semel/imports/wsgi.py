@@ -1,4 +1,4 @@
-"""Imports under a WSGI server: the endpoints of the ASGI applications, on an event loop in a thread of its own.
+"""Imports under a WSGI server: run the ASGI endpoints on an event loop in a separate thread.
 
 A request's thread hands its request to the loop, and does meanwhile what needs that thread: it reads the body, a piece
 when the loop wants one, and asks the application whether the caller may. The answers are those of an ASGI application,
@@ -143,7 +143,7 @@ class ImportsOverWsgi:
         self._loop.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request, as WSGI says."""
+        """Serve one request, as the WSGI interface requires."""
         return send_answer(start_response, self.respond(environ))
 
     def respond(self, environ: Environ, asked: Any = None) -> Answer:
@@ -201,7 +201,7 @@ class _Exchange:
             end_reading(self._environ)
 
     async def in_thread(self, act: Callable[[], Any]) -> Any:
-        """What ``act`` returns in the request's thread."""
+        """Run ``act`` in the request's thread, and return its result."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.put((act, future))
         return await future
@@ -228,7 +228,7 @@ class _Exchange:
     # --- in the request's thread ------------------------------------------------------------------
 
     def serve(self, is_alive: Callable[[], bool]) -> Answer:
-        """Do what the loop asks for until there is an answer. Raises what the application raises, and StoreUnavailable.
+        """Perform the loop's requests until there is an answer. Raises the application's errors and StoreUnavailable.
 
         Parameters: ``is_alive`` whether the loop is.
         """
@@ -294,7 +294,7 @@ class _LoopThread:
         self._over: asyncio.Event | None = None
 
     def run(self, act: Callable[[asyncio.AbstractEventLoop], None] | None) -> None:
-        """Have ``act`` called on the loop. Raises what the lifespan raises at its beginning."""
+        """Call ``act`` on the loop. Raises the errors of the lifespan's startup."""
         with self._lock:
             if not self.is_alive():
                 self._begin()

@@ -89,7 +89,7 @@ def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None
 
 
 def let_go(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None]:
-    """Roll back, and park the message where writes remain: handled once more, it would write them once more."""
+    """Roll back, and park the message if writes remain: handling it again would repeat them."""
     yield from ask(Rollback(unit))
     if not has_left_writes(unit):
         return None

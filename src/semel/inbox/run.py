@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from semel.core.flow import Flow, ask
-from semel.core.identity import derived_key, frame
+from semel.core.identity import derive_key, frame
 from semel.core.outcomes import is_wrong_for_all
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
@@ -40,7 +40,7 @@ class Poison(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a handler gets: the message's id, and the connection that commits with it.
+    """A handler's input: the message's id, and the connection that commits with it.
 
     ``receipt`` is None where it is to be handled; only :meth:`Inbox.within` hands out others.
     """
@@ -54,11 +54,11 @@ class Message:
         """A key for one downstream call, the same for each delivery. Raises PolicyError where the call has no name."""
         if not name:
             raise PolicyError("key_for needs a name, such as message.key_for('charge')")
-        return derived_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
+        return derive_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
 
 
 class _Inbox:
-    """What both forms share."""
+    """The shared part of both forms."""
 
     def __init__(self, backend: Backend, consumer: str, tries_max: int, keep_seconds: float) -> None:
         _check_text("consumer", consumer, CONSUMER_MAX)
@@ -81,13 +81,15 @@ class _Inbox:
         try:
             yield from leave(self._backend.store, self._rows, unit, message_id)
         except HandlerRefused as error:
-            parked = yield from self._failed(message_id, unit, error, deliveries)
+            parked = yield from self._record_failure(message_id, unit, error, deliveries)
             if parked is None:
                 raise
             return parked
         return Receipt.HANDLED
 
-    def _failed(self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int) -> Flow[Receipt | None]:
+    def _record_failure(
+        self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int
+    ) -> Flow[Receipt | None]:
         """Undo, and count the failure where it is the message's."""
         parked = yield from undo(self._rows, unit, message_id)
         if parked is not None:
@@ -100,13 +102,13 @@ class _Inbox:
         step = 0 if deliveries > self.tries_max else 1  # it was counted when it began
         return (yield from note_failure(self._rows, message_id, reason, tries, step=step))
 
-    def _failed_or_again(
+    def _record_failure_or_retry(
         self, message_id: str, unit: AnyUnit, error: Exception, deliveries: int, run: int
     ) -> Flow[Receipt | None]:
-        """What a delivery gets whose handler raised; None: its exception. BUSY: it is run again at once."""
+        """The receipt of a delivery whose handler raised; None: raise its exception. BUSY: run it again at once."""
         if run < UNIT_RUNS_MAX and self._backend.conflicts(error):
             return (yield from undo(self._rows, unit, message_id)) or Receipt.BUSY
-        return (yield from self._failed(message_id, unit, error, deliveries))
+        return (yield from self._record_failure(message_id, unit, error, deliveries))
 
 
 class Inbox(_Inbox):
@@ -136,7 +138,7 @@ class Inbox(_Inbox):
         self._engine = engine
 
     def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
-        """Handle a message, unless it was: what the handler writes on ``message.connection`` commits with that fact.
+        """Handle a message once: the handler's writes on ``message.connection`` commit with the inbox's record of it.
 
         Parameters: ``deliveries`` how often the broker has delivered it, if it says so: from more than ``tries_max`` on
         each try is counted before it begins, so that what ends its worker every time is parked.
@@ -163,11 +165,11 @@ class Inbox(_Inbox):
         """One delivery, from its claim to its end; None: it met a conflict, and is run again at once."""
         met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
         if unit is None:
-            return _known(met)
+            return _require_receipt(met)
         try:
             handler(Message(self.consumer, message_id, unit.connection))
         except Exception as error:
-            met = self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+            met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
             if met is None:
                 raise
             return None if met is Receipt.BUSY else met
@@ -181,7 +183,7 @@ class Inbox(_Inbox):
         """
         joined = Begin(lambda: self._backend.join(connection))
         met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
-        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
     def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
         """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
@@ -214,7 +216,7 @@ class Inbox(_Inbox):
         return self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     def purge(self, *, chunk: int = 500) -> int:
-        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        """Delete expired messages of every consumer, a chunk at a time; returns their number."""
         return self._drive(purge_messages(self._engine.store, chunk)).forgotten
 
     def _drive(self, flow: Flow[T]) -> T:
@@ -239,11 +241,11 @@ class AsyncInbox(_Inbox):
             run += 1
             met, unit = await self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
             if unit is None:
-                return _known(met)
+                return _require_receipt(met)
             try:
                 await handler(Message(self.consumer, message_id, unit.connection))
             except Exception as error:
-                met = await self._drive(self._failed_or_again(message_id, unit, error, deliveries, run))
+                met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:
                     continue
                 if met is None:
@@ -259,7 +261,7 @@ class AsyncInbox(_Inbox):
         """As :meth:`Inbox.within`, for AsyncSession, psycopg's AsyncConnection and asyncpg's connections."""
         joined = Begin(lambda: self._backend.join_async(connection))
         met, unit = await self._drive(self._enter(message_id, 1, joined))
-        yield Message(self.consumer, message_id, connection, None if unit is not None else _known(met))
+        yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
     async def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
         """As :meth:`Inbox.failed`."""
@@ -291,7 +293,7 @@ class AsyncInbox(_Inbox):
         return await self._engine.perform("inbox", lambda: self._rows.release(message_id))
 
     async def purge(self, *, chunk: int = 500) -> int:
-        """Forget what is over, of every consumer, a chunk at a time; how many."""
+        """Delete expired messages of every consumer, a chunk at a time; returns their number."""
         return (await self._drive(purge_messages(self._engine.store, chunk))).forgotten
 
     async def _drive(self, flow: Flow[T]) -> T:
@@ -314,7 +316,7 @@ def _into(
     return met, unit
 
 
-def _known(met: Receipt | None) -> Receipt:
+def _require_receipt(met: Receipt | None) -> Receipt:
     assert met is not None
     return met
 

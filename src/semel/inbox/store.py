@@ -1,4 +1,4 @@
-"""The inbox: which messages a consumer has handled, in the transaction of what they did.
+"""The inbox: record the messages that a consumer has handled, in the same transaction as their effects.
 
 A message is named by its consumer and its own id. The row is written first in the message's transaction and proven
 last; a failure is counted in a transaction of its own.
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from semel.core.flow import Ask, Flow
 from semel.core.identity import frame
 from semel.core.model import Purged
-from semel.stores.sql.damage import damage_of, mended
+from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Execute, Query, Row
 
@@ -24,7 +24,7 @@ _NEVER: Final = 2**31 - 1
 
 
 class Receipt(Enum):
-    """What became of a delivery. All but BUSY are acknowledged."""
+    """The outcome of a delivery. All but BUSY are acknowledged."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # it was handled before; nothing was done again
@@ -33,7 +33,7 @@ class Receipt(Enum):
 
 
 class Seen(NamedTuple):
-    """What is known of a message. ``parked_at`` in microseconds by the store's clock."""
+    """The recorded state of a message. ``parked_at`` in microseconds by the store's clock."""
 
     handled: bool
     tries: int
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 
     @property
     def receipt(self) -> Receipt | None:
-        """What a delivery of it gets; None: it is handled."""
+        """The receipt for a delivery of this message; None: it can be handled."""
         return Receipt.DUPLICATE if self.handled else Receipt.PARKED if self.parked_at is not None else None
 
 
@@ -58,7 +58,7 @@ class Tried(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What the consumers of a store have tried and not handled."""
+    """The messages that a store's consumers have tried and not handled."""
 
     tried: int
     parked: int
@@ -74,7 +74,7 @@ class Parked(NamedTuple):
     reason: str
 
 
-def _parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
+def _make_parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
     values = {"message_id": message_id, "tries": tries, "parked_at": parked_at, "reason": reason}
     damage = damage_of("messages", values)
     if damage is None:
@@ -84,10 +84,10 @@ def _parked(message_id: Any, tries: Any, parked_at: Any, reason: Any) -> Parked:
     )
 
 
-def _tried(row: Row) -> Tried:
+def _make_tried(row: Row) -> Tried:
     values = dict(zip(Tried._fields, row, strict=False))
     damage = damage_of("messages", values)
-    return Tried(**(values if damage is None else mended("messages", values)), damage=damage)
+    return Tried(**(values if damage is None else repair("messages", values)), damage=damage)
 
 
 class InboxRows:
@@ -100,12 +100,12 @@ class InboxRows:
         self.tries_max = tries_max
         self._keep_us = keep_us
 
-    def _named(self, message_id: str, **more: int | str) -> Values:
+    def _params(self, message_id: str, **more: int | str) -> Values:
         return {"consumer": self._consumer, "message_id": message_id, **more}
 
     def look(self, message_id: str) -> Flow[Seen | None]:
-        """What is known of a message; None where it was never met."""
-        rows = yield from self._dialect.rows(self._sql["look"], self._named(message_id))
+        """The recorded state of a message; None if it is new."""
+        rows = yield from self._dialect.rows(self._sql["look"], self._params(message_id))
         if not rows:
             return None
         handled_at, tries, parked_at, reason = cast("Any", rows[0])
@@ -122,7 +122,7 @@ class InboxRows:
             [[free]] = yield from self._dialect.rows(self._sql["lock"], {"lock": number})
             if not free:
                 return Receipt.BUSY
-        named = self._named(message_id, keep_us=self._keep_us)
+        named = self._params(message_id, keep_us=self._keep_us)
         for statement in ("enter", "take"):
             if (yield from self._dialect.write(self._sql[statement], named)) == 1:
                 return None
@@ -132,11 +132,11 @@ class InboxRows:
     def prove(self, message_id: str) -> Ask[Any]:
         """The last ask of a message's transaction: its row is this transaction's own still."""
         kind = Query if self._dialect.name == "postgres" else Execute
-        return kind(self._sql["prove"], self._named(message_id))
+        return kind(self._sql["prove"], self._params(message_id))
 
     def prove_within(self, message_id: str) -> Flow[bool]:
         """As :meth:`prove`, where a store does not settle by proof."""
-        return (yield from self._dialect.write(self._sql["prove"], self._named(message_id))) == 1
+        return (yield from self._dialect.write(self._sql["prove"], self._params(message_id))) == 1
 
     def failed(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
         """Count a try that came to nothing.
@@ -150,7 +150,7 @@ class InboxRows:
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
     def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:
-        named = self._named(
+        named = self._params(
             message_id, reason=reason[:REASON_MAX], tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
         )
         yield from self._dialect.together()
@@ -163,10 +163,10 @@ class InboxRows:
         """A page of what waits for an operator, by name."""
         params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["parked"], params)
-        return [_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
+        return [_make_parked(*cast("tuple[Any, Any, Any, Any]", row)) for row in rows]
 
     def open(self, after: tuple[str, str], limit: int, *, parked: bool) -> Flow[list[Tried]]:
-        """A page of what was tried and not handled, of every consumer where this one's name is empty.
+        """A page of tried, unhandled messages; of every consumer if this one's name is empty.
 
         Parameters: ``after`` the consumer and the id of the last one of the page before; ``parked`` those alone.
         """
@@ -178,19 +178,19 @@ class InboxRows:
             "limit": limit,
         }
         rows = yield from self._dialect.rows(self._sql["open"], params)
-        return [_tried(row) for row in rows]
+        return [_make_tried(row) for row in rows]
 
     def backlog(self) -> Flow[Backlog]:
-        """How many of every consumer's messages were tried and not handled. Looks at those alone."""
+        """Count every consumer's tried, unhandled messages. Reads only those."""
         [row] = yield from self._dialect.rows(self._sql["standing"], {})
         now, tried, parked, since = cast("tuple[int, int, int, int | None]", row)
         return Backlog(tried, parked, max(0, now - since) if isinstance(since, int) else 0)
 
     def release(self, message_id: str) -> Flow[bool]:
         """Forget a message's tries; False where it was handled, or never met."""
-        return (yield from self._dialect.write(self._sql["release"], self._named(message_id))) == 1
+        return (yield from self._dialect.write(self._sql["release"], self._params(message_id))) == 1
 
     def purge(self, chunk: int) -> Flow[Purged]:
-        """Forget a chunk of what is over, of every consumer."""
+        """Delete a chunk of expired messages, of every consumer."""
         gone = yield from self._dialect.write(self._sql["purge"], {"limit": chunk})
         return Purged(gone, 0, gone, None)

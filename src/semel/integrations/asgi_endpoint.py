@@ -1,4 +1,4 @@
-"""What every framework on ASGI has in common: an operation is declared on an endpoint, and claimed inside of it.
+"""The shared part of the ASGI frameworks: declare an operation on an endpoint, and claim inside it.
 
 A framework's own file says how an endpoint is given its arguments, in what an answer is returned, and what runs a
 function in a thread.
@@ -33,7 +33,7 @@ from semel.integrations.endpoint import (
     check_endpoint,
     check_sessions,
     declare_endpoint,
-    filled_parameters,
+    find_filled,
     parameter_text,
     plain_function,
 )
@@ -151,7 +151,7 @@ class EndpointCommands(Generic[R]):
         if name in self.declared or name in self._bulks:
             raise ConfigurationError(f"duplicate operation name {name!r}: their keys would collide")
         self._bulks.append(name)
-        made.answer = self._served(name, made.respond, made)
+        made.answer = self._serve(name, made.respond, made)
         return made
 
     def _add_imports(
@@ -190,10 +190,10 @@ class EndpointCommands(Generic[R]):
                     await stack.enter_async_context(ImportWorker(endpoint.imports))
             yield
 
-    def _served(
+    def _serve(
         self, name: str, respond: Callable[[AsgiRequest], Awaitable[Answer | AsyncTold]], owner: Any = None
     ) -> Served[R]:
-        """What answers with ``respond``, as an endpoint of the framework's that says whose it is."""
+        """Make an endpoint for the framework that answers with ``respond`` and records its owner."""
         made = self._endpoint(respond)
         made.__name__ = name.replace(".", "_")
         setattr(made, SERVED, owner)
@@ -205,7 +205,7 @@ class EndpointCommands(Generic[R]):
 
     def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
-        filled = filled_parameters(endpoint)
+        filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
         check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
         if inspect.iscoroutinefunction(plain_function(endpoint)):
@@ -245,7 +245,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         filled: Filled,
     ) -> Any:
-        """Claim, then call the endpoint; or return the answer that stands in its way."""
+        """Claim, then call the endpoint; or return the answer that prevents it."""
         call = request.scope.get(CALL_KEY)
         if request.method not in UNSAFE_METHODS:
             raise ConfigurationError(
@@ -284,7 +284,7 @@ class EndpointCommands(Generic[R]):
         return kwargs
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
-        """The status of an exception that is an answer, where it has no ``status_code`` that says so."""
+        """The status of an exception that is an answer without a ``status_code``."""
         return None
 
     async def _run(
@@ -307,7 +307,7 @@ class EndpointCommands(Generic[R]):
     async def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(endpoint) in self._on_loop:
             return await endpoint(*args, **kwargs)
-        return await called(endpoint, args, kwargs, self._in_thread)
+        return await call_endpoint(endpoint, args, kwargs, self._in_thread)
 
     async def _call_with_session(
         self,
@@ -317,7 +317,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         names: tuple[str, ...],
     ) -> Any:
-        """Call the endpoint with a session of SQLAlchemy's; what the session holds is flushed when it returns."""
+        """Call the endpoint with an SQLAlchemy session, and flush it when the endpoint returns."""
         from semel.stores.sql.sqlalchemy import session_on
 
         with session_on(connection, expire_on_commit=False) as session:
@@ -347,10 +347,10 @@ def may_claim(endpoint: object) -> bool:
     return hasattr(endpoint, DECLARED) or not inspect.isroutine(endpoint)
 
 
-async def called(
+async def call_endpoint(
     endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_thread: InThread
 ) -> Any:
-    """What an endpoint returns: a coroutine function on the loop, any other in a thread."""
+    """Call an endpoint: a coroutine function on the loop, any other in a thread."""
     if inspect.iscoroutinefunction(plain_function(endpoint)):
         return await endpoint(*args, **kwargs)
     result = await in_thread(endpoint, args, kwargs)

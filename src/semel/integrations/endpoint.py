@@ -1,4 +1,4 @@
-"""What can be told about an endpoint before it is called: what it is, and which of its parameters Semel fills."""
+"""Inspect an endpoint before it is called: its kind, and the parameters that Semel fills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SERVED: Final = "__semel_served__"  # on an endpoint of Semel's own: its BulkEnd
 
 @dataclass(frozen=True, slots=True)
 class DeclaredEndpoint:
-    """What ``@semel.command`` left on an endpoint."""
+    """The declaration that ``@semel.command`` left on an endpoint."""
 
     name: str
     policy: Policy
@@ -134,7 +134,7 @@ class Filled(NamedTuple):
 
 
 def plain_function(endpoint: Any) -> Any:
-    """The function behind a partial, a bound method or a callable object: what has the annotations."""
+    """The function with the annotations: behind a partial, a bound method or a callable object."""
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
@@ -174,7 +174,7 @@ def count_bulk_paths(places: Iterable[tuple[Any, str]]) -> None:
 
 
 def check_endpoint(endpoint: Any) -> None:
-    """Refuse what is no call that could be protected.
+    """Refuse an endpoint that cannot be protected.
 
     Raises ConfigurationError.
     """
@@ -188,7 +188,7 @@ def check_endpoint(endpoint: Any) -> None:
         )
 
 
-def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
+def find_filled(endpoint: Callable[..., Any]) -> Filled:
     """The parameters that Semel fills: by their default ``semel.permit`` or ``semel.atomic_session``, or annotated so.
 
     Raises ConfigurationError for a permit that nothing would fill.
@@ -199,13 +199,13 @@ def filled_parameters(endpoint: Callable[..., Any]) -> Filled:
         if forgotten and _is_permit(hints[parameter.name]):
             raise ConfigurationError(
                 f"{getattr(plain_function(endpoint), '__qualname__', endpoint)}: the parameter {parameter.name!r} is a "
-                f"Permit without a default, so that no value is given; write {parameter.name}: Permit = semel.permit, "
+                f"Permit without a default, so that it gets no value; write {parameter.name}: Permit = semel.permit, "
                 "where semel is your Semel object"
             )
-    return Filled(_marked(endpoint, hints, PermitHere), _marked(endpoint, hints, SessionHere))
+    return Filled(_find_marked(endpoint, hints, PermitHere), _find_marked(endpoint, hints, SessionHere))
 
 
-def _marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: type) -> tuple[str, ...]:
+def _find_marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: type) -> tuple[str, ...]:
     return tuple(
         parameter.name
         for parameter in inspect.signature(endpoint).parameters.values()
@@ -248,10 +248,10 @@ def annotations_of(endpoint: Callable[..., Any]) -> dict[str, Any]:
     signature = inspect.signature(endpoint)
     found = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     names = getattr(inspect.unwrap(plain_function(endpoint)), "__globals__", {})
-    return {name: _resolved(each, names) for name, each in (*found.items(), ("return", signature.return_annotation))}
+    return {name: _resolve(each, names) for name, each in (*found.items(), ("return", signature.return_annotation))}
 
 
-def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     if annotation is inspect.Parameter.empty:
         return annotation
     try:

@@ -52,14 +52,14 @@ class Semel(StarletteSemel):
         own = next((name for name, hint in hints.items() if _is_request(hint)), None)
 
         @functools.wraps(endpoint)
-        async def claimed(**kwargs: Any) -> Any:
+        async def serve_claimed(**kwargs: Any) -> Any:
             request = kwargs.pop(_REQUEST) if own is None else kwargs[own]
             return await self.serve(endpoint, declared, request, (), kwargs, filled)
 
-        claimed.__signature__ = _signature(endpoint, filled, hints, own)  # type: ignore[attr-defined]
-        claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        serve_claimed.__signature__ = _signature(endpoint, filled, hints, own)  # type: ignore[attr-defined]
+        serve_claimed.__name__ = getattr(endpoint, "__name__", type(endpoint).__name__)
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     def install(
         self,
@@ -91,14 +91,14 @@ class Semel(StarletteSemel):
             app.add_api_route(
                 operations_path,
                 self._find_operation,
-                summary="Where the command with a key or a business reference stands",
+                summary="The status of the command with this key or business reference",
                 **settings,
             )
             app.add_api_route(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"], include_in_schema=False)
             app.add_api_route(
                 f"{operations_path}/{{operation_id}}",
                 self._read_operation,
-                summary="Where an operation stands",
+                summary="The status of an operation",
                 **settings,
             )
         _complete_openapi(app)
@@ -121,7 +121,7 @@ class Semel(StarletteSemel):
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
             app.add_api_route(
                 path,
-                self._served(respond.__name__, respond, endpoint),
+                self._serve(respond.__name__, respond, endpoint),
                 methods=[method],
                 dependencies=list(dependencies),
                 tags=["imports"],
@@ -168,7 +168,7 @@ def _is_request(hint: Any) -> bool:
 def _signature(
     endpoint: Callable[..., Any], filled: Filled, hints: dict[str, Any], own: str | None
 ) -> inspect.Signature:
-    """What FastAPI shall see: without what Semel fills, with the request."""
+    """The signature for FastAPI: without the parameters that Semel fills, with the request."""
     signature = inspect.signature(endpoint)
     if any(parameter.kind is parameter.POSITIONAL_ONLY for parameter in signature.parameters.values()):
         raise ConfigurationError(f"{endpoint!r} has positional-only parameters, which FastAPI cannot fill")

@@ -69,7 +69,7 @@ _FIND: Final = "flask-sqlalchemy"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """What ``@semel.command`` was given for a view."""
+    """The arguments of ``@semel.command`` for a view."""
 
     name: str
     policy: Policy
@@ -121,7 +121,7 @@ class Semel:
         if "may" in settings:
             raise ConfigurationError(
                 "may= is for the middlewares, which claim before the application decides; here a view claims after "
-                "its decorators and before_request: let one of them refuse"
+                "its decorators and before_request: let one of those refuse"
             )
         self.engine: Engine | None = None  # of the last application that was initialised
         self.surface: HttpSettings | None = None
@@ -183,14 +183,14 @@ class Semel:
             is_coroutine = inspect.iscoroutinefunction(view)
 
             @functools.wraps(view)
-            def claimed(*args: Any, **kwargs: Any) -> Any:
+            def serve_claimed(*args: Any, **kwargs: Any) -> Any:
                 run = (
                     current_app.ensure_sync(view) if is_coroutine else view
                 )  # before the claim: it may not be possible
                 return self._serve(run, declared, args, kwargs)
 
-            setattr(claimed, DECLARED, declared)
-            return cast(F, claimed)
+            setattr(serve_claimed, DECLARED, declared)
+            return cast(F, serve_claimed)
 
         return declare
 
@@ -234,7 +234,7 @@ class Semel:
 
         def answer(**_: Any) -> Response:
             params = tuple(sorted((name, str(value)) for name, value in (request.view_args or {}).items()))
-            return _told_of(made.respond(request.environ, request.environ, params, _path_of(request.environ)))
+            return _to_response(made.respond(request.environ, request.environ, params, _path_of(request.environ)))
 
         answer.__name__ = operation.replace(".", "_")  # Flask's name for it
         made.answer = answer
@@ -437,7 +437,7 @@ class _State:
         self._is_joinable = False
 
     def declare(self, declared: DeclaredView) -> None:
-        """Make an operation on this engine of what was declared. Raises PolicyError and ConfigurationError."""
+        """Make an operation on this engine from a declaration. Raises PolicyError and ConfigurationError."""
         self.declared[declared.name] = declare_endpoint(
             self.engine,
             self.surface,
@@ -523,7 +523,7 @@ def _response_of(answer: Answer) -> Response:
     return Response(answer.body, 200 if answer.status is None else answer.status, read_headers(answer.headers))
 
 
-def _told_of(told: Answer | Told) -> Response:
+def _to_response(told: Answer | Told) -> Response:
     """A bulk's answer as a response, whose items are read while it is sent."""
     if isinstance(told, Answer):
         return _response_of(told)
@@ -541,7 +541,7 @@ def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def _read(answered: Any, bytes_max: int) -> Any:
-    """What a view has answered, its stream read: it may read rows that are not committed yet.
+    """A view's answer with its stream read, because it may read uncommitted rows.
 
     One that is too long stays a stream. What is none of Flask's answers is left to the decorators above.
     """
@@ -573,7 +573,7 @@ def _status_of(answered: Any) -> int:
 
 
 def _note_exceptions(app: Flask) -> None:
-    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    """Report exceptions from outside the view to the capture, even if an error handler answers them."""
     handle = app.handle_user_exception
 
     def handle_noted(*args: Any) -> Any:

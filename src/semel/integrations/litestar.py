@@ -127,7 +127,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         has_request = _REQUEST in hints
 
         @functools.wraps(endpoint)
-        async def claimed(*args: Any, **kwargs: Any) -> Any:
+        async def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             request = kwargs[_REQUEST] if has_request else kwargs.pop(_REQUEST)
             return await self.serve(endpoint, declared, request, args, kwargs, filled)
 
@@ -138,15 +138,15 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
             kept.append(inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request[Any, Any, Any]))
         kept.sort(key=lambda each: each.kind)  # a parameter may follow the permit
         shown = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in kept]
-        claimed.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        serve_claimed.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=shown, return_annotation=hints["return"]
         )
         seen = {each.name: each.annotation for each in shown if each.annotation is not inspect.Parameter.empty}
         if hints["return"] is not inspect.Signature.empty:
             seen["return"] = hints["return"]
-        claimed.__annotations__ = seen
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        serve_claimed.__annotations__ = seen
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return await sync_to_thread(endpoint, *args, **kwargs)
@@ -200,7 +200,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
             kind: Any = post if method == "POST" else get
-            described = _described(Operation, lambda operation: _describe_import(operation, path, endpoint))
+            described = _describe_kind(Operation, lambda operation: _describe_import(operation, path, endpoint))
             app.register(
                 kind(
                     re.sub(r"\{(\w+)\}", r"{\1:str}", path),
@@ -210,7 +210,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                     description=inspect.cleandoc(respond.__doc__),
                     operation_class=described,
                     request_max_body_size=None,  # file_bytes_max says more, and an upload is read piece by piece
-                )(self._served(respond.__name__, respond, endpoint))
+                )(self._serve(respond.__name__, respond, endpoint))
             )
 
         return self._add_imports(
@@ -241,7 +241,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 path,
                 name="semel.operations",
                 description=_QUERY,
-                operation_class=_described(Operation, _describe_query),
+                operation_class=_describe_kind(Operation, _describe_query),
                 **described,
             )
             async def find_operation(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -257,7 +257,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 f"{path}/{{operation_id:str}}",
                 name="semel.operation",
                 description="The status of one of the caller's own operations.",
-                operation_class=_described(Operation, _describe_status),
+                operation_class=_describe_kind(Operation, _describe_status),
                 **described,
             )
             async def read_operation(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -311,7 +311,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         if reads:
             raise ConfigurationError(
                 f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; use one of "
-                f"{', '.join(UNSAFE_METHODS)}, and serve what only reads from another handler"
+                f"{', '.join(UNSAFE_METHODS)}, and serve reads from another handler"
             )
         if handler.cache:
             raise ConfigurationError(
@@ -319,7 +319,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 "it out: a retry is answered by its key"
             )
         recipe = declared.route.fingerprinter.recipe
-        handler.operation_class = _described(
+        handler.operation_class = _describe_kind(
             handler.operation_class,
             lambda operation: describe_operation(operation, declared.name, declared.policy, counts=recipe.headers),
         )
@@ -342,7 +342,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
             operation.get("responses", {}).pop("201", None)  # Litestar's own guess
             bulk.describe(operation)
 
-        handler.operation_class = _described(handler.operation_class, describe)
+        handler.operation_class = _describe_kind(handler.operation_class, describe)
 
 
 class _Asked(Mapping[str, Any]):
@@ -374,7 +374,7 @@ def _reading(caller: Any) -> Any:
 
 
 class _Capture:
-    """The capture around one route. Litestar has found the handler by then: it says whether a command may follow."""
+    """The capture around one route, after Litestar has found the handler."""
 
     def __init__(self, app: ASGIApp, semel: Semel) -> None:
         self._capture = CaptureMiddleware(
@@ -426,7 +426,7 @@ def _headers_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, str], 
 # --- the OpenAPI document ---------------------------------------------------------------------------
 
 
-def _described(kind: type[Operation], describe: Callable[[dict[str, Any]], None]) -> type[Operation]:
+def _describe_kind(kind: type[Operation], describe: Callable[[dict[str, Any]], None]) -> type[Operation]:
     """An operation class whose objects are completed when they become part of the document."""
     if hasattr(kind, "is_semels"):
         return kind  # a handler under several paths

@@ -194,7 +194,7 @@ class Semel(EndpointCommands[Response]):
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
             rule = path.replace("{", "<").replace("}", ">")
-            view = self._served(respond.__name__, respond, endpoint)
+            view = self._serve(respond.__name__, respond, endpoint)
             app.add_url_rule(rule, f"semel_import {path}", view, methods=[method])
 
         return self._add_imports(
@@ -234,15 +234,15 @@ class Semel(EndpointCommands[Response]):
         filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
-        async def claimed(*args: Any, **kwargs: Any) -> Any:
+        async def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             if not has_request_context():
                 raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
             here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
             await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
             return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     async def _in_thread(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return await run_sync(endpoint)(*args, **kwargs)
@@ -357,7 +357,7 @@ class _StreamedBody:
             self._end(RequestEntityTooLarge())
 
     def append(self, data: bytes) -> None:
-        """Take what has come."""
+        """Add received bytes."""
         self._held += data
         self._check_whole()
         if len(self._held) >= _HELD_BYTES and not self._is_awaited:
@@ -379,12 +379,12 @@ class _StreamedBody:
         self._news.set()
 
     def clear(self) -> None:
-        """Let go of what was read."""
+        """Release the bytes that were read."""
         self._held.clear()
         self._room.set()
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """A ``receive`` that waits until what came before was read."""
+        """A ``receive`` that waits until earlier bytes have been read."""
 
         async def receive_paced() -> Any:
             await self._room.wait()
@@ -429,7 +429,7 @@ def _response_of(answer: Answer) -> Response:
 
 
 def _note_exceptions(app: Quart) -> None:
-    """Let the capture know what was raised outside of the view, whatever an error handler makes of it."""
+    """Report exceptions from outside the view to the capture, even if an error handler answers them."""
     handle = app.handle_user_exception
 
     async def handle_noted(error: Exception) -> Any:

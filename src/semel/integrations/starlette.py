@@ -37,7 +37,7 @@ from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.settings import EndpointSettings
 from semel.http.spelling import without_slashes
-from semel.integrations.asgi_endpoint import EndpointCommands, Served, called, may_claim
+from semel.integrations.asgi_endpoint import EndpointCommands, Served, call_endpoint, may_claim
 from semel.integrations.endpoint import (
     DECLARED,
     DeclaredEndpoint,
@@ -134,7 +134,7 @@ class Semel(EndpointCommands[Response]):
             )
 
         def add(path: str, method: str, respond: Any, endpoint: ImportEndpoint | None) -> None:
-            app.router.routes.append(StarletteRoute(path, self._served("import", respond, endpoint), methods=[method]))
+            app.router.routes.append(StarletteRoute(path, self._serve("import", respond, endpoint), methods=[method]))
 
         return add
 
@@ -162,12 +162,12 @@ class Semel(EndpointCommands[Response]):
         filled = self.filled(endpoint, declared)
 
         @functools.wraps(endpoint)
-        async def claimed(*args: Any) -> Any:
+        async def serve_claimed(*args: Any) -> Any:
             # The request comes last: of a method, such as HTTPEndpoint.post, the instance comes first.
             return await self.serve(endpoint, declared, args[-1], args, {}, filled)
 
-        setattr(claimed, DECLARED, declared)
-        return claimed
+        setattr(serve_claimed, DECLARED, declared)
+        return serve_claimed
 
     # --- installing -----------------------------------------------------------------------------
 
@@ -232,9 +232,9 @@ class Semel(EndpointCommands[Response]):
             reads = sorted(methods.difference(UNSAFE_METHODS))
             if reads and isinstance(declared, DeclaredEndpoint):
                 raise ConfigurationError(
-                    f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; "
-                    f"route to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve what "
-                    "only reads from another endpoint"
+                    f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; route "
+                    f"to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve reads from "
+                    "another endpoint"
                 )
             found = self._plain.get(id(endpoint))
             if found is not None and found[0] is endpoint:
@@ -347,9 +347,9 @@ def _link_errors(app: Starlette, semel: Semel) -> None:
         outermost = build()
         if isinstance(outermost, ServerErrorMiddleware):
             if outermost.handler is not None:
-                outermost.handler = _linked_handler(outermost.handler)
-            outermost.error_response = _linked(outermost.error_response)  # type: ignore[method-assign,assignment]
-            outermost.debug_response = _linked(outermost.debug_response)  # type: ignore[method-assign,assignment]
+                outermost.handler = _link_async(outermost.handler)
+            outermost.error_response = _link_sync(outermost.error_response)  # type: ignore[method-assign,assignment]
+            outermost.debug_response = _link_sync(outermost.debug_response)  # type: ignore[method-assign,assignment]
         try:
             semel.check_routes(app)
         except ConfigurationError as error:
@@ -360,7 +360,7 @@ def _link_errors(app: Starlette, semel: Semel) -> None:
 
 
 class _Refusing:
-    """An application that would not be protected as it is declared: its lifespan says so, else each request."""
+    """Fails an application that is not protected as declared: at its lifespan, otherwise at each request."""
 
     def __init__(self, app: Any, error: ConfigurationError) -> None:
         self.app = app
@@ -372,16 +372,16 @@ class _Refusing:
         await self.app(scope, receive, send)
 
 
-def _linked(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
+def _link_sync(respond: Callable[[Request, Exception], Response]) -> Callable[[Request, Exception], Response]:
     def respond_linked(request: Request, error: Exception) -> Response:
         return _with_link(request, respond(request, error))
 
     return respond_linked
 
 
-def _linked_handler(handler: Callable[..., Any]) -> Callable[..., Any]:
+def _link_async(handler: Callable[..., Any]) -> Callable[..., Any]:
     async def handle_linked(request: Request, error: Exception) -> Response:
-        return _with_link(request, await called(handler, (request, error), {}, in_threadpool))
+        return _with_link(request, await call_endpoint(handler, (request, error), {}, in_threadpool))
 
     return handle_linked
 

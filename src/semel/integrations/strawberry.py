@@ -205,8 +205,8 @@ class Idempotent(FieldExtension):
                 return
             if getattr(each, "has_resolver", True):
                 raise ConfigurationError(
-                    f"{called}: {type(each).__name__} stands before Idempotent(...), so that it would run after the "
-                    "claim, and on no replay; put Idempotent first in extensions=[...]"
+                    f"{called}: {type(each).__name__} comes before Idempotent(...), so it would run after the claim, "
+                    "and not on a replay; put Idempotent first in extensions=[...]"
                 )
 
     def _check_key(self, called: str, parameters: Any) -> None:
@@ -221,7 +221,7 @@ class Idempotent(FieldExtension):
             )
 
     def _declare(self, function: Any, signature: inspect.Signature, *, is_async: bool) -> Any:
-        """The resolver as a command of the field's arguments: what it is called with comes in ``semel_call``."""
+        """Declare the resolver as a command of the field's arguments, passed in ``semel_call``."""
 
         @functools.wraps(function)
         def plain(semel_call: _FieldCall, semel_permit: Permit | None, **arguments: Any) -> Any:
@@ -284,9 +284,9 @@ class Idempotent(FieldExtension):
             raise call.error_of(error) from error
 
     def _digested(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as they count: a file, wherever it stands among them, is its bytes."""
+        """The arguments as they count: each file, at any depth, is replaced by its bytes."""
         own = {each.kind for each in self._codecs}
-        named = {name: _digested(arguments[name], own) for name in self._arguments if name in arguments}
+        named = {name: _digest_value(arguments[name], own) for name in self._arguments if name in arguments}
         return {**arguments, **named}
 
     def counted(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -312,14 +312,14 @@ class Idempotent(FieldExtension):
 
 @dataclass(frozen=True)
 class _FileBytes:
-    """What counts of a file; its name and its media type do not."""
+    """The part of a file that counts: its bytes, not its name or media type."""
 
     size: int
     sha256: bytes
 
 
 def _stream_of(value: Any) -> Any:
-    """The file behind what a framework makes of an upload, to be read without waiting; None where it is none."""
+    """The file of a framework's upload object, readable without waiting; None if it is not one."""
     for each in (value, getattr(value, "file", None), getattr(value, "stream", None)):
         methods = [getattr(each, name, None) for name in ("read", "seek", "tell")]
         if all(map(callable, methods)) and not any(map(inspect.iscoroutinefunction, methods)):
@@ -344,14 +344,14 @@ def _has_file(value: Any) -> bool:
     return _stream_of(value) is not None or any(map(_has_file, _inner(value).values()))
 
 
-def _digested(value: Any, own: Collection[type]) -> Any:
-    """An argument whose files are their bytes, less what the application has a codec for."""
+def _digest_value(value: Any, own: Collection[type]) -> Any:
+    """An argument with files replaced by their bytes, except types that the application has a codec for."""
     if not _has_file(value) or (type(value) in own and not isinstance(value, Some)):
         return value
     stream = _stream_of(value)
     if stream is not None:
         return _digest(stream)
-    made = {place: _digested(each, own) for place, each in _inner(value).items()}
+    made = {place: _digest_value(each, own) for place, each in _inner(value).items()}
     if isinstance(value, Some):
         return Some(made["value"])
     if isinstance(value, (list, tuple)):
@@ -390,21 +390,21 @@ class _FieldCall:
         self.failed: BaseException | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """What the command is called with. Raises ConfigurationError where the field is no command here."""
+        """The command's arguments. Raises ConfigurationError if the field is not a command here."""
         where = self.info.path
         if self.info.operation.operation.value != "mutation":
             raise ConfigurationError(
-                f"{self.info.field_name} was asked for in a {self.info.operation.operation.value}: it is a command, "
-                "which belongs below Mutation"
+                f"{self.info.field_name} was called in a {self.info.operation.operation.value}: it is a command, and "
+                "belongs under Mutation"
             )
         parent: object = None
         if self.extension.parent is not None:
             parent = self.extension.parent(self.source)
         elif where.prev is not None:
             raise ConfigurationError(
-                f"{self.info.field_name} stands below another field, whose arguments would not count: say with parent= "
-                "what tells its parents apart (parent=lambda account: account.id), or that nothing does "
-                "(parent=lambda namespace: None)"
+                f"{self.info.field_name} is below another field, whose arguments would not count: give parent= a "
+                "function that distinguishes its parents (parent=lambda account: account.id), or one that returns "
+                "None (parent=lambda namespace: None)"
             )
         return {_CALL: self, _PARENT: parent, **self.extension.counted(self.kwargs)}
 
@@ -441,7 +441,7 @@ class _FieldCall:
         setattr(self.info, _PERMIT, permit)  # Strawberry makes an Info for each resolving of each field
 
     def error_of(self, error: SemelError) -> Exception:
-        """What the field raises: the resolver's own error and the developer's as they are, a verdict as GraphQL's."""
+        """The field's error: the resolver's own or the developer's unchanged, a verdict as a GraphQL error."""
         if error is self.failed:
             return error
         atomic = self.extension.policy.terms.effects is Effects.ATOMIC
@@ -486,8 +486,8 @@ def _header_key(info: Info, name: str) -> str:
     marks = request if isinstance(request, MutableMapping) else None  # aiohttp's requests take no attributes
     if getattr(request, _USED, False) or (marks is not None and _USED in marks):
         raise InvalidKey(
-            f"this request has one key, in {name}, and another field has taken it: send each of these mutations in a "
-            "request of its own"
+            f"this request has one key, in {name}, and another field has used it: send each of these mutations in a "
+            "separate request"
         )
     if marks is not None:
         marks[_USED] = True

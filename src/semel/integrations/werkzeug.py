@@ -1,4 +1,4 @@
-"""What Flask and Quart have in common: Werkzeug's rules and exceptions, and who is calling without a parameter."""
+"""The shared part of Flask and Quart: Werkzeug's rules and exceptions, and the caller function."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def params_of(request: Any, route: Route, path: str) -> Params:
 def read_caller(caller: Any, tenant: str) -> Callable[[Any], Caller | None]:
     """The function of the environ, or of the scope, that the surface asks. Raises ConfigurationError."""
     if not callable(caller):
-        raise ConfigurationError(f"caller must be a function that says who is calling; it is {caller!r}")
+        raise ConfigurationError(f"caller must be a function that returns the caller; it is {caller!r}")
     if inspect.iscoroutinefunction(caller):
         raise ConfigurationError(
-            f"caller must be a plain function, and {caller.__qualname__} is a coroutine function: await what it needs "
-            "in before_request, and let caller read it from g"
+            f"caller must be a plain function, and {caller.__qualname__} is a coroutine function: await its data in "
+            "before_request, and let caller read them from g"
         )
     Caller(tenant, "anyone")  # the tenant is one
     try:

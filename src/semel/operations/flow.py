@@ -1,4 +1,4 @@
-"""What operations add to the life of a command: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
+"""The operations' part in a command's life: its claim, the end of an ATOMIC unit, lapses, resolutions, a purge.
 
 Every write of an operation's row is in one commit with the record's; see ``operations/tracking``.
 """
@@ -123,7 +123,7 @@ def lapse(store: Store, limit: int) -> Flow[list[Record]]:
 
 
 def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
-    """As the store's; the operation says the same, in the same commit."""
+    """As the store's; updates the operation in the same commit."""
     if not is_kept_by(store):
         return (yield from store.resolve(word))
     operations = OperationRows(store)
@@ -134,12 +134,12 @@ def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
     return reply
 
 
-def _unobserved(so_far: Purged) -> None:
+def _ignore(so_far: Purged) -> None:
     return None
 
 
 def purge_operations(
-    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
+    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore
 ) -> Flow[Purged]:
     """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
     seen = forgotten = 0

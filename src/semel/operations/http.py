@@ -47,7 +47,7 @@ class StatusQuery(NamedTuple):
 
 
 class FoundOperation(NamedTuple):
-    """What there is of one operation of the caller: its record, what outlives it, how far its bulk has come."""
+    """The parts of one operation: its record, its long-lived row, its bulk's progress."""
 
     row: Record | None
     kept: Operation | None
@@ -70,7 +70,7 @@ class _Queries:
         self._store = engine.backend.store
         self._names = names
 
-    def _asked_by_id(self, operation_id: str, request: Mapping[str, Any]) -> StatusQuery | Answer:
+    def _query_by_id(self, operation_id: str, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
@@ -79,7 +79,7 @@ class _Queries:
             return self._problem(BAD_QUERY, "An operation id is a UUID, such as the last part of an operation's link.")
         return StatusQuery(caller, "id", (raw,))
 
-    def _asked_by_key(self, query: bytes, request: Mapping[str, Any]) -> StatusQuery | Answer:
+    def _query_by_key(self, query: bytes, request: Mapping[str, Any]) -> StatusQuery | Answer:
         caller = self._caller(request)
         if isinstance(caller, Answer):
             return caller
@@ -107,7 +107,7 @@ class _Queries:
         )
 
     def _look(self, asked: StatusQuery) -> Flow[list[FoundOperation]]:
-        """What there is under these names, of this caller alone: one run of the driver, whatever is asked for."""
+        """Find this caller's operations with these names, in one run of the driver."""
         store = self._store
         seen: list[tuple[Record | None, Operation | None]] = []
         if asked.what == "key":
@@ -129,7 +129,7 @@ class _Queries:
             found.append(FoundOperation(row, kept, progress))
         return found
 
-    def _told(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
+    def _answer_found(self, asked: StatusQuery, found: list[FoundOperation]) -> Answer:
         """The status of the only operation of this caller that has one of these names."""
         if len(found) > 1:
             several = ", ".join(sorted({told.operation for row, kept, _ in found if (told := row or kept) is not None}))
@@ -138,7 +138,7 @@ class _Queries:
             )
         return self._status(*(found[0] if found else (None, None, None)))
 
-    def _failed(self, error: SemelError) -> Answer:
+    def _answer_failure(self, error: SemelError) -> Answer:
         self._surface.outage.tell(error)
         return self._surface.problems.of_error(error)
 
@@ -158,7 +158,7 @@ class _Queries:
             return self._surface.problems.of_verdict(Unreadable(id if isinstance(id, bytes) else bytes(16), "corrupt"))
         now = self._core.store_time()
         headers = [_JSON, _NO_STORE]
-        document = _remembered(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
+        document = _operation_document(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:
             document["businessReference"] = kept.business_ref
         if progress is not None:
@@ -189,12 +189,12 @@ class Operations(_Queries):
         self._engine = engine
 
     async def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
-        """The status of one operation; ``request`` is what the surface's ``caller`` function reads."""
-        return await self._answer(self._asked_by_id(operation_id, request), request)
+        """The status of one operation; the ``caller`` function reads ``request``."""
+        return await self._answer(self._query_by_id(operation_id, request), request)
 
     async def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """The status of the command with ``?key=…`` or ``?reference=…``; ``&operation=…`` where there are several."""
-        return await self._answer(self._asked_by_key(query, request), request)
+        return await self._answer(self._query_by_key(query, request), request)
 
     async def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
@@ -202,9 +202,11 @@ class Operations(_Queries):
         try:
             found = await self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
-            return self._failed(error)
-        allowed = [each for each in found if await self._surface.allows_async(request, _wanted(each, asked.caller))]
-        return self._told(asked, allowed)
+            return self._answer_failure(error)
+        allowed = [
+            each for each in found if await self._surface.allows_async(request, _make_wanted(each, asked.caller))
+        ]
+        return self._answer_found(asked, allowed)
 
 
 class SyncOperations(_Queries):
@@ -216,11 +218,11 @@ class SyncOperations(_Queries):
 
     def by_id(self, operation_id: str, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_id`."""
-        return self._answer(self._asked_by_id(operation_id, request), request)
+        return self._answer(self._query_by_id(operation_id, request), request)
 
     def by_key(self, query: bytes, request: Mapping[str, Any]) -> Answer:
         """As :meth:`Operations.by_key`."""
-        return self._answer(self._asked_by_key(query, request), request)
+        return self._answer(self._query_by_key(query, request), request)
 
     def _answer(self, asked: StatusQuery | Answer, request: Mapping[str, Any]) -> Answer:
         if isinstance(asked, Answer):
@@ -228,12 +230,12 @@ class SyncOperations(_Queries):
         try:
             found = self._engine.perform("operation", lambda: self._look(asked))
         except NO_STORE as error:
-            return self._failed(error)
-        allowed = [each for each in found if self._surface.allows(request, _wanted(each, asked.caller))]
-        return self._told(asked, allowed)
+            return self._answer_failure(error)
+        allowed = [each for each in found if self._surface.allows(request, _make_wanted(each, asked.caller))]
+        return self._answer_found(asked, allowed)
 
 
-def _wanted(found: FoundOperation, caller: Caller) -> Wanted:
+def _make_wanted(found: FoundOperation, caller: Caller) -> Wanted:
     told = found.row or found.kept
     assert told is not None
     return Wanted(told.operation, caller)
@@ -243,7 +245,7 @@ def _is_of(told: Record | Operation, caller: Caller) -> bool:
     return (told.tenant, told.caller) == (caller.tenant, caller.id)
 
 
-def _remembered(kept: Operation) -> dict[str, Any]:
+def _operation_document(kept: Operation) -> dict[str, Any]:
     """An operation whose key is forgotten, as its own caller may see it."""
     document: dict[str, Any] = {
         "operationId": uuid_text(kept.operation_id),
@@ -297,7 +299,7 @@ class OperationsApp:
         self._operations = operations
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``: what the codes mean."""
+        """Serve ``GET /{id}``, ``GET /?key=…``, ``GET /?reference=…``, and ``GET /problems``, the page of codes."""
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return

@@ -36,7 +36,7 @@ def is_reference(text: object) -> bool:
 
 
 def check_reference(text: object) -> None:
-    """Raise PolicyError where a value is no business reference, naming what is one."""
+    """Raise PolicyError for an invalid business reference, with the valid form."""
     if not is_reference(text):
         told = ascii(text[:40]) if isinstance(text, str) else type(text).__name__
         raise PolicyError(
@@ -47,7 +47,7 @@ def check_reference(text: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a name is in a request.
+    """The place of a name in a request.
 
     >>> Source.of("key_from", "body:/order/id").find((), b'{"order": {"id": 42}}')
     '42'
@@ -63,7 +63,7 @@ class Source:
 
     @classmethod
     def of(cls, option: str, given: object) -> Source:
-        """What an option says. Raises PolicyError."""
+        """Parse an option. Raises PolicyError."""
         found = _SOURCE(given) if isinstance(given, str) else None
         if found is None:
             raise PolicyError(f"{option} must be {_HOW}; it is {given!r}")
@@ -115,7 +115,7 @@ class Source:
         return values[0] if values else None
 
     def key(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str:
-        """What is there, as the command's key. Raises MissingKey, InvalidKey and InvalidBody, naming what to send."""
+        """Read the command's key. Raises MissingKey, InvalidKey and InvalidBody, naming what to send."""
         found = self.find(params, body, media_type)
         if found is None:
             raise MissingKey(f"This operation takes its key from the {self.text}, which is missing; send it.")
@@ -126,7 +126,7 @@ class Source:
         return found
 
     def reference(self, params: Iterable[tuple[str, str]], body: bytes, media_type: str = "") -> str:
-        """What is there, as the business reference. Raises InvalidBody, naming what to send."""
+        """Read the business reference. Raises InvalidBody, naming what to send."""
         found = self.find(params, body, media_type)
         if found is None:
             raise InvalidBody(f"The {self.text} is this command's business reference, and it is missing; send it.")
@@ -139,7 +139,7 @@ class Source:
 
 
 def sources(key_from: str | None, reference_from: str | None) -> tuple[Source | None, Source | None]:
-    """Where key and reference are; None for what is not declared. Raises PolicyError."""
+    """The places of key and reference; None if undeclared. Raises PolicyError."""
     reference = None if reference_from is None else Source.of("reference_from", reference_from)
     if key_from == REFERENCE:
         if reference is None:

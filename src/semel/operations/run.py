@@ -1,4 +1,4 @@
-"""Looking an execution up by one of its names, from Python: its id, or what the business calls it."""
+"""Look up an execution from Python, by its id or its business reference."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _find(store: Store, secret: bytes | None, name: str | Reference) -> Flow[Exe
 
 
 def told(record: Record | None, operation: Operation | None) -> Execution | None:
-    """What a record and what outlives it say together: the record is asked first."""
+    """An execution from its record and its long-lived row; the record has priority."""
     first: Record | Operation | None = operation if record is None else record
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""Operations: what was executed, remembered for longer than its key, and who has a business reference.
+"""Operations: executions that are remembered longer than their keys, and the owners of business references.
 
 Each flow is part of a transaction that somebody else began: that of the claim, or of whatever settles the record.
 A row tells what its record says (``mirror`` copies it), so that it is still told when the record is forgotten.
@@ -27,7 +27,7 @@ class SeenOperation(NamedTuple):
 
 
 class PurgedOperations(NamedTuple):
-    """What one chunk of a purge did, as :class:`~semel.core.model.Purged`; the next begins behind an operation id."""
+    """The result of one chunk of a purge, as :class:`~semel.core.model.Purged`, with the id after which to continue."""
 
     scanned: int
     answers_dropped: int
@@ -46,7 +46,7 @@ class OperationRows:
         self._sql = self._dialect.statements("operations")
 
     def together(self) -> Flow[None]:
-        """What follows is committed as one."""
+        """Commit the rest of the flow as one."""
         yield from self._dialect.together()
 
     # --- with the claim ---------------------------------------------------------------------
@@ -154,7 +154,7 @@ class OperationRows:
         return SeenOperation(cast(int, now), Operation._make(cast("list[int]", columns)))
 
     def purge(self, after: bytes, chunk: int) -> Flow[PurgedOperations]:
-        """Forget what is over in one chunk."""
+        """Delete one chunk of expired operations."""
         window: Values = {"after": after, "chunk": chunk, "grace": PURGE_GRACE_US}
         rows = yield from self._dialect.rows(self._sql["window"], window)
         due = [cast(bytes, id) for id, over in rows if over]

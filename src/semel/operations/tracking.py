@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from semel.core.contract import Store
-from semel.core.decide import DOUBTS, Situation, lapsed_situation
+from semel.core.decide import DOUBTS, Situation, classify_lapsed
 from semel.core.flow import Ask, Flow
 from semel.core.model import (
     Claim,
@@ -55,21 +55,21 @@ class TrackingStore:
         return getattr(self._store, verb)
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        """As the store's, one claim at a time: whoever meets another's reference commits nothing.
+        """As the store's, one claim at a time: a claim whose reference is in use commits nothing.
 
         Raises Held.
         """
         yield from self.operations.together()
         [claim] = claims
         [verdict] = yield from self._store.claim(claims)
-        return [(yield from self._kept(claim, verdict))]
+        return [(yield from self._keep(claim, verdict))]
 
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         """As the store's. Raises Held: then the transaction must be rolled back."""
         verdict = yield from self._store.claim_here(claim)
-        return (yield from self._kept(claim, verdict))
+        return (yield from self._keep(claim, verdict))
 
-    def _kept(self, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
+    def _keep(self, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
         kept = claim.kept
         if kept is None or not isinstance(verdict, Proceed):
             return verdict
@@ -109,7 +109,7 @@ class TrackingStore:
 
 
 def verdict_of(holder: SeenOperation, record: Record | None, claim: Claim) -> Verdict | None:
-    """What the operation that has a reference means to another command with the same one; None: nothing any more.
+    """The verdict for another command with a reference that is in use; None if it is free again.
 
     Its record tells, while there is one. Another caller learns that it is taken, and nothing else.
     """
@@ -137,7 +137,7 @@ def _open(record: Record, id: bytes, now: int) -> Verdict:
     left = record.lease_until - now
     if left > 0 or record.state == State.CLAIMED:
         return InProgress(id, max(0, left), own=False)
-    lapsed = lapsed_situation(record, now)
+    lapsed = classify_lapsed(record, now)
     if lapsed is Situation.IDEMPOTENT_LAPSED:
         return InProgress(id, 0, own=False)
     return OutcomeUnknown(id, DOUBTS.get(lapsed, "lapsed"))

@@ -1,4 +1,4 @@
-"""What an event of the outbox is, as a value. What may be one is said in ``outbox/rules.py``."""
+"""An outbox event as a value. ``outbox/rules.py`` defines the valid ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """A message to the world, written in the transaction of what it tells."""
+    """A message for other systems, written in its effect's transaction."""
 
     id: str  # a UUID: the same for every run of the same execution
     topic: str

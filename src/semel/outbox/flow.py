@@ -1,4 +1,4 @@
-"""What a relay does with a batch, decided without doing it: waves that keep the order, and what becomes of a refusal.
+"""A relay's handling of a batch, decided without IO: waves that keep the order, and the treatment of refusals.
 
 Events of one aggregate go one after another: the next is sent when the one before it was acknowledged. So the first
 arrival of each at the broker is in order, whoever else publishes the same events at the same time.
@@ -34,7 +34,7 @@ class Batch:
             self._chains.setdefault(_about(each), deque()).append(each)
 
     def wave(self) -> list[Waiting]:
-        """What may be sent now: the next event of each aggregate. Empty at the end."""
+        """The events that may be sent now: the next of each aggregate. Empty at the end."""
         return [chain[0] for chain in self._chains.values()]
 
     def arrived(self, event: Waiting) -> None:
@@ -83,7 +83,7 @@ class Away:
         asked: Mapping[str, float] = MappingProxyType({}),
         most: float = OUTAGE_SECONDS_MAX,
     ) -> bool:
-        """What a batch has shown of its topics; whether those that are away are passed over from here on.
+        """Record a batch's results by topic; returns whether to skip unavailable topics from now on.
 
         Not so where one of their events did arrive: then something smaller is away, such as a partition. What comes
         back brings the others' next try forward, since the whole broker may be back. ``slow`` topics are passed over in
@@ -108,7 +108,7 @@ class Away:
         return [topic for topic in self.topics if self._topics[topic][1] > now]
 
     def wait_seconds(self, now: float) -> float:
-        """How long until the next of them is tried; infinite where there is none."""
+        """The time until the next skipped topic is tried; infinite if there is none."""
         return max(0.0, min((until for _, until, _ in self._topics.values()), default=inf) - now)
 
 
@@ -117,7 +117,8 @@ def _about(each: Waiting) -> tuple[str, str]:
 
 
 def event_wait_seconds(tries: int, jitter: float, waits: Sequence[float] = ()) -> float:
-    """How long an event waits that was refused so many times before; ``jitter`` from 0 to 1; ``waits`` a sink's own.
+    """The pause before the next try of an event with this many refusals; ``jitter`` from 0 to 1; ``waits`` a sink's
+    own.
 
     >>> event_wait_seconds(0, 1.0), event_wait_seconds(3, 1.0), event_wait_seconds(30, 1.0)
     (1.0, 8.0, 600.0)
@@ -130,7 +131,7 @@ def event_wait_seconds(tries: int, jitter: float, waits: Sequence[float] = ()) -
 
 
 def outage_wait_seconds(times: int, jitter: float, most: float = OUTAGE_SECONDS_MAX) -> float:
-    """How long a relay leaves a broker alone that could not be reached so many times in a row.
+    """The pause after a broker could not be reached this many times in a row.
 
     >>> outage_wait_seconds(0, 1.0), outage_wait_seconds(9, 1.0)
     (0.1, 15.0)

@@ -1,4 +1,4 @@
-"""Which relay delivers which lanes: leased, so that a dead relay's are taken over, and shared out evenly.
+"""Assign partitions to relays: leased, so that another relay takes over a dead one's, and evenly shared.
 
 Lanes save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
 Relays that find nothing to do hold none, and take turns to look whether there is something.
@@ -26,7 +26,7 @@ class Lanes:
         self._sql = dialect.statements(NOUN)
 
     def attend(self, holder: str, lease_us: int, *, bell: bool) -> Flow[int]:
-        """Be there, keep what is this relay's, take what is its share; the lanes it holds now, a bit for each.
+        """Register, renew this relay's partitions and take its share; returns the ones it holds, a bit for each.
 
         Parameters: ``holder`` this relay's own name; ``bell`` whether it listens.
         """
@@ -50,20 +50,20 @@ class Lanes:
         return [cast(int, lane) for (lane,) in rows]
 
     def leave(self, holder: str, lease_us: int) -> Flow[None]:
-        """Be gone, and leave everything to others. Those that were not heard of for ten leases are forgotten, too."""
+        """Unregister and release everything. Also deletes relays that were silent for ten leases."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["sign_off"], {"holder": holder})
         yield from self._dialect.write(self._sql["forget"], {"lease": lease_us})
 
     def retire(self, holder: str) -> Flow[None]:
-        """Leave everything to others for as long as there is nothing to do; what was told of the bell stays."""
+        """Release everything while idle; the registration for notifications remains."""
         yield from self._dialect.together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
 
     def free(self) -> Flow[int]:
-        """How many partitions no relay holds."""
+        """The number of partitions that no relay holds."""
         [(lanes,)] = yield from self._dialect.rows(self._sql["free"], {})
         return cast(int, lanes)
 

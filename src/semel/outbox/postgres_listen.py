@@ -1,4 +1,4 @@
-"""Listening to the outbox's bell on PostgreSQL: one connection of its own, in LISTEN.
+"""Listen for outbox notifications on PostgreSQL, on a separate connection.
 
 It only saves waiting: a relay that hears nothing looks all the same, less often. Behind a pooler in transaction mode
 nothing is ever heard.

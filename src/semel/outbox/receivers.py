@@ -46,7 +46,7 @@ _PATTERN: Final = re.compile(r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(\.\*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiver:
-    """Who gets webhooks, and of which topics.
+    """A receiver of webhooks, and its topics.
 
     Parameters: ``name`` 1 to 64 letters, digits, ``-`` and ``_``: what it has not got yet is kept under this name;
     ``url`` https://, or http:// where ``private``; ``secret`` at least 24 bytes, or two while it is rotated; ``topics``
@@ -135,7 +135,7 @@ class Receivers:
         self._lines = {name: _Line((connect or webhook_of)(each)) for name, each in self.receivers.items()}
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """Copy what is new, and deliver copies: each receiver's beside the others'."""
+        """Copy new events, and deliver the copies of all receivers concurrently."""
         ends = asyncio.get_running_loop().time() + self._wait_seconds
         replies: dict[str, Reply] = {}
         new: list[Event] = []
@@ -186,14 +186,16 @@ class Receivers:
 
 
 class _Line:
-    """The deliveries of one receiver. One that takes longer than a call waits goes on, and is asked for again."""
+    """The deliveries of one receiver. A delivery that outlasts a call continues, and a later call collects it."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._flights: dict[str, asyncio.Task[Reply]] = {}  # by the copy's id
 
     async def deliver(self, copies: Sequence[Event], ends: float) -> dict[str, Reply]:
-        """What became of each until ``ends``, by the loop's time. The first that is not reached spares those behind."""
+        """The outcome of each delivery until ``ends``, by the loop's time. After one unreachable call, the rest are
+        skipped.
+        """
         time = asyncio.get_running_loop().time
         replies: dict[str, Reply] = {}
         away: Unreached | None = None
@@ -240,7 +242,7 @@ class _Line:
 
 
 def copy_for(name: str, event: Event) -> Event:
-    """An event's copy for one receiver, with an id, a topic and an aggregate of its own.
+    """An event's copy for one receiver, with its own id, topic and aggregate.
 
     >>> event = Event("0", "orders", "orders", "order", "7", b"{}", (), "", None)
     >>> copy_for("shop", event).topic, copy_for("shop", event).aggregate_id, as_it_was(copy_for("shop", event)) == event
@@ -293,7 +295,7 @@ def webhook_of(receiver: Receiver) -> Sink:
 
 
 class Replayed(NamedTuple):
-    """What :func:`replay_to` has found: events that were copied now, had their copy, or came too late for their order.
+    """The result of :func:`replay_to`: events copied now, copied before, or too late for their order.
 
     ``oldest_us``: when the oldest event was written that the outbox still has, in µs since 1970; None: it has none.
     """
@@ -392,7 +394,9 @@ def read_receivers(
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error}") from None
     if len({each.name for each in found}) < len(found):
-        raise ConfigurationError(f"{path}: two receivers have one name; what one has not got yet is kept under it")
+        raise ConfigurationError(
+            f"{path}: two receivers have the same name; each one's undelivered events are stored under its name"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Events: what may be one, how its payload becomes bytes, its id, its lane.
+"""The rules of events: validity, payload encoding, id and partition.
 
 An event's id is derived from the record, its generation, a name and an ordinal, so that it is the same for every run of
 the same execution: consumers tell repetitions by it. Topics keep to what every broker takes.
@@ -105,9 +105,9 @@ def make_event(
     return Event(
         id,
         topic,
-        named("type", topic if type is None else type),
-        named("aggregate's type", aggregate[0]),
-        named("aggregate's id", aggregate[1]),
+        check_text("type", topic if type is None else type),
+        check_text("aggregate's type", aggregate[0]),
+        check_text("aggregate's id", aggregate[1]),
         raw,
         _headers(topic, headers or {}, content_type),
         tenant,
@@ -115,7 +115,7 @@ def make_event(
     )
 
 
-def named(what: str, text: object) -> str:
+def check_text(what: str, text: object) -> str:
     """A text that brokers and databases take as it is. Raises PolicyError."""
     if not isinstance(text, str) or not 0 < len(text) <= NAME_LETTERS_MAX or _UNPRINTABLE.search(text):
         raise PolicyError(

@@ -80,7 +80,7 @@ class Outbox:
         return event.id
 
     def depth(self) -> Depth:
-        """How many events wait, how many are parked, and for how long the oldest has been waiting (microseconds)."""
+        """The number of waiting and parked events, and the age of the oldest waiting one (microseconds)."""
         return self._engine.perform("events", self._events.depth)
 
 
@@ -146,12 +146,12 @@ class Emission:
             raise PolicyError(f"the ordinal of the event {known!a} is a whole number from 0; it is {ordinal!a}")
         if (known, ordinal) in self.events:
             raise PolicyError(
-                f"this execution has emitted an event named {known!a} with ordinal {ordinal} already, and they would "
-                "have one id; give each an ordinal of its own (ordinal=1, 2, …) that is the same whenever the handler "
-                "runs, or a name"
+                f"this execution has emitted an event named {known!a} with ordinal {ordinal} already, and both would "
+                "have the same id; give each its own ordinal (ordinal=1, 2, …) that is the same in every run of the "
+                "handler, or a name"
             )
         if len(self.events) >= EVENTS_MAX:
-            raise PolicyError(f"one execution emits at most {EVENTS_MAX} events; emit one that says where the rest is")
+            raise PolicyError(f"one execution emits at most {EVENTS_MAX} events; emit one that refers to the rest")
         about = ("operation", uuid_text(self._operation_id)) if aggregate is None else aggregate
         event = make_event(
             event_id(*self._of, known, ordinal),
@@ -167,7 +167,7 @@ class Emission:
         return event.id
 
     def with_events(self, word: Settlement) -> Settlement:
-        """The settlement that writes them, where it is a success; what is refused or unknown tells nobody anything."""
+        """The settlement with its events, if it is a success; a refused or unknown outcome publishes none."""
         if not self.events or word.state is not State.SUCCEEDED:
             return word
         return word._replace(events=tuple(self.events.values()))

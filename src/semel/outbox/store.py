@@ -1,4 +1,4 @@
-"""The outbox in a SQL store: events are written in the transaction of what they tell, read in order, marked, forgotten.
+"""The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
 
 Nothing here is fenced, and need not be: that an event was published is true whoever says so, and what a relay does to
 one that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.
@@ -15,9 +15,9 @@ from semel.core.model import Settled, Settlement, Settling
 from semel.outbox.event import Event, Waiting
 from semel.outbox.rules import GONE, lane_of, pack_headers, unpack_headers
 from semel.stores.mariadb.requests import SettleAnd
-from semel.stores.sql.damage import damage_of, mended
+from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
-from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, composed
+from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, compose
 
 NOUN: Final = "events"
 REASON_LETTERS_MAX: Final = 500
@@ -25,7 +25,7 @@ _SETTLED: Final = "SELECT 1 / count(*), bool_and(outermost) FROM settled"
 
 
 class Depth(NamedTuple):
-    """How full an outbox is."""
+    """The number of events in an outbox."""
 
     waiting: int
     parked: int
@@ -33,7 +33,7 @@ class Depth(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an event is, without its payload."""
+    """An event's state, without its payload."""
 
     seq: int
     id: str
@@ -57,7 +57,7 @@ class Events:
     def due(
         self, lanes: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
     ) -> Flow[list[Waiting]]:
-        """What may be published now, in order.
+        """The events that may be published now, in order.
 
         Parameters: ``lanes`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
         ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
@@ -75,7 +75,7 @@ class Events:
 
     def postpone(self, seq: int, wait_us: int, reason: str) -> Flow[int]:
         """The broker refused it: to be tried again in so many microseconds."""
-        params: Values = {"seq": seq, "wait": wait_us, "reason": shortened(reason)}
+        params: Values = {"seq": seq, "wait": wait_us, "reason": shorten(reason)}
         return (yield from self.dialect.write(self._sql["postpone"], params))
 
     def park(self, event: str | int, reason: str) -> Flow[bool]:
@@ -83,14 +83,14 @@ class Events:
 
         Parameters: ``event`` its id, or its place (``Waiting.seq``): the id of a damaged one may be damaged, too.
         """
-        return (yield from self._change("park", event, {"reason": shortened(reason)}))
+        return (yield from self._change("park", event, {"reason": shorten(reason)}))
 
     def retry(self, event: str | int) -> Flow[bool]:
         """Try a parked event again; False where it is not parked. ``event`` as of :meth:`park`."""
         return (yield from self._change("retry", event, {}))
 
     def drop(self, event: str | int) -> Flow[bool]:
-        """Give a parked event up for good; False where it is not parked. ``event`` as of :meth:`park`."""
+        """Drop a parked event; False if it is not parked. ``event`` as in :meth:`park`."""
         return (yield from self._change("drop", event, {}))
 
     def _change(self, name: str, event: str | int, params: Values) -> Flow[bool]:
@@ -101,7 +101,7 @@ class Events:
         return (yield from self.dialect.write(self._sql[name], {**params, "id": event})) == 1
 
     def find(self, after: int, limit: int, *, parked: bool, topic: str | None = None) -> Flow[list[Waiting]]:
-        """A page of what is not published, oldest first; ``after`` a seq; ``parked`` and ``topic`` those alone."""
+        """A page of unpublished events, oldest first; ``after`` a seq; only ``parked`` ones, or one ``topic``."""
         params: Values = {"after": after, "limit": limit, "parked": int(parked), "topic": topic}
         rows = yield from self.dialect.rows(self._sql["find"], params)
         return [_waiting(row) for row in rows]
@@ -112,18 +112,18 @@ class Events:
         return [Place(*cast("tuple[int, str, str, str, str, int]", row)) for row in rows]
 
     def past(self, after: int, limit: int) -> Flow[list[Waiting]]:
-        """A page of what is published and not forgotten yet, oldest first; ``after`` a seq."""
+        """A page of published events that are still stored, oldest first; ``after`` a seq."""
         rows = yield from self.dialect.rows(self._sql["past"], {"after": after, "limit": limit})
         return [_waiting(row) for row in rows]
 
     def depth(self) -> Flow[Depth]:
-        """How full it is. Looks at every event that is not published."""
+        """Count the unpublished events. Reads all of them."""
         [row] = yield from self.dialect.rows(self._sql["depth"], {})
         now, waiting, parked, oldest = cast("tuple[int, int, int, int | None]", row)
         return Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)  # it may be damaged
 
     def topics(self, limit: int) -> Flow[list[tuple[str, Depth]]]:
-        """How full it is by topic, the topic whose oldest event waits longest first. Looks at every waiting event."""
+        """Count the unpublished events by topic, the one with the oldest event first. Reads all of them."""
         rows = yield from self.dialect.rows(self._sql["topics"], {"limit": limit})
         found = cast("list[tuple[int, str, int, int, int | None]]", rows)
         return [
@@ -146,12 +146,12 @@ def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
     return (yield from Events(dialect).write(events)) if events else 0
 
 
-def settled_with_events(
+def settle_with_events(
     dialect: Dialect,
     settle: Callable[[Sequence[Settlement]], Flow[list[Settling]]],
     settlements: Sequence[Settlement],
 ) -> Flow[list[Settling]]:
-    """Settle, and write the events of what stands, in one commit."""
+    """Settle, and write the events of the successful settlements, in one commit."""
     emitting = any(word.events for word in settlements)
     if emitting:
         yield from dialect.together()
@@ -196,7 +196,7 @@ def _settling_and_writing(settle: Statement) -> Statement:
             "SELECT 1 / (SELECT count(*) FROM settled), (SELECT bool_and(outermost) FROM settled), "
             "(SELECT count(*) FROM rung)"
         )
-        statement = _COMPOSED[settle.text] = composed(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
+        statement = _COMPOSED[settle.text] = compose(f"{settle.name}_and_emit", f"{settling},\n{emitting}\n{ends}")
     return statement
 
 
@@ -239,7 +239,7 @@ def _waiting(row: Row) -> Waiting:
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=False))
     damage = damage_of(NOUN, values)
     if damage is not None:
-        values = mended(NOUN, values)
+        values = repair(NOUN, values)
     event = Event(
         values["id"],
         values["topic"],
@@ -263,7 +263,7 @@ def _waiting(row: Row) -> Waiting:
     )
 
 
-def shortened(reason: str) -> str:
-    """A reason that fits into a line, without what no store can keep."""
+def shorten(reason: str) -> str:
+    """Shorten a reason to one line, without characters that stores cannot encode."""
     text = " ".join(reason.encode("utf-8", "replace").decode().replace("\x00", "").split())
     return text if len(text) <= REASON_LETTERS_MAX else f"{text[: REASON_LETTERS_MAX - 1]}…"

@@ -184,7 +184,7 @@ class Relay:
         return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
 
     async def _turn(self, away: Collection[str]) -> int:
-        """Read a batch past the topics that are away, publish it, mark it; how many were published."""
+        """Read a batch without the unavailable topics, publish and mark it; returns the number published."""
         self._met, self._full, self._struck, self._put_away, self._walk_seconds = 0, False, False, False, 0.0
         mask, limit, size, hold = self._mask, self._batch, self._batch_bytes, self._hold
         if not mask:
@@ -250,7 +250,7 @@ class Relay:
             self.outage = outage
 
     async def _deliver_readable(self, wave: Sequence[Waiting]) -> list[Reply]:
-        """Deliver a wave, less what must not be: that is parked at once, and the others go on."""
+        """Deliver a wave. Events that must not be sent are parked first, and do not stop the others."""
         await self._look_at_disabled(wave)
         refused = [self._refusal(each) for each in wave]
         taken = [each.event for each, reply in zip(wave, refused, strict=True) if reply is None]
@@ -272,8 +272,8 @@ class Relay:
         return self._disables == "sink" and any(receiver_of(each) is None for each in self._disabled)
 
     def _refusal(self, each: Waiting) -> Refused | None:
-        """Why an event must not reach the sink: it is damaged, its endpoint is disabled, or it is a copy for a receiver
-        that this sink has not.
+        """The reason that an event must not reach the sink: damaged, disabled endpoint, or a copy for an unknown
+        receiver.
 
         A broker would get such a copy as an event of its own, under its own id, and the receiver never.
         """
@@ -393,7 +393,7 @@ class Relay:
         return is_due(turn)
 
     async def _may_go_on(self) -> bool:
-        """Whether an idle relay is needed: it was called, hears of events that nobody sees to, or finds some."""
+        """Whether an idle relay is needed: after a notification, for unattended events, or for events it finds."""
         now = self._time()
         needed, self._called = self._called, False
         if not needed and self._heard_at is not None and self._heard_at <= now:
@@ -421,7 +421,7 @@ class Relay:
         return True
 
     def _idle_seconds(self) -> float:
-        """How long an idle relay rests where it hears nothing."""
+        """The pause of an idle relay without notifications."""
         ends = self._turn_at if self._heard_at is None else min(self._turn_at, self._heard_at)
         return 0.0 if self._called else max(0.0, ends - self._time())
 
@@ -459,7 +459,7 @@ class Relay:
         self._woken.set()
 
     async def run(self) -> None:
-        """Relay until :meth:`stop`. A store or a broker that is away is waited for, and nothing is lost meanwhile."""
+        """Relay until :meth:`stop`. Waits for an unavailable store or broker, and loses nothing meanwhile."""
         loop = asyncio.get_running_loop()
         bell = None
         if self._bell_server is not None:
@@ -569,7 +569,7 @@ class Relay:
         observer.event("events_oldest_seconds", depth.oldest_us / 1_000_000, {}, {})
 
     async def sweep(self) -> int:
-        """Forget what was published longer ago than ``keep_seconds``; how many. Raises StoreError."""
+        """Delete events published longer ago than ``keep_seconds``; returns their number. Raises StoreError."""
         gone = 0
         while True:
             began = time.monotonic()
@@ -581,7 +581,7 @@ class Relay:
 
 
 class _Looks:
-    """What the turns of a relay are taken of (``core.contract.TakesTurns``): what is due are events, not records."""
+    """The turns of a relay (``core.contract.TakesTurns``), taken for due events instead of records."""
 
     def __init__(self, take: Callable[[str, int | None, int], Flow[Turn]]) -> None:
         self._take = take

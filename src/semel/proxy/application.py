@@ -19,7 +19,7 @@ from semel.http.problems import INVALID_BODY, MISSPELLED, NOT_PASSED, Problems
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.spelling import normal_segments
 from semel.proxy.configuration import GRACE_SECONDS, Proxied, UpstreamOrigin
-from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, nominated
+from semel.proxy.upstream import HOP_BY_HOP, Cut, NotForwarded, Pairs, Upstream, connection_headers
 from semel.workers.health import READY, Check, HealthServer
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -41,7 +41,7 @@ class Front:
         self._problems = Problems()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one connection, as ASGI requires."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1011})
             return
@@ -73,7 +73,7 @@ class Front:
         raise NotImplementedError
 
     def _refusal(self, scope: Scope) -> Answer | None:
-        """Why a request is not passed on by its form: two servers could read it in two ways."""
+        """The reason to refuse a malformed request: two servers could parse it differently."""
         headers: Pairs = scope["headers"]
         names = [name for name, _ in headers]
         method, path = scope["method"].upper(), scope.get("raw_path") or b"/"
@@ -89,7 +89,7 @@ class Front:
             return self._problems.answer(NOT_PASSED, "This proxy makes no tunnels.")
         if not path.startswith(b"/"):
             return self._problems.answer(MISSPELLED, "The path must start with a slash.")
-        if b"connection" in names and (nominated(headers) - _NOMINATED) & set(names):
+        if b"connection" in names and (connection_headers(headers) - _NOMINATED) & set(names):
             return self._invalid("Connection names a header that the service needs. Leave it out of Connection.")
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in headers):
             return self._problems.answer(NOT_PASSED, "This proxy does not pass on WebSockets.")
@@ -117,11 +117,11 @@ class Front:
 
     @property
     def drain_seconds(self) -> int:
-        """How long the process may take to end, at most."""
+        """The maximum time for the process to end."""
         return GRACE_SECONDS + int(self.command_seconds) + _ENDS_SECONDS
 
     async def drain(self) -> None:
-        """Say what is waited for; after ``GRACE_SECONDS`` end all that is no command."""
+        """Log what shutdown waits for; after ``GRACE_SECONDS`` end everything except commands."""
         running = self.upstream.commands
         commands = ", ".join(f"{count} {name}" for name, count in sorted(running.items()) if count)
         others = len(self.upstream.passing)
@@ -172,7 +172,7 @@ class ProxyApplication(Front):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says what it waits for at its end, and answers probes meanwhile."""
+    """uvicorn that logs what it waits for at shutdown, and keeps answering probes."""
 
     def __init__(self, config: uvicorn.Config, front: Front, health: HealthServer | None) -> None:
         super().__init__(config)
@@ -225,7 +225,7 @@ def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = Non
 
 
 async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:
-    """What a probe is told. A service that is away makes no proxy unready: its replays still come."""
+    """The answer to a probe. An unavailable service does not make the proxy unready: replays still work."""
     told = {} if check is None else dict(await check())
     return {**told, "upstream": "reachable" if await upstream.reach() else "unreachable"}
 

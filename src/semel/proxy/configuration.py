@@ -1,4 +1,4 @@
-"""What ``operations.toml`` says: the operations behind a proxy, who calls them, and how long the upstream may take."""
+"""The configuration in ``operations.toml``: a proxy's operations, their callers, and the upstream's time limits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_configuration(path: str | Path, *, needs_caller: bool = True) -> Proxie
 
 
 def configuration_of(text: str, *, needs_caller: bool = True) -> Proxied:
-    """The configuration that a TOML text says. Raises ConfigurationError.
+    """Parse the configuration's TOML text. Raises ConfigurationError.
 
     >>> found = configuration_of('caller = "none"\\n[[operation]]\\nname = "pay"\\npath = "/payments"')
     >>> found.operations[0].name, found.timeouts
@@ -136,7 +136,7 @@ def _operation(where: str, table: Mapping[str, Any], timeout: float) -> tuple[Op
 
 
 def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
-    """What a 2xx answer means: done where its status is listed, otherwise in doubt."""
+    """The meaning of a 2xx answer: done if its status is listed, otherwise in doubt."""
     if "success" not in table:
         return None
     given = table["success"]
@@ -148,7 +148,7 @@ def _success(where: str, table: Mapping[str, Any]) -> StatusIn | None:
 
 
 def _not_run(where: str, table: Mapping[str, Any]) -> frozenset[int]:
-    """The statuses that prove that the service did nothing. A 408 proves it of no service that nobody has read."""
+    """The statuses that prove that the service did nothing. A 408 proves it only for a known service."""
     given = table.get("not_run", NOT_RUN)
     if not isinstance(given, list | frozenset) or not all(type(each) is int and 400 <= each <= 599 for each in given):
         raise ConfigurationError(
@@ -218,7 +218,7 @@ class _Header:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOrigin:
-    """Where the upstream listens: scheme, host and port, and no path.
+    """The upstream's origin: scheme, host and port, without a path.
 
     >>> UpstreamOrigin.of("http://127.0.0.1:3000")
     UpstreamOrigin(scheme='http', host='127.0.0.1', port=3000)

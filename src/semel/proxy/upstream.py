@@ -74,7 +74,7 @@ class Upstream:
         self._pool = httpcore.AsyncConnectionPool(tls, max_connections=CONNECTIONS_MAX, max_keepalive_connections=0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI says."""
+        """Serve one connection, as ASGI requires."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
@@ -174,7 +174,7 @@ class Upstream:
         origin, query = self._origin, scope.get("query_string", b"")
         target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=origin.scheme, host=origin.host, port=origin.port, target=target)
-        headers = forwarded(scope, origin.authority)
+        headers = request_headers(scope, origin.authority)
         if permit is not None:
             headers += [
                 (b"Semel-Operation", permit.operation_id.encode()),
@@ -184,18 +184,18 @@ class Upstream:
         return _Request(scope["method"], url, headers, receive, seconds, origin.url.encode())
 
 
-def nominated(headers: Pairs) -> set[bytes]:
+def connection_headers(headers: Pairs) -> set[bytes]:
     """The headers that Connection names as those of this connection alone."""
     return {each.strip().lower() for name, value in headers if name == b"connection" for each in value.split(b",")}
 
 
-def forwarded(scope: Scope, authority: str) -> Pairs:
+def request_headers(scope: Scope, authority: str) -> Pairs:
     """The headers that an upstream gets of a request: without those of one connection, and of Semel's own none.
 
     Headers with an underscore are dropped: CGI-like upstreams would take them for those with a hyphen.
     """
     headers: Pairs = scope["headers"]
-    dropped = (HOP_BY_HOP | _FORWARDED | {b"host", b"expect"} | nominated(headers)) - {b"content-length"}
+    dropped = (HOP_BY_HOP | _FORWARDED | {b"host", b"expect"} | connection_headers(headers)) - {b"content-length"}
     kept = [
         (name, value)
         for name, value in headers
@@ -274,7 +274,7 @@ class _Passing:
             extensions=request.extensions,
         ) as response:
             self.started = True
-            head = answered(response.headers, request.origin)
+            head = answer_headers(response.headers, request.origin)
             await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -286,13 +286,13 @@ class _Passing:
             await send_answer(self._send, answer)
 
 
-def answered(headers: Any, origin: bytes) -> Pairs:
+def answer_headers(headers: Any, origin: bytes) -> Pairs:
     """The headers of an upstream's answer that go on: without those of its connection, and with lower-case names.
 
     A link to the upstream's own address becomes one to this host: a client that follows it must not pass us by.
     """
     lower = [(name.lower(), value) for name, value in headers]
-    dropped = HOP_BY_HOP | (nominated(lower) - {b"content-length"})
+    dropped = HOP_BY_HOP | (connection_headers(lower) - {b"content-length"})
     if any(name == b"transfer-encoding" for name, _ in lower):
         dropped |= {b"content-length"}
     return [

@@ -1,11 +1,11 @@
-"""What a reconciler is given: all that is known of one execution whose outcome could not be proven."""
+"""A reconciler's input: everything known about one execution with an unknown outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Operation, Record
 from semel.outbox.event import Event
 from semel.outbox.run import Emission
@@ -38,7 +38,7 @@ class Case:
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
         """The key that the handler gave to this downstream call: as :meth:`Permit.key_for`, to ask by."""
-        return derived_key(self.record.id, self.record.generation, name, ordinal)
+        return derive_key(self.record.id, self.record.generation, name, ordinal)
 
     def emit(
         self,
@@ -59,5 +59,5 @@ class Case:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What was emitted so far."""
+        """The events emitted so far."""
         return tuple(self._emission.events.values())

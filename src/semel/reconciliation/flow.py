@@ -1,4 +1,4 @@
-"""Settling what a reconciler found: the record, its operation, its events and the end of the asking in one commit."""
+"""Settle a reconciler's finding in one commit: the record, its operation, its events and the end of the inquiry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semel.stores.sql.dialect import dialect_of
 
 
 def settle_found(store: Store, word: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
-    """Resolve a record, by compare-and-set on its fence; what was emitted is written only if it succeeded by that."""
+    """Resolve a record by compare-and-set on its fence; writes emitted events only if this settled it as a success."""
     reply = yield from resolve(store, word)
     if isinstance(reply, Resolved):
         yield from write_events(dialect_of(store, "events"), events if reply.state is State.SUCCEEDED else ())
@@ -24,7 +24,7 @@ def settle_found(store: Store, word: Resolution, events: Sequence[Event]) -> Flo
 
 
 def standings(store: Store, records: Sequence[Record]) -> Flow[dict[bytes, Standing]]:
-    """How far the reconciliation of each of these has come, by record id; nothing where a store knows none."""
+    """The reconciliation progress of each of these, by record id; empty for a store without reconciliation."""
     if not is_kept_by(store) or not records:
         return {}
     found = yield from Reconciliations(store).standings([record.id for record in records])

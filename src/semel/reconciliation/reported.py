@@ -46,23 +46,23 @@ def settle_reported(
     cover: Cover | None = None,
     steps: Mapping[str, bool] | None = None,
 ) -> Flow[State]:
-    """Settle an execution by a report; the state that it has then. What was settled the same way stays as it is.
+    """Settle an execution by a report, and return its state. An equal earlier settlement stays unchanged.
 
     Parameters: ``cover`` makes of a report what is to be stored, by its operation's name; ``steps`` of each step that
     had begun whether it happened: the execution ends, also where none of them is in doubt.
 
     Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
-    id = _checked(operation_id, outcome, proof, actor)
-    ends = _checked_steps(outcome, steps)
+    id = _check_report(operation_id, outcome, proof, actor)
+    ends = _check_steps(outcome, steps)
     record, _ = yield from ask(Perform("resolve", lambda: find_operation(store, operation_id=id)))
     if record is None:
-        raise ResolveRefused(f"no record of operation {operation_id}: it was never seen here, or its key is forgotten")
+        raise ResolveRefused(f"no record of operation {operation_id}: it never ran here, or its key has been purged")
     state = state_of(record) if is_sound(record) else None
     if state is None:
         raise RecordUnreadableError("the record is damaged; restore it from a backup", operation_id=operation_id)
     if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
-        return _known(state, outcome, operation_id)
+        return _check_settled(state, outcome, operation_id)
     now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
     return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover, ends))
 
@@ -89,9 +89,9 @@ def _settle(
         step = step_of(record.doubt)
         if step is None:
             raise ResolveRefused(f"no step of operation {operation_id} is in doubt: {record.doubt or 'it runs'}")
-        from semel.steps.run import found_result  # with the forms of results, which nobody else needs here
+        from semel.steps.run import encode_found  # with the forms of results, which nobody else needs here
 
-        result = found_result(step, outcome.result)
+        result = encode_found(step, outcome.result)
     word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)
     if isinstance(word, Again):
         until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
@@ -110,20 +110,20 @@ def _settle(
             raise _early(operation_id, wait_us)
         case MovedOn(None | State.CLAIMED | State.PROCESSING | State.UNKNOWN):
             raise ResolveRefused(
-                f"operation {operation_id} has moved on meanwhile; look it up, and report again",
+                f"operation {operation_id} has changed in the meantime; look it up, and report again",
                 retry_after_seconds=1.0,
             )
         case MovedOn(moved):
             assert moved is not None
-            return _known(moved, outcome, operation_id)
+            return _check_settled(moved, outcome, operation_id)
 
 
-def _known(state: State, outcome: Reported, operation_id: str) -> State:
-    """A report may come twice, and behind the handler's own answer: then it must agree with what is settled."""
+def _check_settled(state: State, outcome: Reported, operation_id: str) -> State:
+    """Check that a repeated report, or one after the handler's answer, agrees with the settled outcome."""
     if state in _AGREES.get(type(outcome), ()):
         return state
     raise ResolveRefused(
-        f"operation {operation_id} is settled as {state.name}, and the report says {type(outcome).__name__}: find out "
+        f"operation {operation_id} is settled as {state.name}, but the report is {type(outcome).__name__}: find out "
         "which is right"
     )
 
@@ -136,21 +136,21 @@ def _early(operation_id: str, wait_us: int) -> ResolveRefused:
     )
 
 
-def _checked_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], ...] | None:
+def _check_steps(outcome: Reported, steps: object) -> tuple[tuple[str, bool], ...] | None:
     if steps is None:
         return None
     if isinstance(outcome, StepSucceeded):
-        raise PolicyError("StepSucceeded lets the execution go on, and steps= ends it: give one of the two")
+        raise PolicyError("StepSucceeded continues the execution, and steps= ends it: give one of the two")
     if not isinstance(steps, Mapping) or not all(
         isinstance(name, str) and isinstance(happened, bool) for name, happened in steps.items()
     ):
         raise PolicyError(
-            f"steps must say of each step whether it happened, such as {{'mail': False}}; it is {steps!r}"
+            f"steps must map each step to whether it happened, such as {{'mail': False}}; it is {steps!r}"
         )
     return tuple(steps.items())
 
 
-def _checked(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
+def _check_report(operation_id: object, outcome: object, proof: object, actor: object) -> bytes:
     id = uuid_bytes(operation_id) if isinstance(operation_id, str) else None
     if id is None:
         raise PolicyError(f"operation_id is a UUID's text, such as permit.operation_id; it is {operation_id!r}")
@@ -162,5 +162,5 @@ def _checked(operation_id: object, outcome: object, proof: object, actor: object
         if not isinstance(text, str) or not text.strip() or len(text) > REASON_LENGTH_MAX:
             raise PolicyError(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters; it is {text!r:.80}")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PolicyError(f"{name} must be valid Unicode; it holds a lone surrogate")
+            raise PolicyError(f"{name} must be valid Unicode; it contains a lone surrogate")
     return id

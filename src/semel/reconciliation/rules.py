@@ -1,4 +1,4 @@
-"""What a reconciler's finding means for an UNKNOWN record: settle it now, or ask again, and when.
+"""The consequence of a reconciler's finding for an UNKNOWN record: settle now, or ask again at a given time.
 
 An early "it did not happen" proves nothing: the holder may still be running, and the other side may still have the call
 in a queue. So it counts from ``quiet_for`` after the deadline on. Pure: times in microseconds of the store's clock.
@@ -21,7 +21,7 @@ REASON_LENGTH_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SucceededWith:
-    """It happened. ``answer`` is what every retry gets (None: it is told so, and that no answer was kept).
+    """It happened. ``answer`` is every retry's answer (None: retries only learn that it was done).
 
     Parameters: ``resource`` type and id of what was made; ``reason`` how it is known, for the audit trail.
     """
@@ -45,7 +45,7 @@ class StepSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class RefusedWith:
-    """It has ended without what was asked for, and every retry gets this answer, such as a 409 "refunded".
+    """It ended without its effect, and every retry gets this answer, such as a 409 "refunded".
 
     Parameters: ``reason`` how it is known, for the audit trail. A report alone says so (``engine.settle_by``).
     """
@@ -85,12 +85,12 @@ class Again:
 
 
 def quiet_until(record: Record, quiet_us: int) -> int:
-    """From when on "it did not happen" is believed: nobody holds it any more, and the other side has had its time."""
+    """The earliest time to accept "it did not happen": no holder runs, and the provider has had its quiet time."""
     return max(record.deadline_at, record.lease_until) + quiet_us
 
 
 def holder_has_ended(record: Record) -> bool:
-    """Whether the holder itself said that the outcome is unknown. A lapse says nothing: it may be alive."""
+    """Whether the holder itself reported an unknown outcome. After a lapse it may still be alive."""
     doubt = record.doubt or ""
     return doubt.startswith(("error:", "http-")) or record.error_code is not None
 
@@ -107,7 +107,7 @@ def judge(
     jitter: float,
     result: bytes | None = None,
 ) -> Resolution | Again:
-    """What to do with a finding.
+    """Decide the consequence of a finding.
 
     Parameters: ``asked`` how often it was asked before, as far as that counted; ``jitter`` between 0 and 1; ``result``
     that of a step which succeeded, as it is recorded.
@@ -136,7 +136,7 @@ def judge(
 
 
 def _early(left_us: int, reason: str) -> Again:
-    """Half of what is left: so that what turns up meanwhile is seen, and few ask for long."""
+    """Half of the remaining time, so that later changes are noticed without many queries."""
     wait = min(left_us, max(left_us // 2, int(EARLY_SECONDS_MIN * 1_000_000)))
     return Again(wait, _short(reason), counts=False)
 

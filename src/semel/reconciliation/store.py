@@ -15,7 +15,7 @@ from semel.stores.sql.statements import Argument
 
 
 class Standing(NamedTuple):
-    """How far the reconciliation of one record has come. Times in microseconds."""
+    """The progress of one record's reconciliation. Times in microseconds."""
 
     now: int
     record_id: bytes
@@ -48,7 +48,7 @@ class Reconciliations:
         self._sql = self._dialect.statements("reconciliations")
 
     def standings(self, records: Sequence[bytes]) -> Flow[dict[bytes, Standing]]:
-        """What is known of these records; nothing of those that nobody has asked about."""
+        """The progress for these records; omits records that were never asked about."""
         statement = self._sql["standing"]
         at_once = "record_ids" in statement.distinct
         asked: list[dict[str, Argument]] = [{"record_id": id} for id in records]
@@ -62,7 +62,7 @@ class Reconciliations:
         return found
 
     def take(self, record: bytes, fence: int, token: bytes, lease_us: int) -> Flow[Standing | None]:
-        """Ask about a record, alone, for so long; None where somebody else does, or it is not due."""
+        """Reserve a record's inquiry for this long; None if another worker has it, or it is not due."""
         yield from self._dialect.together()
         taker: Values = {"record_id": record, "fence": fence, "token": token}
         yield from self._dialect.write(self._sql["seed"], taker)
@@ -87,5 +87,5 @@ class Reconciliations:
         yield from self._dialect.write(self._sql["forget"], {"record_id": record})
 
     def sweep(self) -> Flow[int]:
-        """Forget what was settled elsewhere; returns how many."""
+        """Delete inquiries whose records were settled elsewhere; returns their number."""
         return (yield from self._dialect.write(self._sql["sweep"], {}))

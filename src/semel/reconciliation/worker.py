@@ -25,7 +25,7 @@ from semel.reconciliation.case import Case
 from semel.reconciliation.flow import settle_found
 from semel.reconciliation.rules import Again, DidNotHappen, Finding, StepSucceeded, StillUnknown, SucceededWith, judge
 from semel.reconciliation.store import Reconciliations
-from semel.steps.run import found_result
+from semel.steps.run import encode_found
 from semel.workers.loop import Loop
 from semel.workers.turns import Turns, kind_of, seconds_to_turn
 
@@ -39,7 +39,7 @@ Asks = Callable[[Case], Finding | Awaitable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Reconciler:
-    """How it is found out what became of one operation's executions. Made by :func:`reconciler`."""
+    """Finds the outcomes of one operation's unknown executions. Made by :func:`reconciler`."""
 
     operation: str
     ask: Asks
@@ -91,7 +91,7 @@ def reconciler(
 
 @dataclass(slots=True)
 class Round:
-    """What one round has come to."""
+    """The result of one round."""
 
     asked: int = 0
     settled: int = 0
@@ -194,7 +194,7 @@ class Reconciling(Loop):
             return
         case = Case(record, operation, taken.asked)
         done.asked += 1
-        found, result = recorded(await _asked(each, case), case)
+        found, result = to_recorded(await _ask(each, case), case)
         judged = partial(
             judge,
             record=record,
@@ -213,7 +213,7 @@ class Reconciling(Loop):
             if isinstance(error, (StoreError, SchemaError)) and not isinstance(error, StatementRefused):
                 raise
             # Such as a name that is half a character: one finding must not end the worker of all the others.
-            unwritten = StillUnknown(f"what was found could not be written: {type(error).__name__}")
+            unwritten = StillUnknown(f"the finding could not be written: {type(error).__name__}")
             await self._write(judged(unwritten), case, token, done)
 
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:
@@ -254,8 +254,8 @@ class Reconciling(Loop):
         return super()._next_rest() if self._rest is None else self._rest
 
 
-async def _asked(each: Reconciler, case: Case) -> Finding:
-    """What the reconciler says; whatever it raises is no finding: still unknown, and why."""
+async def _ask(each: Reconciler, case: Case) -> Finding:
+    """Ask the reconciler; its exception counts as still unknown, with the reason."""
     try:
         async with asyncio.timeout(each.timeout_seconds):
             found: Any
@@ -275,14 +275,14 @@ async def _asked(each: Reconciler, case: Case) -> Finding:
     )
 
 
-def recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
+def to_recorded(found: Finding, case: Case) -> tuple[Finding, bytes | None]:
     """A finding, and the result of a step as it is recorded; still unknown where there is no such step or form."""
     if not isinstance(found, StepSucceeded):
         return found, None
     if case.step is None:
         return StillUnknown(f"the reconciler answered StepSucceeded, and the doubt names no step: {case.doubt}"), None
     try:
-        return found, found_result(case.step, found.result)
+        return found, encode_found(case.step, found.result)
     except StepError as error:
         return StillUnknown(str(error)), None
 

@@ -59,7 +59,7 @@ _STATUS: Final[dict[type[Exception], int]] = {Unreachable: 503, TimedOut: 504, B
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes of one application share."""
+    """The shared parts of one application's routes."""
 
     app: FastAPI
     engine: AsyncEngine
@@ -71,7 +71,7 @@ class Parts:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who is calling, by the bearer token, or by the cookie of the form without scripts; 401 for all others."""
+    """The caller, by the bearer token or the cookie of the form without scripts; 401 for all others."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if request.url.path == "/checkout" and not scheme:
         scheme, token = "bearer", request.cookies.get(page.COOKIE, "")
@@ -147,7 +147,7 @@ def _add_pages(parts: Parts, settings: Settings) -> None:
 
 
 def ledger_path(engine: AsyncEngine, name: str) -> Path:
-    """Where another system's ledger lies: beside the database."""
+    """The path of the other system's ledger: beside the database."""
     driver = engine.backend.driver
     if not isinstance(driver, SqliteDriver):
         raise ConfigurationError(f"the reference service runs on sqlite:///, not on {engine.backend.name}")
@@ -203,19 +203,19 @@ def _add_payments(parts: Parts) -> None:
 
     @parts.app.get("/payments", dependencies=[_BEARER], responses=_NOBODY)
     async def list_payments(caller: Caller = Depends(caller_of)) -> list[PaymentListed]:
-        """What the provider has really charged for this caller."""
-        return [_listed(charge) for charge in await asyncio.to_thread(provider.charges, caller.id)]
+        """List the charges that the provider really has for this caller."""
+        return [_list_item(charge) for charge in await asyncio.to_thread(provider.charges, caller.id)]
 
     @parts.app.get("/payments/{payment_id}", dependencies=[_BEARER], responses=_READ)
     async def read_payment(payment_id: str, caller: Caller = Depends(caller_of)) -> PaymentListed:
         """One of this caller's payments."""
         for charge in await asyncio.to_thread(provider.charges, caller.id):
             if charge.id == payment_id:
-                return _listed(charge)
+                return _list_item(charge)
         raise HTTPException(404, "no such payment of this caller")
 
 
-def _listed(charge: Charge) -> PaymentListed:
+def _list_item(charge: Charge) -> PaymentListed:
     return PaymentListed(
         payment_id=charge.id,
         status="succeeded",
@@ -242,19 +242,19 @@ def _add_orders(parts: Parts) -> None:
         response.headers["Location"] = f"/orders/{placed.id}"
         return OrderOut(order_id=placed.id, sku=placed.sku, quantity=placed.quantity)
 
-    async def placed_by(caller: Caller) -> list[OrderOut]:
-        found = await engine.perform("list_orders", lambda: orders.placed(caller.id))
+    async def find_orders(caller: Caller) -> list[OrderOut]:
+        found = await engine.perform("list_orders", lambda: orders.list_placed(caller.id))
         return [OrderOut(order_id=order.id, sku=order.sku, quantity=order.quantity) for order in found]
 
     @parts.app.get("/orders", dependencies=[_BEARER], responses={**_NOBODY, **_STORED})
     async def list_orders(caller: Caller = Depends(caller_of)) -> list[OrderOut]:
         """This caller's orders."""
-        return await placed_by(caller)
+        return await find_orders(caller)
 
     @parts.app.get("/orders/{order_id}", dependencies=[_BEARER], responses={**_READ, **_STORED})
     async def read_order(order_id: str, caller: Caller = Depends(caller_of)) -> OrderOut:
         """One of this caller's orders."""
-        for order in await placed_by(caller):
+        for order in await find_orders(caller):
             if order.order_id == order_id:
                 return order
         raise HTTPException(404, "no such order of this caller")

@@ -1,4 +1,4 @@
-"""What the service prints when it starts: where it is, and what to try, ready to be copied."""
+"""The service's startup message: its address, and commands to copy and try."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DEMO = """
 
 
 def commands(url: str, settings: Settings) -> str:
-    """What to try, as lines for a shell."""
+    """Commands to try, as lines for a shell."""
     return _TRY.format(url=url) + (_DEMO.format(url=url, lease=DEMO_LEASE_SECONDS) if settings.demo else "")
 
 

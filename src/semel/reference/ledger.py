@@ -21,7 +21,7 @@ _CREATED_MODE: Final = 0o600
 
 
 class LedgerLine(TypedDict):
-    """One line: the derived key it was asked for with, its own id, the caller, and what it says."""
+    """One line: its derived key, its own id, the caller, and its content."""
 
     key: str
     id: str
@@ -40,17 +40,17 @@ class Ledger:
         self._read_bytes = 0
 
     def append(self, entry: LedgerLine, *, once: bool) -> LedgerLine:
-        """Write an entry durably; with ``once``, the first entry under the same key stands instead."""
+        """Append an entry durably; with ``once``, keep an existing entry under the same key instead."""
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         if len(line) > ENTRY_BYTES_MAX:
             raise ValueError(f"a ledger entry is at most {ENTRY_BYTES_MAX} bytes; this one has {len(line)}")
-        return self._locked(lambda file: self._append(file, entry, line, once))
+        return self._lock_and_act(lambda file: self._append(file, entry, line, once))
 
     def entries(self) -> list[LedgerLine]:
         """All entries of all processes so far, in their order."""
         if not self._path.exists():
             return []
-        return self._locked(self._all)
+        return self._lock_and_act(self._all)
 
     def _append(self, file: int, entry: LedgerLine, line: bytes, once: bool) -> LedgerLine:
         self._catch_up(file)
@@ -58,7 +58,7 @@ class Ledger:
         if once and known is not None:
             return known
         # A torn line of somebody who died must not swallow this one: it begins on a line of its own.
-        os.write(file, b"\n" + line if self._torn(file) else line)
+        os.write(file, b"\n" + line if self._is_torn(file) else line)
         os.fsync(file)
         return entry
 
@@ -66,7 +66,7 @@ class Ledger:
         self._catch_up(file)
         return list(self._entries)
 
-    def _locked(self, act: Callable[[int], T]) -> T:
+    def _lock_and_act(self, act: Callable[[int], T]) -> T:
         with self._lock:
             file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _CREATED_MODE)
             try:
@@ -76,7 +76,7 @@ class Ledger:
                 os.close(file)  # which gives the lock back
 
     def _catch_up(self, file: int) -> None:
-        """Read what was written since, up to the last whole line."""
+        """Read the new lines, up to the last complete one."""
         size = os.fstat(file).st_size
         if size <= self._read_bytes:
             return
@@ -92,6 +92,6 @@ class Ledger:
                 continue  # torn by a crash, never acknowledged
 
     @staticmethod
-    def _torn(file: int) -> bool:
+    def _is_torn(file: int) -> bool:
         size = os.fstat(file).st_size
         return size > 0 and os.pread(file, 1, size - 1) != b"\n"

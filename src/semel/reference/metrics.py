@@ -1,4 +1,4 @@
-"""The reference service's page of metrics: on a port of its own, answered by any of its workers for all of them."""
+"""The reference service's metrics page: on a separate port, answered by any worker for all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.reference.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class MetricsPlace:
-    """Where Prometheus is answered, and the folder in which the workers count together."""
+    """The address of the metrics page, and the folder with the workers' shared counts."""
 
     listening: socket.socket
     folder: str
@@ -31,8 +31,8 @@ class MetricsPlace:
 
 
 @contextmanager
-def measured(settings: Settings) -> Iterator[MetricsPlace | None]:
-    """What ``SEMEL_METRICS`` asks for. Raises ConfigurationError, naming it, where it cannot be had."""
+def serve_metrics(settings: Settings) -> Iterator[MetricsPlace | None]:
+    """Serve metrics as ``SEMEL_METRICS`` requires. Raises ConfigurationError, naming it, if that is impossible."""
     if settings.metrics is None:
         yield None
         return
@@ -79,5 +79,5 @@ class Page:
         return either
 
     def close(self) -> None:
-        """Close the store. What was counted stays."""
+        """Close the store. Counts remain."""
         self._store.close()

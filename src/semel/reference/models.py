@@ -1,4 +1,4 @@
-"""What the reference service takes and gives: strict models, in which an unknown member is refused."""
+"""The reference service's requests and responses: strict models that refuse unknown members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from semel.reference.simulation import Simulation, allowed
+from semel.reference.simulation import Simulation, check_allowed
 
 AMOUNT_MAX: Final = Decimal("1000000000")
 
@@ -32,7 +32,7 @@ class Strict(BaseModel):
 class Simulated(Strict):
     """A body that may ask for trouble, where the service runs with SEMEL_DEMO=1."""
 
-    simulate: Annotated[Simulation | None, BeforeValidator(allowed)] = None
+    simulate: Annotated[Simulation | None, BeforeValidator(check_allowed)] = None
 
 
 class PaymentIn(Simulated):
@@ -96,7 +96,7 @@ class NoteOut(Strict):
 
 
 class RefusedRequest(BaseModel):
-    """What the application itself refuses, before a key is looked at."""
+    """A request that the application refuses before it reads a key."""
 
     detail: str
 

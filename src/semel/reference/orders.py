@@ -35,7 +35,7 @@ def place(connection: Any, caller: str, sku: str, quantity: int) -> Order:
     return order
 
 
-def placed(caller: str) -> Flow[list[Order]]:
+def list_placed(caller: str) -> Flow[list[Order]]:
     """One caller's orders, in their order."""
     rows = yield from ask(Query(SQL["list_orders"], {"caller": caller, "limit": LISTED_MAX}))
     return [Order(*cast("tuple[str, str, str, int]", row)) for row in rows]

@@ -26,7 +26,7 @@ DEMO_LEASE_SECONDS: Final = 5.0  # so that a crash can be watched
 
 
 class SettingsError(ConfigurationError):
-    """An environment variable that cannot be used; the message names it and says what would do."""
+    """An invalid environment variable; the message names it and a valid value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Simulation(BaseModel):
     crash: Literal["before", "after"] | None = None
 
 
-def allowed(value: Any) -> Any:
+def check_allowed(value: Any) -> Any:
     """Refuses to simulate anything outside a demonstration."""
     if value is not None and not DEMO.get():
         raise ValueError("is for demonstrations only: start the service with SEMEL_DEMO=1")
@@ -57,7 +57,7 @@ def allowed(value: Any) -> Any:
 
 
 class Troubles:
-    """Makes trouble once for each command, so that a retry of the very same request meets what it left behind.
+    """Simulates a failure once for each command, so that a retry sees the state that it left.
 
     Which commands had theirs is a ledger of its own (at ``path``): a crash and a rollback take everything else.
     """
@@ -66,7 +66,7 @@ class Troubles:
         self._ledger = Ledger(path)
 
     async def before(self, wanted: Simulation | None, permit: Permit | None) -> None:
-        """What is simulated before the effect. Raises Unreachable."""
+        """The simulated failure before the effect. Raises Unreachable."""
         if wanted is None:
             return
         if wanted.delay_ms:
@@ -77,7 +77,7 @@ class Troubles:
             raise Unreachable("simulated: the other side could not be reached; nothing happened")
 
     async def after(self, wanted: Simulation | None, permit: Permit | None) -> None:
-        """What is simulated after the effect. Raises TimedOut and Broken."""
+        """The simulated failure after the effect. Raises TimedOut and Broken."""
         if wanted is None or (wanted.crash != "after" and wanted.fail not in ("timeout", "after")):
             return
         if not await self._first(permit):

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.reference.greeting import greeting
-from semel.reference.metrics import MetricsPlace, measured
+from semel.reference.metrics import MetricsPlace, serve_metrics
 from semel.reference.orders import create_table
 from semel.reference.settings import Settings
 from semel.reference.worker_process import WorkerProcess
@@ -32,7 +32,7 @@ _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Say(Protocol):
-    """Where the service prints: the command line's output."""
+    """Prints the service's messages to the command line's output."""
 
     def say(self, *lines: str) -> None:
         """Lines for people."""
@@ -50,7 +50,7 @@ def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
     Raises ConfigurationError where the port or the store cannot be used as configured, StoreError where it fails.
     """
     _prepare(settings)
-    with bound(settings) as listening, measured(settings) as page:
+    with bound(settings) as listening, serve_metrics(settings) as page:
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         measures = {} if page is None else {"metrics": page.url}
@@ -120,7 +120,7 @@ class Supervisor:
         self._has_terminal = os.isatty(0)
 
     def run(self) -> int:
-        """Serve until told to end; 0, or 1 where workers cannot start."""
+        """Serve until asked to end; 0, or 1 if workers cannot start."""
         lifeline, self._held_end = os.pipe()
         try:
             with self._signals() as woken:
@@ -212,7 +212,7 @@ class Supervisor:
     # --- waiting and ending -------------------------------------------------------------------
 
     def _end_workers(self, woken: int) -> None:
-        """Ask each worker to drain, wait, and kill what does not end in time."""
+        """Ask each worker to drain, wait, and kill those that do not end in time."""
         for worker in self._workers:
             worker.end()
         while self._workers:

@@ -92,7 +92,7 @@ def run_server(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the supervisor says so, or is gone."""
+    """Serve until the supervisor ends it, or has died."""
     parser = argparse.ArgumentParser(prog="semel.reference.worker_main", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)

@@ -56,7 +56,7 @@ class WorkerProcess:
         self.kill_at: float | None = None
 
     def hear(self) -> None:
-        """Read what the worker says of itself: that it serves, or nothing any more."""
+        """Read the worker's messages: that it serves, or the end of the stream."""
         assert self.ready is not None
         self.serves = os.read(self.ready, 1) != b""
         self.forget()

@@ -1,4 +1,4 @@
-"""A kept request, run through an ASGI application once more without its client: what a completer gives to a handler.
+"""Run a stored request through an ASGI application again, without its client, as a completer's handler.
 
 Of the request's headers only those that say what the body is and where it was sent are kept, never a credential. So
 the application that is called here is the one *inside* whatever authenticates; who the caller is, the permit's command
@@ -29,7 +29,7 @@ _REACHED: Final = Answer(204, (), b"")
 
 
 class ResumedCall(RouteCall):
-    """What an endpoint that claims for itself finds in place of its capture: its permit is there already.
+    """The permit for an endpoint that claims for itself, in place of its capture.
 
     Parameters: ``take`` is given the application's answer, from the place where a request's own answer is captured:
     what middleware further outside makes of it is made of each replay anew.
@@ -74,7 +74,7 @@ class ResumedCall(RouteCall):
 
     @property
     def failure(self) -> BaseException | None:
-        """What the endpoint raised, whatever the framework made of it."""
+        """The endpoint's exception, however the framework answered it."""
         return self._failure
 
 
@@ -119,7 +119,7 @@ class ResumedApp:
             raise self._not_reached(f"was answered with {capture.status}")
 
     async def __call__(self, permit: Permit, request: bytes) -> Answer:
-        """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
+        """Run the request. Raises the application's errors, IncompleteAnswer and NotReached."""
         capture = Capture(self._route.keeping)
         call = ResumedCall(permit, _taking(capture, permit))
         await self._call(unpack(request), call, permit)

@@ -26,7 +26,7 @@ _REMEDY: Final = (
 
 
 class KeptArguments:
-    """How the arguments of one function are kept for a run without its caller.
+    """Stores the arguments of one function for a run without its caller.
 
     Parameters: ``names`` of the parameters that are kept; ``receiver`` of a method, which is not.
     """
@@ -57,7 +57,7 @@ class KeptArguments:
         """
         forms: dict[str, bytes] = {}
         for name, shape in self._all_shapes().items():
-            forms[name] = self._packed(name, arguments[name], shape)
+            forms[name] = self._pack(name, arguments[name], shape)
         packed = b'{"arguments":{' + b",".join(dumps(name) + b":" + form for name, form in forms.items()) + b"}}"
         if len(packed) > REQUEST_BYTES_MAX:
             largest = max(forms, key=lambda name: len(forms[name]))
@@ -68,7 +68,7 @@ class KeptArguments:
             )
         return packed
 
-    def _packed(self, name: str, value: Any, shape: Shape) -> bytes:
+    def _pack(self, name: str, value: Any, shape: Shape) -> bytes:
         try:
             form = dumps(shape.encode(value, name))
             again = dumps(shape.encode(shape.decode(json.loads(form)), name))
@@ -81,7 +81,7 @@ class KeptArguments:
         else:
             if again == form:
                 return form
-            why = f"{name} is another one when it is read back"
+            why = f"{name} changes when it is read back"
         raise ConfigurationError(
             f"{self._called} is resumable, so that its arguments are kept, and the argument {why}; {_REMEDY}"
         )
@@ -133,8 +133,8 @@ class KeptArguments:
         return self._shapes.of(hint, f"the parameter {name!r} of {self._called}, which is kept (resumable=True)")
 
 
-def kept_names(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
-    """The parameters that are kept: all that count, and what was left out but has no default."""
+def find_kept(function: Callable[..., Any], names: tuple[str, ...], counted: tuple[str, ...]) -> tuple[str, ...]:
+    """The stored parameters: all that count, and excluded ones without a default."""
     empty = inspect.Parameter.empty
     parameters = inspect.signature(function).parameters
     return tuple(name for name in names if name in counted or parameters[name].default is empty)

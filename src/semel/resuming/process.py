@@ -1,4 +1,4 @@
-"""What `semel worker --complete` runs: the completers of one application, inside its lifespan and on its own engines.
+"""The completers of `semel worker --complete`: those of one application, inside its lifespan and on its engines.
 
 An ASGI application's lifespan is run as a server would, so that its handlers find what they need; no socket is opened.
 """
@@ -49,12 +49,12 @@ class Completing:
 
     @property
     def completed(self) -> int:
-        """How many executions came to their end here."""
+        """The number of executions finished here."""
         return sum(each.completed for each in self.completers)
 
     @property
     def failed(self) -> int:
-        """How many runs here raised; they are tried again."""
+        """The number of runs that raised here; they are retried."""
         return sum(each.failed for each in self.completers)
 
 
@@ -69,7 +69,7 @@ def add_complete(parser: Parser) -> None:
 
 
 def load_application(spec: str) -> Any:
-    """What ``--complete MODULE:APP`` names. Raises UsageFailed, saying what is not there."""
+    """Load ``--complete MODULE:APP``. Raises UsageFailed, naming the missing part."""
     try:
         return load(spec)
     except UsageFailed as error:
@@ -168,8 +168,8 @@ def _endpoints(app: Any) -> Iterator[tuple[Any, list[Route]]]:
 def _surface(operation: CheckedOperation) -> HttpSettings:
     if operation.surface is None:
         raise UsageFailed(
-            f"--complete: whoever declared {operation.name!r} cannot be seen from its endpoint; register it with a "
-            "Completer of your own"
+            f"--complete: the object that declared {operation.name!r} cannot be seen from its endpoint; register it "
+            "with a Completer of your own"
         )
     return operation.surface
 
@@ -190,7 +190,7 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
     told.put_nowait({"type": "lifespan.startup"})
     first = await _next(task, said)
     if first is None or first["type"] == "lifespan.startup.failed":
-        error = await _ended(task)
+        error = await _await_end(task)
         if isinstance(error, SemelError):
             raise error
         if first is not None:
@@ -201,11 +201,11 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
     finally:
         if not task.done():
             told.put_nowait({"type": "lifespan.shutdown"})
-            await _ended(task)
+            await _await_end(task)
 
 
 async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the application says next; None where it ends without a word."""
+    """The application's next message; None if it ends without one."""
     word = asyncio.ensure_future(said.get())
     both: set[asyncio.Future[Any]] = {task, word}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -215,8 +215,8 @@ async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]])
     return None
 
 
-async def _ended(task: asyncio.Future[None]) -> BaseException | None:
-    """Wait for the application's lifespan; what it raised."""
+async def _await_end(task: asyncio.Future[None]) -> BaseException | None:
+    """Wait for the application's lifespan to end; returns its exception."""
     [raised] = await asyncio.gather(task, return_exceptions=True)
     return raised if isinstance(raised, BaseException) else None
 
@@ -225,7 +225,7 @@ async def _ended(task: asyncio.Future[None]) -> BaseException | None:
 
 
 def note_failures(loop: asyncio.AbstractEventLoop, note: Callable[[str], None]) -> None:
-    """Have a resumed execution that failed told as one line: what was raised, and where; never its text."""
+    """Report a failed resumed execution as one line: the exception's type and place, never its text."""
 
     def tell(loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
         error = what.get("exception")

@@ -1,4 +1,4 @@
-"""How the request of a resumable operation is kept: its head on one line, its body behind it."""
+"""The stored form of a resumable operation's request: its head on one line, followed by its body."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KeptRequest(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """What an application finds in place of the permit while it is asked whether the endpoint would be reached."""
+    """Stands in for the permit while an application is asked whether it would reach the endpoint."""
 
     command: Command
 

@@ -1,4 +1,4 @@
-"""The completer: what was begun for a client that has gone is brought to its end.
+"""The completer: finishes executions whose clients have gone.
 
 It takes over executions of operations that are declared resumable, once nobody holds them, and gives their handlers the
 request that was kept. A takeover is a claim: several completers, and clients that retry, never run one execution
@@ -35,7 +35,7 @@ from semel.errors import (
 )
 from semel.operations.flow import find_operation
 from semel.policy import SPAN_SECONDS_MAX, Command, Policy, check_seconds
-from semel.sealing.rules import opened
+from semel.sealing.rules import open_request
 from semel.steps.options import Resumed
 from semel.steps.store import FIRST, Abandoned, StepRows
 from semel.workers.loop import Loop
@@ -56,7 +56,7 @@ class _Resumable:
 
 
 class CompleterOptions(TypedDict, total=False):
-    """What a :class:`Completer` is given beside its engine, as keyword arguments."""
+    """The keyword arguments of a :class:`Completer` besides its engine."""
 
     every_seconds: float
     rest_seconds: float
@@ -105,11 +105,11 @@ class Completer(Loop):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of what is registered."""
+        """The names of the registered operations."""
         return tuple(self._operations)
 
     def register(self, operation: str, policy: Policy, handler: Handler) -> None:
-        """How an operation goes on without its client.
+        """Register how to complete an operation without its client.
 
         Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
         that the command was made with as ``request``, and answers as the operation's own handler does. If it has an
@@ -189,7 +189,7 @@ class Completer(Loop):
         return begun
 
     async def _complete(self, known: _Resumable, found: Abandoned) -> bool:
-        """One execution; whether it came to its end here. What a handler raises has been settled with its command."""
+        """Complete one execution; returns whether it ended here. A handler's exception is settled with its command."""
         rest = self._rest_seconds * 2 ** min(found.attempt, 10)
         self._rests[found.id] = time.monotonic() + rest * (1 - self._random.random() / 4)
         try:
@@ -198,7 +198,7 @@ class Completer(Loop):
             )
             if row is None or row.attempt != found.attempt or row.request is None:
                 return self._left_to_others(found)
-            request = opened(row.request, row.id, self.engine.core.sealer)
+            request = open_request(row.request, row.id, self.engine.core.sealer)
             command = _command(row, kept, known.policy)
             if found.attempt >= found.attempts_max:
                 return await self._give_up(command)
@@ -227,7 +227,7 @@ class Completer(Loop):
         return True
 
     def _left_to_others(self, found: Abandoned) -> bool:
-        """Somebody else was quicker. It has not failed here: where they die, it is taken over at once."""
+        """Another process was faster. This is not a failure here: if it dies, the execution is taken over at once."""
         self._rests.pop(found.id, None)
         return False
 
@@ -237,12 +237,12 @@ class Completer(Loop):
         asyncio.get_running_loop().call_exception_handler(what)
 
     async def _run(self, command: Command, handler: Handler, found: Abandoned, request: bytes) -> Result:
-        """Run the handler under a claim. Raises what the engine raises; _HandlerFailed, once it is settled."""
+        """Run the handler under a claim. Raises the engine's errors, and _HandlerFailed once it is settled."""
         raised: list[Exception] = []
         try:
             if isinstance(self.engine, AsyncEngine):
 
-                async def handled(permit: Permit) -> Any:
+                async def run_handler(permit: Permit) -> Any:
                     _check_next(permit, found)
                     try:
                         return await handler(permit, request)
@@ -250,7 +250,7 @@ class Completer(Loop):
                         raised.append(error)
                         raise
 
-                return await self.engine.run(command, handled, wait_seconds=0)
+                return await self.engine.run(command, run_handler, wait_seconds=0)
 
             def in_thread(permit: Permit) -> Any:
                 _check_next(permit, found)
@@ -301,7 +301,7 @@ def _check_next(permit: Permit, found: Abandoned) -> None:
 
 
 def _command(row: Record, kept: Operation | None, policy: Policy) -> Command:
-    """The command of a record whose client has gone: its key is not known, so it is named by what the record holds.
+    """The command of a record without its client: the key is unknown, so the record identifies it.
 
     Its reference is in its operation's row from the claim on; the record has it only once somebody has settled it.
     """

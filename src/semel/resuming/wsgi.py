@@ -1,4 +1,4 @@
-"""A kept request, run through a WSGI application once more without its client: what a completer gives to a handler.
+"""Run a stored request through a WSGI application again, without its client, as a completer's handler.
 
 As over ASGI (``asgi_resumed``), the application that is called is the one *inside* whatever authenticates.
 """
@@ -63,7 +63,7 @@ class ResumedApp:
             raise self._not_reached(f"was answered with {taken.capture.status}")
 
     def __call__(self, permit: Permit, request: bytes) -> Answer:
-        """Run it. Raises what the application raises, IncompleteAnswer and NotReached."""
+        """Run the request. Raises the application's errors, IncompleteAnswer and NotReached."""
         taken, given = _Taken(Capture(self._route.keeping), permit), Given(permit)
         failure = self._call(unpack(request), taken, given, permit)
         if failure is not None and isinstance(failure, (NothingHappened, *permit.command.policy.nothing_happened)):
@@ -80,7 +80,7 @@ class ResumedApp:
         return taken.capture.stored()
 
     def _call(self, kept: KeptRequest, taken: _Taken, given: Given, permit: Permit | Asking) -> BaseException | None:
-        """Call the application; what its view raised, if that is no answer of its own."""
+        """Call the application; returns its view's exception, if that is not an answer."""
         environ = _environ(kept, permit)
         call: RouteCall | None = None
         if self._claims:

@@ -1,4 +1,4 @@
-"""Exactly what a purge forgets, as documents, before it forgets it; and that purge, at the moment of the archive.
+"""Archive exactly the rows that a purge is about to delete, then purge at the moment of the archive.
 
 Time goes on between an archive and its purge. So both judge every row at one moment, the archive's: what becomes due
 later is left to the next purge. A row that was due then and was claimed again meanwhile is kept.
@@ -22,8 +22,8 @@ from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.memory.store import TableCall
-from semel.stores.sql.damage import damage_of, mended
-from semel.stores.sql.statements import Execute, Now, Query, Statement, composed
+from semel.stores.sql.damage import damage_of, repair
+from semel.stores.sql.statements import Execute, Now, Query, Statement, compose
 
 T = TypeVar("T")
 ANSWERS_AT_ONCE: Final = 8  # an answer may have a megabyte
@@ -31,7 +31,7 @@ MOMENT: Final = "moment"
 
 
 class Archive:
-    """What a purge at ``now`` forgets.
+    """The rows that a purge at ``now`` deletes.
 
     Parameters: ``engine``, open; ``keep_us`` how long published events are kept.
 
@@ -45,8 +45,8 @@ class Archive:
     def __init__(self, engine: Engine, keep_us: int, now: int | None = None) -> None:
         if engine.store.capabilities.forgets_by_itself:
             raise UsageFailed(
-                "--archive: Redis forgets a record by itself at the end of its retention, so nothing can be archived "
-                "before it. Run semel export while the records are there"
+                "--archive: Redis deletes a record itself at the end of its retention, so Semel cannot archive it "
+                "first. Run semel export while the records exist"
             )
         self.engine = engine
         self.keep_us = keep_us
@@ -54,7 +54,7 @@ class Archive:
         self.bulks: set[bytes] = set()
 
     def documents(self) -> Iterator[dict[str, Json]]:
-        """Each row, as `semel export --answers` writes it, behind ``of``: what it is.
+        """Each row as `semel export --answers` writes it, with its kind in ``of``.
 
         ``answers`` are records whose answer is dropped and whose tombstone stays.
         """
@@ -92,7 +92,7 @@ class Archive:
                 self._find_orphans([row["operation_id"] for row in rows], forgotten)
             for values in rows:
                 damage = damage_of(kind, values)
-                readable = values if damage is None else mended(kind, values)
+                readable = values if damage is None else repair(kind, values)
                 if self._is_over(kind, readable):
                     said: dict[str, Json] = {} if damage is None else {"damage": damage}
                     yield {"of": kind, **said, **shown(readable, True)}
@@ -115,10 +115,10 @@ class Archive:
                 return row["published_at"] is not None and row["published_at"] < self.now - self.keep_us
 
 
-def judged_at(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
+def fix_now(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
     """The same flow, for which the store's time is ``now``, in microseconds, on every store."""
 
-    def made() -> Flow[T]:
+    def make_fixed() -> Flow[T]:
         flow = make()
         try:
             needed = next(flow)
@@ -129,7 +129,7 @@ def judged_at(now: int, make: MakeFlow[T]) -> MakeFlow[T]:
             result: T = stop.value
             return result
 
-    return made
+    return make_fixed
 
 
 def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
@@ -146,7 +146,7 @@ def _at(now: int, needed: Ask[Any]) -> Ask[Any]:
 
 
 def _statement_at(now: int, needed: Query | Execute) -> Query | Execute:
-    """Where the server would say what ``:now`` is, the statement takes it as a value."""
+    """Pass the time to a statement as a value, in place of the server's own ``:now``."""
     if "now" not in needed.statement.names or isinstance(needed.params, tuple) or "now" in needed.params:
         return needed
     return type(needed)(_with_moment(needed.statement), {**needed.params, MOMENT: now})
@@ -154,4 +154,4 @@ def _statement_at(now: int, needed: Query | Execute) -> Query | Execute:
 
 @cache
 def _with_moment(statement: Statement) -> Statement:
-    return composed(f"{statement.name}_at", statement.text.replace(":now", f":{MOMENT}"))
+    return compose(f"{statement.name}_at", statement.text.replace(":now", f":{MOMENT}"))

@@ -29,7 +29,7 @@ KEEP_EVENTS_SECONDS: Final = 86_400.0
 
 
 class PurgedAll(NamedTuple):
-    """What a purge did, by kind. A bulk counts among its items."""
+    """The result of a purge, by kind. A bulk counts among its items."""
 
     scanned: int
     answers: int
@@ -40,7 +40,7 @@ class PurgedAll(NamedTuple):
     events: int
 
 
-def _unobserved(so_far: Purged) -> None:
+def _ignore(so_far: Purged) -> None:
     return None
 
 
@@ -48,9 +48,7 @@ def _untold(kind: str, gone: int) -> None:
     return None
 
 
-def purge_walk(
-    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _unobserved
-) -> Flow[Purged]:
+def purge_walk(store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore) -> Flow[Purged]:
     """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
 
     Parameters: ``chunk`` how many records one store call looks at; ``progress`` is told the sums after each.
@@ -95,7 +93,7 @@ def purge_all(
     store: Store,
     chunk: int = PURGE_CHUNK,
     keep_events_us: int | None = int(KEEP_EVENTS_SECONDS * 1_000_000),
-    progress: Callable[[Purged], None] = _unobserved,
+    progress: Callable[[Purged], None] = _ignore,
     tell: Callable[[str, int], None] = _untold,
     bulks: Collection[bytes] | None = None,
 ) -> Flow[PurgedAll]:
@@ -130,7 +128,7 @@ def purge_all(
 
 
 class Walked(Protocol):
-    """What one chunk of any walk did: a record's goes on behind its place, an operation's behind its id."""
+    """The result of one chunk of a walk, with the place or id at which the next one continues."""
 
     @property
     def answers_dropped(self) -> int: ...
@@ -140,7 +138,7 @@ class Walked(Protocol):
 
 
 def rest_seconds(done: Walked, took: float) -> float:
-    """How long to leave the store alone after a chunk: as long as it took, where it wrote something.
+    """The pause after a chunk in seconds: as long as it took, if it wrote rows.
 
     A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.
 

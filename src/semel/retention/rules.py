@@ -13,28 +13,28 @@ GAP_US_MAX: Final = 86_400_000_000  # a store without a new record for longer ma
 PROVING_SECONDS: Final = 86_400.0  # for how long a clock must then agree with this process
 
 
-def unexplained_gap(now: int, newest: int | None) -> int:
+def clock_gap(now: int, newest: int | None) -> int:
     """By how many microseconds the clock is later than the newest record, where that is more than a day; else 0.
 
-    >>> unexplained_gap(31 * GAP_US_MAX, 0) == 31 * GAP_US_MAX, unexplained_gap(GAP_US_MAX, 0), unexplained_gap(7, None)
+    >>> clock_gap(31 * GAP_US_MAX, 0) == 31 * GAP_US_MAX, clock_gap(GAP_US_MAX, 0), clock_gap(7, None)
     (True, 0, 0)
     """
     gap = 0 if newest is None else now - newest
     return gap if gap > GAP_US_MAX else 0
 
 
-def believed(now: int, newest: int | None) -> int:
+def bound_now(now: int, newest: int | None) -> int:
     """The latest time that the newest record explains, in microseconds: a day after it, or ``now``.
 
-    >>> believed(31 * GAP_US_MAX, 7) == GAP_US_MAX + 7, believed(31, 7), believed(31, None)
+    >>> bound_now(31 * GAP_US_MAX, 7) == GAP_US_MAX + 7, bound_now(31, 7), bound_now(31, None)
     (True, 31, 31)
     """
-    return now if not unexplained_gap(now, newest) else (newest or 0) + GAP_US_MAX
+    return now if not clock_gap(now, newest) else (newest or 0) + GAP_US_MAX
 
 
 @dataclass(slots=True)
 class PurgeClock:
-    """What one process has seen of a store's clock since it began to look.
+    """One process's observations of a store's clock.
 
     Parameters: ``now`` and ``newest`` are microseconds of the store's clock, ``uptime`` seconds of this process's
     monotonic one, which no setting of the host's time moves.
@@ -45,15 +45,15 @@ class PurgeClock:
     _moved: int = field(default=0)
 
     def doubt(self, now: int, newest: int | None, uptime: float) -> int:
-        """How far the clock has moved without an explanation, in microseconds; 0 where a purge may believe it."""
+        """The unexplained movement of the clock in microseconds; 0 if a purge may trust it."""
         last, self._last = self._last, (now, uptime)
         if last is None:
-            moved = unexplained_gap(now, newest)
+            moved = clock_gap(now, newest)
         else:
             moved = now - last[0] - int((uptime - last[1]) * 1_000_000)
             if moved < -JUMP_US_MAX:  # it was set back: what was doubted before may be over
                 self._doubted = None
-                moved = unexplained_gap(now, newest)
+                moved = clock_gap(now, newest)
         if moved > JUMP_US_MAX:
             self._doubted, self._moved = uptime, moved
         if self._doubted is None or uptime - self._doubted >= PROVING_SECONDS:

@@ -80,7 +80,7 @@ class Reaper(Loop):
                 return marked
 
     async def purge(self, chunk: int = PURGE_CHUNK) -> Purged:
-        """Walk the whole store once; the sums of what was dropped and forgotten. Raises StoreError.
+        """Walk the whole store once; returns the numbers of dropped answers and deleted records. Raises StoreError.
 
         Published events are their relay's, which knows how long they are kept.
         """
@@ -97,7 +97,7 @@ class Reaper(Loop):
         return Purged(total.scanned, total.answers, total.records, None)
 
     async def run(self) -> None:
-        """Reap until cancelled. What the store refuses is observed, and tried again at the next look."""
+        """Reap until cancelled. A store's refusal is observed, and tried again at the next look."""
         self._purge_at = self._purge_time()
         with suppress(StoreError, SchemaError):  # then it is read before the first purge
             await self._read_clock()
@@ -147,7 +147,7 @@ class Reaper(Loop):
             self._purge_trouble.over()
 
     async def _read_clock(self) -> int:
-        """How far the store's clock has moved without an explanation, in microseconds. Raises StoreError."""
+        """The unexplained movement of the store's clock, in microseconds. Raises StoreError."""
         store = self._engine.store
         found = await self._engine.perform("find", lambda: store.find(Find(limit=1)))
         newest = max((record.created_at for record in found.records), default=None)

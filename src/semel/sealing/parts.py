@@ -1,4 +1,4 @@
-"""What is sealed beside answers, as operators see it: details of items and rows, steps, requests, and kept files."""
+"""Sealed data other than answers, for operators: details of items and rows, steps, requests and stored files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIRST: Final[dict[str, Values]] = {
 
 
 class SealedPart(NamedTuple):
-    """Sealed texts that are written together: what they are, and for each what it is bound to.
+    """Sealed texts that are written together: their kind, and the binding of each.
 
     Parameters: ``put`` makes of the new texts what is written: the statement, and the row's names and contents.
     """
@@ -50,7 +50,7 @@ class SealedPart(NamedTuple):
 
 @dataclass(slots=True)
 class PartsResealed:
-    """What a walk over them did: rows by kind, texts by key; rows that others changed, and those that do not open."""
+    """The result of resealing them: rows by kind, texts by key, rows changed by others, and unreadable ones."""
 
     resealed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     keys: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class PartsResealed:
 
 
 def reseal_parts(engine: Engine, sealer: Sealer, *, dry_run: bool = False) -> PartsResealed:
-    """Seal under the ring's first key whatever is sealed under another one. What is not sealed stays as it is.
+    """Seal data under the ring's first key if it is sealed under another one. Unsealed data does not change.
 
     Each page is written in a transaction of its own, and a row only where it is still what was read: it is safe beside
     live traffic, and may be begun again.
@@ -97,7 +97,7 @@ def _change(part: SealedPart, sealer: Sealer, done: PartsResealed) -> tuple[str,
 
 
 def newest_parts(engine: Engine, limit: int) -> Iterator[SealedPart]:
-    """What is sealed of the newest items, of executions that may go on, and of the newest files; cut to its head."""
+    """The sealed heads of the newest items, of executions that may continue, and of the newest files."""
     if not is_kept_by(engine.store):
         return
     rows = _Rows(engine.store)

@@ -1,4 +1,4 @@
-"""Answers that are made again: an operation's builder, its time limit, and what is left where it fails.
+"""Rebuild answers: call an operation's builder within its time limit, and handle its failures.
 
 The handler never runs for a replay: a builder that raises or takes too long leaves the fact that the command was done,
 and where its resource is.
@@ -26,7 +26,7 @@ _JSON: Final = (b"content-type", b"application/json")
 
 
 class Rebuilding(NamedTuple):
-    """What a builder is given: the command that was done, and what it made.
+    """A builder's input: the finished command, and its result.
 
     ``status`` is the original answer's, which the rebuilt one keeps (None where it is not HTTP's); ``resource_type``
     and ``resource_id`` are what the handler named with ``permit.result(type, id)``.
@@ -64,10 +64,10 @@ async def give_async(core: Core, command: Command, verdict: Verdict) -> Verdict:
 
 
 def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
-    """Make an answer again, in a thread of its own: what it does after its time limit changes nothing."""
+    """Rebuild an answer in a separate thread; a result after the time limit is ignored."""
     build = command.policy.rebuild
     if build is None:
-        return _failed(core, command, verdict, "NoBuilder")
+        return _report_failure(core, command, verdict, "NoBuilder")
     ended: list[Any] = []
     failed: list[str] = []
 
@@ -87,20 +87,20 @@ def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotRepla
     thread.join(command.policy.rebuild_seconds)
     if ended:
         return _replay(core, command, verdict, ended[0])
-    return _failed(core, command, verdict, failed[0] if failed else "TimeoutError")
+    return _report_failure(core, command, verdict, failed[0] if failed else "TimeoutError")
 
 
 async def rebuild_async(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
     """As :func:`rebuild`, on an event loop: a coroutine function there, any other in a thread."""
     build = command.policy.rebuild
     if build is None:
-        return _failed(core, command, verdict, "NoBuilder")
+        return _report_failure(core, command, verdict, "NoBuilder")
     try:
         async with asyncio.timeout(command.policy.rebuild_seconds):
             value = await _call(build, _request(command, verdict))
         answer = _answer(value, verdict)
     except Exception as error:  # noqa: BLE001 - whatever it is, the command was done
-        return _failed(core, command, verdict, type(error).__name__)
+        return _report_failure(core, command, verdict, type(error).__name__)
     return _replay(core, command, verdict, answer)
 
 
@@ -118,7 +118,7 @@ def _request(command: Command, verdict: Rebuild) -> Rebuilding:
 
 
 def _answer(value: Any, verdict: Rebuild) -> Answer:
-    """What a builder returned, under the original status, with such headers and such a body as a stored answer has.
+    """The builder's result under the original status, with the headers and body that a stored answer may have.
 
     Raises TypeError where an answer is not made of bytes.
     """
@@ -141,8 +141,8 @@ def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> R
     return Replay(answer, verdict.operation_id, verdict.state)
 
 
-def _failed(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
-    """Tells the type of what went wrong, never its text, which may hold what the answer was to keep."""
+def _report_failure(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
+    """Report the type of the error, never its text, which may contain secrets of the answer."""
     core.tell("rebuilds", command.scope.operation, outcome=why)
     core.note_rebuild_failed(command.scope.operation, why)
     return NotReplayable(verdict.operation_id, verdict.resource_type, verdict.resource_id)

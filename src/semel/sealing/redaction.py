@@ -40,17 +40,17 @@ def paths_of(redact: Sequence[str]) -> tuple[Path, ...]:
     return tuple(tuple(each.split(".")) for each in redact)
 
 
-def redacted(body: bytes, paths: Sequence[Path]) -> bytes | None:
+def redact(body: bytes, paths: Sequence[Path]) -> bytes | None:
     """A JSON text with ``null`` in the place of each of these members; None where it is no JSON.
 
     Parameters: ``paths`` the parts of each member's name from the top; ``*`` is every member of an object. The elements
     of an array need no part of their own.
 
-    >>> redacted(b'{"id": 7, "card": {"number": "4111", "last": "11"}}', [("card", "number")])
+    >>> redact(b'{"id": 7, "card": {"number": "4111", "last": "11"}}', [("card", "number")])
     b'{"id": 7, "card": {"number": null, "last": "11"}}'
-    >>> redacted(b'[{"pin": 1.0}, {"pin": {"a": []}}]', [("pin",)])
+    >>> redact(b'[{"pin": 1.0}, {"pin": {"a": []}}]', [("pin",)])
     b'[{"pin": null}, {"pin": null}]'
-    >>> redacted(b"pin=1", [("pin",)]) is None
+    >>> redact(b"pin=1", [("pin",)]) is None
     True
     """
     try:

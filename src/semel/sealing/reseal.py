@@ -21,7 +21,7 @@ AT_ONCE: Final = 8  # an answer may have a megabyte: few are in memory at once
 LOOKED_AT: Final = 1000  # by the doctor, the newest ones
 NAMED_MAX: Final = 5
 OWN: Final = "(a sealer of your own)"
-ADD_KEY: Final = "add it behind the others in the ring (SEMEL_SEAL_KEYS_FILE, and Sealer of the application)"
+ADD_KEY: Final = "add it after the others in the ring (SEMEL_SEAL_KEYS_FILE, and the application's Sealer)"
 
 
 def key_of(answer: Answer) -> str:
@@ -29,14 +29,14 @@ def key_of(answer: Answer) -> str:
     return key_name(answer.body) or OWN
 
 
-def opened_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
-    """A record's sealed answer in clear. Raises what the sealer raises."""
+def open_stored_answer(record: Record, answer: Answer, sealer: Seals) -> Answer:
+    """Decrypt a record's sealed answer. Raises the sealer's errors."""
     return open_answer(answer, record.id, State(record.state), sealer)
 
 
 @dataclass(slots=True)
 class Resealed:
-    """What a walk did: records looked at, answers sealed now, already as wanted, and those that do not open."""
+    """The result of resealing: records read, answers sealed now, answers already current, and unreadable ones."""
 
     looked_at: int = 0
     resealed: int = 0
@@ -99,7 +99,7 @@ def _change(row: Record | None, sealer: Sealer, done: Resealed, *, plain: bool) 
         if key == sealer.key_names[0]:
             return None
         try:
-            answer = opened_answer(row, stored, sealer)
+            answer = open_stored_answer(row, stored, sealer)
         except SemelError:
             _note_unreadable(row, done, f"sealed under {key!r}")
             return None
@@ -114,7 +114,7 @@ def _note_unreadable(row: Record, done: Resealed, why: str) -> None:
 
 
 def look_at_sealing(engine: Engine) -> Iterator[Finding]:
-    """What the doctor finds: the keys that the newest answers are sealed under, and whether this process has them."""
+    """Find the keys of the newest sealed answers, and check whether this process has them."""
     yield from _look_at_parts(engine)
     found = _newest(engine)
     keys: dict[str, int] = {}
@@ -127,7 +127,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
         keys[key_of(stored)] = keys.get(key_of(stored), 0) + 1
         if sealer is not None and (not isinstance(sealer, Sealer) or key_of(stored) in sealer.key_names):
             try:
-                opened_answer(row, stored, sealer)
+                open_stored_answer(row, stored, sealer)
             except SemelError:
                 closed.append(uuid_text(row.operation_id))
     if not keys:
@@ -135,7 +135,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
     used = ", ".join(f"{name} ({count})" for name, count in sorted(keys.items()))
     of = f"of the newest {LOOKED_AT} records, answers are sealed under {used}"
     if sealer is None:
-        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
+        remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
         yield Finding("sealing", "note", f"{of}; no keys are given here", remedy)
         return
     names = sealer.key_names if isinstance(sealer, Sealer) else tuple(keys)
@@ -148,13 +148,13 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             "sealing",
             "problem",
-            f"{len(closed)} sealed answers do not open: {names_text(closed)}",
-            "they were changed, or a key of the ring is another one under the same name: restore the key or the row",
+            f"{len(closed)} sealed answers cannot be decrypted: {names_text(closed)}",
+            "they were changed, or the ring has a different key under the same name: restore the key or the row",
         )
 
 
 def _look_at_parts(engine: Engine) -> Iterator[Finding]:
-    """The same of details, steps, requests and kept files: only what this process has no key of is told."""
+    """Find the keys of details, steps, requests and stored files that this process lacks."""
     sealer = engine.core.sealer
     known = sealer.key_names if isinstance(sealer, Sealer) else ()
     if sealer is not None and not known:
@@ -168,10 +168,10 @@ def _look_at_parts(engine: Engine) -> Iterator[Finding]:
         return
     what = "; ".join(f"{kind} under {names_text(sorted(keys))}" for kind, keys in missing.items())
     if sealer is None:
-        remedy = "to have them checked, name the key ring's file: SEMEL_SEAL_KEYS_FILE"
-        yield Finding("sealed-parts", "note", f"sealed beside answers: {what}; no keys are given here", remedy)
+        remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
+        yield Finding("sealed-parts", "note", f"other sealed data: {what}; no keys are given here", remedy)
         return
-    yield Finding("sealed-parts", "problem", f"the ring lacks keys of what is sealed beside answers: {what}", ADD_KEY)
+    yield Finding("sealed-parts", "problem", f"the ring lacks keys of other sealed data: {what}", ADD_KEY)
 
 
 def _newest(engine: Engine) -> Sequence[Record]:

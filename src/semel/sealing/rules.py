@@ -1,4 +1,4 @@
-"""What is stored of an answer that keeps a secret: sealed, redacted, rebuilt or forgotten; and how it is read again.
+"""What is stored of an answer that keeps a secret: sealed, redact, rebuilt or forgotten; and how it is read again.
 
 What is sealed differs from what is not by how it begins; who seals is a driver's matter. A sealed answer lies in the
 columns of any other: its status in clear, one header without a name that holds the name of the sealing key, and a body
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from semel.core.model import Answer, AnswerKind, Replay, Resolution, Settlement, State, Unreadable, Unseal
 from semel.errors import ConfigurationError, PolicyError, SemelError
-from semel.sealing.redaction import redacted
+from semel.sealing.redaction import redact
 
 if TYPE_CHECKING:
     from semel.policy import Policy
@@ -25,22 +25,22 @@ SEALED_REASONS: Final = (UNSEALED, SEALING_KEY, SEAL)
 _ABOUT: Final = b"semel.answer.1:"
 _LENGTH: Final = Struct(">I")
 _STATUS: Final = Struct(">bi")
-# What a redacted body makes untrue, or gives away: digests of a short secret can be tried out.
+# What a redact body makes untrue, or gives away: digests of a short secret can be tried out.
 _OF_THE_BODY: Final = frozenset(
     {b"content-length", b"content-digest", b"repr-digest", b"digest", b"content-md5", b"etag", b"signature"}
 )
 
 
 class Seals(Protocol):
-    """What an engine needs of a sealer. ``about``: what the text belongs to, such as a record's id."""
+    """The sealer that an engine needs. ``about``: the owner of the text, such as a record's id."""
 
     def seal(self, text: bytes, about: bytes) -> bytes: ...
 
     def open(self, kept: bytes, about: bytes) -> bytes: ...
 
 
-def checked(sealer: Seals | None) -> Seals | None:
-    """An engine's sealer. Raises ConfigurationError where it is none, before it would meet the first request."""
+def validate_sealer(sealer: Seals | None) -> Seals | None:
+    """Validate an engine's sealer. Raises ConfigurationError, before the first request."""
     if sealer is None or all(callable(getattr(sealer, name, None)) for name in ("seal", "open")):
         return sealer
     raise ConfigurationError(
@@ -48,7 +48,7 @@ def checked(sealer: Seals | None) -> Seals | None:
     )
 
 
-def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
+def seal_request(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
     """A request as it is kept. Raises PolicyError for one that would be taken for a sealed one."""
     if sealer is not None:
         return sealer.seal(request, about)
@@ -57,7 +57,7 @@ def sealed(request: bytes, about: bytes, sealer: Seals | None) -> bytes:
     return request
 
 
-def opened(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
+def open_request(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
     """The request that was kept.
 
     Raises ConfigurationError where it was sealed and there is no sealer, and what the sealer raises.
@@ -66,7 +66,7 @@ def opened(kept: bytes, about: bytes, sealer: Seals | None) -> bytes:
         return sealer.open(kept, about)
     if kept.startswith(MARK):
         raise ConfigurationError(
-            "a kept request is sealed: give the engine its sealer, Engine.connect(..., sealer=...)"
+            "a stored request is sealed: give the engine its sealer, Engine.connect(..., sealer=...)"
         )
     return kept
 
@@ -105,12 +105,12 @@ def seal_answer(answer: Answer, id: bytes, state: State, sealer: Seals) -> Answe
 
 
 def about_answer(id: bytes, state: State, status: int | None) -> bytes:
-    """What a sealed answer is bound to."""
+    """The binding of a sealed answer."""
     return _ABOUT + id + _STATUS.pack(state, -1 if status is None else status)
 
 
 def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answer:
-    """The answer that was sealed. Raises what the sealer raises, and PolicyError where what it holds is no answer."""
+    """Decrypt an answer. Raises the sealer's errors, and PolicyError if the content is not an answer."""
     text = sealer.open(sealed.body, about_answer(id, state, sealed.status))
     try:
         [count] = _LENGTH.unpack_from(text, 0)
@@ -121,7 +121,7 @@ def open_answer(sealed: Answer, id: bytes, state: State, sealer: Seals) -> Answe
             parts.append(text[at : at + length])
             at += length
     except Exception as error:
-        raise PolicyError("what was sealed is no answer") from error
+        raise PolicyError("the decrypted data is not an answer") from error
     return Answer(sealed.status, tuple(zip(parts[::2], parts[1::2], strict=True)), text[at:])
 
 
@@ -157,7 +157,7 @@ def cover(word: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
 def cover_answer(
     answer: Answer, kind: AnswerKind, id: bytes, state: State, policy: Policy, sealer: Seals | None
 ) -> tuple[Answer, AnswerKind]:
-    """What of an answer is stored, and as what."""
+    """The stored form of an answer, and its kind."""
     bare = Answer(answer.status, (), b"")  # no digest of the body either: a short secret could be tried out
     if kind != AnswerKind.KEPT or policy.answers == "forget":
         return bare, AnswerKind.NOT_KEPT
@@ -167,7 +167,7 @@ def cover_answer(
         if sealer is None:  # a refusal has made nothing that it could be rebuilt of
             return bare, AnswerKind.NOT_KEPT
     if policy.redact and answer.body:
-        body = redacted(answer.body, policy.redact_paths)
+        body = redact(answer.body, policy.redact_paths)
         if body is None:  # whatever it is, the secret may be in it
             return bare, AnswerKind.NOT_KEPT
         if body != answer.body:
@@ -202,12 +202,12 @@ def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | No
 
 
 def about_step(id: bytes, step: str) -> bytes:
-    """What the sealed result of a step is bound to: its record, and its name as it is shown."""
+    """The binding of a step's sealed result: its record, and its displayed name."""
     return b"semel.step.1:" + id + step.encode()
 
 
 def about_item(operation_id: bytes, place: int) -> bytes:
-    """What the sealed detail of an item is bound to."""
+    """The binding of an item's sealed detail."""
     return b"semel.item.1:" + operation_id + place.to_bytes(8, "big")
 
 

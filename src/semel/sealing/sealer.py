@@ -1,4 +1,4 @@
-"""Sealing with AES-256-GCM: what is stored of requests and answers is unreadable there, and bound to its record.
+"""Encrypt stored requests and answers with AES-256-GCM, bound to their record.
 
 A key ring is rotated by putting the new key first. What a database's own encryption does not do: whoever may read the
 table, or a backup of it, reads nothing.
@@ -92,7 +92,7 @@ class Sealer:
         return head + nonce + self._keys[name].encrypt(nonce, text, head + about)
 
     def open(self, kept: bytes, about: bytes) -> bytes:
-        """What was sealed for ``about``.
+        """Decrypt text that was sealed for ``about``.
 
         Raises ConfigurationError where its key is not in the ring, or it was never sealed; RecordUnreadableError where
         it was changed, or is another record's.
@@ -112,15 +112,15 @@ class Sealer:
         cipher = self._keys.get(name)
         if cipher is None:
             raise ConfigurationError(
-                f"what is kept was sealed under the key {name.decode(errors='replace')!r}, which is not in the ring "
-                "of this process; add it behind the others"
+                f"the stored data were sealed under the key {name.decode(errors='replace')!r}, which is not in the "
+                "ring of this process; add it after the others"
             )
         try:
             return cipher.decrypt(kept[end : end + _NONCE_BYTES], kept[end + _NONCE_BYTES :], head + about)
         except (InvalidTag, ValueError):
             raise RecordUnreadableError(
-                "what is kept cannot be decrypted: it was changed since it was sealed, it belongs to another record, "
-                "or its key's name stands for a different key here; it is not run"
+                "the stored data cannot be decrypted: they were changed since they were sealed, belong to another "
+                "record, or their key's name refers to a different key here; the command does not run"
             ) from None
 
 

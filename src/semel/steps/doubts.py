@@ -1,4 +1,4 @@
-"""The doubts that steps leave: ``step:charge`` says in which one the outcome was lost."""
+"""The doubts of steps: ``step:charge`` names the step whose outcome was lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found out about a step in doubt, and what becomes of the list of steps then.
+"""Apply a finding about a step in doubt to the list of steps.
 
 It did not happen, or it finished with a result. Either way the execution goes on where it was: what had finished before
 stays finished, and derived keys stay the same. Only a word about the whole execution ends it; where nothing is in
@@ -33,7 +33,7 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
         return None  # it has moved on, and nothing will be written
     if word.ends is not None:
         held = row.state != State.UNKNOWN and now < row.lease_until
-        return None if held else _ended(row, word, dict(word.ends), listed)
+        return None if held else _end_steps(row, word, dict(word.ends), listed)
     if row.state == State.CLAIMED:
         return None
     if word.happened and word.result is None:
@@ -47,10 +47,10 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
         ) from error
     if step_of(row.doubt) is None:
         return steps or None  # what had not finished goes on, or begins
-    return found(steps, row.doubt, word.result)
+    return apply_finding(steps, row.doubt, word.result)
 
 
-def found(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
+def apply_finding(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
     """The list once it is known of the step in doubt that it did not happen, or that it finished with this result.
 
     A step that is recorded as finished stays so: its own record is the better witness. Raises as ``steps_after``.
@@ -65,7 +65,7 @@ def found(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
     return with_result(steps, step._replace(disproved=False), result)
 
 
-def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object) -> Steps | None:
+def _end_steps(row: Record, word: Resolution, said: dict[str, bool], listed: object) -> Steps | None:
     """The list of an execution that ends; None: it stays as it is. Raises ResolveRefused as ``steps_after``.
 
     "It did not happen" frees the key: that needs a list in which nothing has happened. An end with an answer is final,
@@ -90,13 +90,13 @@ def _ended(row: Record, word: Resolution, said: dict[str, bool], listed: object)
     done = next((step for step in steps if step.finished or said.get(step.shown)), None)
     if done is not None:
         raise ResolveRefused(
-            f"step {done.shown!r} has happened, so that the command as a whole may not run again; if it was undone, "
-            "end the command as refused, with an answer that says so (--refused --status 409)"
+            f"step {done.shown!r} has happened, so the whole command may not run again; if it was undone, end the "
+            "command as refused, with an answer that explains it (--refused --status 409)"
         )
     return tuple(step._replace(disproved=True) for step in steps) or None
 
 
-def unfinished(steps: Steps) -> Steps:
+def find_unfinished(steps: Steps) -> Steps:
     """The steps that an end of the execution answers for: they had begun, and their ends are not recorded."""
     return tuple(step for step in steps if has_begun(step) and not step.finished)
 
@@ -106,31 +106,31 @@ def _check_answered(steps: Steps, said: dict[str, bool]) -> None:
     for name, happened in said.items():
         step = listed.get(name)
         if step is None:
-            raise ResolveRefused(f"no step {name!r} of this command has begun; {_begun_text(steps)}")
+            raise ResolveRefused(f"no step {name!r} of this command has begun; {_list_begun(steps)}")
         if step.finished and not happened:
             raise ResolveRefused(
                 f"step {name!r} is recorded as finished, which is the better witness; if its effect was undone since, "
                 "say so in the reason and in the answer"
             )
-    open = [step.shown for step in unfinished(steps) if step.shown not in said]
+    open = [step.shown for step in find_unfinished(steps) if step.shown not in said]
     if open:
         raise ResolveRefused(
-            f"say of each step that had begun and not finished whether it happened; unanswered: {_named(open)} "
+            f"say of each step that had begun and not finished whether it happened; unanswered: {_join_names(open)} "
             f"(--step {open[0]}=happened, or --step {open[0]}=not)"
         )
 
 
-def _begun_text(steps: Steps) -> str:
+def _list_begun(steps: Steps) -> str:
     names = [step.shown for step in steps if has_begun(step)]
-    return f"those that have: {_named(names)}" if names else "none has"
+    return f"those that have: {_join_names(names)}" if names else "none has"
 
 
-def _named(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
 def state_text(step: Step) -> str:
-    """What is recorded of a step, for people.
+    """Describe the recorded state of a step for people.
 
     >>> state_text(Step("mail", 0, 1, repeatable=True))
     'had begun, and may be repeated'

@@ -1,4 +1,4 @@
-"""The life of the steps of one run, as flows: learn what is recorded, record a start, record what has ended.
+"""The life of one run's steps, as flows: read the recorded ones, record a start, record an end.
 
 A start is one fenced write of the whole list, in which the results of the steps before it travel: a step costs one
 round trip. Nothing here makes a step's call; the shells in ``steps/run.py`` do, between two flows.
@@ -54,7 +54,7 @@ _UNSEEN: Final = (
 
 
 class StepLedger:
-    """What the holder of one grant knows of its steps.
+    """The steps known to the holder of one grant.
 
     Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
     """
@@ -108,7 +108,7 @@ class StepLedger:
         return step
 
     def _with_room_for(self, step: Step) -> Steps:
-        """The list with a place for each step that was asked for before this one: the next run asks in that order."""
+        """The list with a place for each earlier step: the next run calls them in that order."""
         known = {*(each.identity for each in self._steps), step.identity}
         room = (each._replace(disproved=True) for each in self._passed if each.identity not in known)
         return (*self._steps, *room)
@@ -177,7 +177,7 @@ class StepLedger:
             yield from self._roll_back(unit)
             raise
         if not held:
-            yield from self._refused(step, unit)
+            yield from self._refuse(step, unit)
         self._running.discard(step.identity)
         self._steps = with_result(self._with_room_for(step), step, result)
         self._stored = steps
@@ -185,20 +185,20 @@ class StepLedger:
             self._written = changes
 
     def undo(self, opened: tuple[Step, AnyUnit, Recorded]) -> Flow[None]:
-        """The call has raised: nothing of it remains, and it may be asked for again."""
+        """Undo a call that raised: nothing of it remains, and it may be called again."""
         step, unit, _ = opened
         self._running.discard(step.identity)
         self._asked.discard(step.identity)
         yield from self._roll_back(unit)
 
     def _roll_back(self, unit: AnyUnit) -> Flow[None]:
-        """What the call wrote is undone; where the server could not undo all of it, the operation is UNKNOWN."""
+        """Roll back the call's writes; if the server could not undo all of them, the operation is UNKNOWN."""
         yield from ask(Rollback(unit))
         if has_left_writes(unit):
             self.doubt = NOT_ROLLED_BACK
 
     def _confirm(self, step: Step, packed: bytes) -> Flow[None]:
-        """A commit that was not answered: what is recorded is the evidence."""
+        """Resolve an unanswered commit: the recorded state is the evidence."""
         try:
             seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         except StoreError:
@@ -207,7 +207,7 @@ class StepLedger:
             self.doubt, self._committing = step.doubt, True
             raise StepInDoubt(f"the commit of step {step.shown!r} was not answered, and cannot be seen: not known yet")
 
-    def _refused(self, step: Step, unit: AnyUnit) -> Flow[None]:
+    def _refuse(self, step: Step, unit: AnyUnit) -> Flow[None]:
         yield from self._roll_back(unit)
         seen = yield from ask(Perform("read_steps", lambda: self._rows.read(self._holder)))
         if seen is None:
@@ -220,7 +220,8 @@ class StepLedger:
     # --- the end of the run -------------------------------------------------------------------
 
     def close(self, outcome: Outcome) -> Flow[None]:
-        """Before the last word: learn what was never asked for, and write the results that an answer does not replace.
+        """Before the outcome: check for recorded steps that were not called, and write results not covered by an
+        answer.
 
         Where the store fails, the last word says what is in doubt.
         """
@@ -239,7 +240,7 @@ class StepLedger:
                 self.doubt = unwritten.doubt
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of this run means: see :func:`semel.steps.rules.outcome_after`."""
+        """The outcome of this run: see :func:`semel.steps.rules.outcome_after`."""
         return outcome_after(outcome, self._steps, self._asked, self.doubt, first=self._first)
 
     @property
@@ -251,7 +252,7 @@ class StepLedger:
 
     def _meet(self, want: Step) -> Flow[Finished | BeginStep]:
         if want.identity in self._running:
-            raise StepError(f"step {want.shown!r} is under way in this run; give the second one an ordinal of its own")
+            raise StepError(f"step {want.shown!r} is already running; give the second one its own ordinal")
         if self.doubt is not None:
             raise StepInDoubt(f"the operation is UNKNOWN ({self.doubt}): step {want.shown!r} was not begun")
         try:
@@ -284,7 +285,7 @@ class StepLedger:
             self._steps = self._stored = unpack_steps(seen.steps, self._generation)
         except Unpackable as error:
             self.doubt = UNREADABLE
-            raise StepInDoubt(f"what was recorded of the former run cannot be read: {error}") from error
+            raise StepInDoubt(f"the record of the previous run cannot be read: {error}") from error
         self._learned = True
 
     def _write(self, steps: Steps) -> Flow[bool]:

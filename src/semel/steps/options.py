@@ -1,4 +1,4 @@
-"""What a policy and a command must say for handlers with steps, and for those that end without their client."""
+"""The policy and command options that handlers with steps need, and those of resumable operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REQUEST_BYTES_MAX: Final = 1024 * 1024  # of a resumable operation, beside its r
 
 
 class Resumed(NamedTuple):
-    """Which record a command without its client goes on with: its key is not known any more."""
+    """Identifies the record that a command without its client continues: its key is unknown."""
 
     id: bytes
     key_hash: bytes
@@ -67,7 +67,7 @@ def check_steps(policy: Options, effects: Effects) -> None:
 
 
 def check_request(policy: Options, request: object, resumed: Resumed | None) -> None:
-    """Raise PolicyError where a command has a request that nobody asked for or lacks one, RequestTooLarge."""
+    """Raise PolicyError for a missing or superfluous stored request, RequestTooLarge for a large one."""
     if not policy.resumable:
         raise PolicyError("a command's request is kept for resumable operations only: declare Policy(resumable=True)")
     if resumed is not None:
@@ -79,6 +79,6 @@ def check_request(policy: Options, request: object, resumed: Resumed | None) -> 
         )
     if len(request) > REQUEST_BYTES_MAX:
         raise RequestTooLarge(
-            f"The request has {len(request)} bytes with its head, and at most {REQUEST_BYTES_MAX} are kept for a run "
-            "without its client; send a smaller body, and what is large by where it lies."
+            f"The request has {len(request)} bytes with its head, and at most {REQUEST_BYTES_MAX} can be stored for a "
+            "run without its client; send a smaller body, and pass large data by reference."
         )

@@ -1,4 +1,4 @@
-"""Steps: the recovery points of one execution, and what a later run may do with each.
+"""Steps: the recovery points of one execution, and how a later run may treat each.
 
 The list lies packed in the record's own row, and its holder writes it whole. A finished step gives its recorded
 result; an unfinished one is run again only where it was declared repeatable, still is, and the downstream has not had
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """What it is asked for by: a name, and an ordinal where the name is used several times."""
+        """The identity of a step: its name, and an ordinal if the name is used several times."""
         return self.name, self.ordinal
 
     @property
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """What an UNKNOWN record says that was lost in this step."""
+        """The doubt of a record that is UNKNOWN because of this step."""
         return f"{DOUBT}{self.shown}"
 
 
@@ -102,12 +102,12 @@ def unpack_steps(stored: object, generation: int) -> Steps:
         form, written, count = _HEAD.unpack_from(packed)
         if form != _FORMAT:
             raise Unpackable(f"the list of steps is of format {form}, which this Semel does not know")
-        return _unpacked(packed, count) if written == generation else ()
+        return _unpack(packed, count) if written == generation else ()
     except (error, UnicodeDecodeError):
         raise Unpackable("the list of steps is damaged") from None
 
 
-def _unpacked(packed: bytes, count: int) -> Steps:
+def _unpack(packed: bytes, count: int) -> Steps:
     steps, at = [], _HEAD.size
     for _ in range(count):
         name_bytes, ordinal, started_at, flags, result_bytes = _STEP.unpack_from(packed, at)
@@ -120,7 +120,7 @@ def _unpacked(packed: bytes, count: int) -> Steps:
 
 
 def find(steps: Steps, identity: Identity) -> Step | None:
-    """The step that is asked for by this."""
+    """Find the step with this identity."""
     return next((step for step in steps if step.identity == identity), None)
 
 
@@ -161,7 +161,7 @@ def doubtful(steps: Steps) -> Step | None:
 
 
 def standing(steps: Steps) -> tuple[State, str | None]:
-    """What a record's state and doubt are while its steps are these.
+    """The state and doubt of a record with these steps.
 
     CLAIMED lapses to "run again": all that has begun is finished or may be repeated. PROCESSING lapses to UNKNOWN.
     """
@@ -214,7 +214,7 @@ def check_name(name: object, ordinal: object) -> None:
 
 
 def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int) -> Met:
-    """What a run that asks for a step meets.
+    """Decide how to treat a step that a run calls.
 
     Parameters: ``recorded`` all steps of this execution; ``asked`` what this run has asked for before; ``want`` the
     step as the code declares it now, started now.
@@ -230,7 +230,7 @@ def meet(recorded: Steps, asked: Collection[Identity], want: Step, dedup_us: int
     if known.finished:
         if want.identity in asked:
             raise StepError(
-                f"step {want.shown!r} was asked for twice in one run; give the second one an ordinal: "
+                f"step {want.shown!r} was called twice in one run; give the second one an ordinal: "
                 f"permit.step({want.name!r}, call, ordinal={want.ordinal + 1})"
             )
         return Finished(known.result)
@@ -243,9 +243,9 @@ def _check_new(recorded: Steps, asked: Collection[Identity], want: Step) -> None
     if skipped is not None:
         # It may be the same effect under another name: beginning it would be a silent rerun.
         raise StepError(
-            f"step {want.shown!r} is not recorded, and {skipped.shown!r} is, which this run has not asked for: were "
-            "the steps renamed or put into another order? Finish what is open with the former code, or ask for the "
-            "recorded steps first, in their order"
+            f"step {want.shown!r} is not recorded, and {skipped.shown!r} is, which this run has not called: were the "
+            "steps renamed or reordered? Finish open commands with the previous code, or call the recorded steps "
+            "first, in their order"
         )
     if len(recorded) >= STEPS_MAX:
         raise StepError(
@@ -271,7 +271,8 @@ def with_result(steps: Steps, step: Step, result: bytes) -> Steps:
     if total > STEPS_BYTES_MAX:
         raise StepError(
             f"step {step.shown!r} ran, and its result of {len(result)} bytes cannot be recorded: the results of one "
-            f"execution may have {STEPS_BYTES_MAX} bytes together. Return what the next steps need, such as an id"
+            f"execution may have {STEPS_BYTES_MAX} bytes together. Return only the data that the next steps need, such "
+            "as an id"
         )
     return ended
 

@@ -43,7 +43,7 @@ _AWAITED: Final = (Awaitable, Coroutine)
 
 
 class StepBook:
-    """What both forms share: the steps of one permit."""
+    """The shared part of both forms: the steps of one permit."""
 
     def __init__(self, permit: Permit, backend: Backend, sealer: Seals | None) -> None:
         self._permit = permit
@@ -55,11 +55,11 @@ class StepBook:
         self.ledger = StepLedger(StepRows(backend.store), permit.grant, terms.dedup_us)
 
     def want(self, name: str, ordinal: int, *, repeat: bool) -> Step:
-        """The step as it is asked for, started now. Raises StepError, SupersededError."""
+        """The step for this call, started now. Raises StepError, SupersededError."""
         check_name(name, ordinal)
         permit = self._permit
         if permit.settling:
-            raise StepError(f"step {name!r} was asked for after its command had ended; await every step in the handler")
+            raise StepError(f"step {name!r} was called after its command had ended; await every step in the handler")
         if permit.lost:
             raise SupersededError(f"the record was granted to another attempt: step {name!r} was not begun")
         # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
@@ -69,21 +69,21 @@ class StepBook:
         return Step(name, ordinal, max(now, self._claimed_at), repeat)
 
     def proves_nothing(self, error: BaseException) -> bool:
-        """Whether what a call has raised proves that it had no effect."""
+        """Whether a call's exception proves that it had no effect."""
         return isinstance(error, (NothingHappened, *self._permit.command.policy.nothing_happened))
 
     def conflicts(self, error: BaseException, runs: int) -> bool:
-        """Whether local writes met another transaction, and may be made once more: all of them were undone."""
+        """Whether local writes conflicted with another transaction and may run again: all of them were undone."""
         return runs < UNIT_RUNS_MAX and self._backend.conflicts(error) and self.ledger.doubt != NOT_ROLLED_BACK
 
     def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of the handler means."""
+        """The outcome of the handler's end."""
         return self.ledger.outcome(outcome)
 
     def keep(self, step: Step, value: Any, shape: Shape) -> Any:
         """The result of a step that has just run. Raises StepError: the step stays unfinished, and is in doubt."""
         try:
-            body, again = written(step.shown, value, shape)
+            body, again = encode_result(step.shown, value, shape)
         except StepError:
             self.ledger.fail(step, nothing_happened=False)
             raise
@@ -107,8 +107,8 @@ class StepBook:
             return shape.decode(json.loads(body))
         except (Mismatch, ValueError) as error:
             raise StepError(
-                f"step {step.name!r} is finished, and its recorded result is not what is declared now ({error}); let "
-                "the new code read the former type, or finish what is open with the former code"
+                f"step {step.name!r} is finished, and its recorded result does not fit the current declaration "
+                f"({error}); let the new code read the old type, or finish open commands with the old code"
             ) from error
 
 
@@ -155,7 +155,7 @@ class SyncSteps(StepBook):
                     met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
                     return self.recorded(want, met, shape)
-                body, value = written(name, call(met[1].connection), shape)
+                body, value = encode_result(name, call(met[1].connection), shape)
                 body = self.stored(want, body)
                 with self._writing:
                     drive(ledger.commit(met, body))
@@ -174,7 +174,7 @@ class SyncSteps(StepBook):
 
 
 class AsyncSteps(StepBook):
-    """Steps on an event loop. What is recorded is never cut in half by a cancelled caller: it is known what it says."""
+    """Steps on an event loop. Recording completes even if the caller is cancelled."""
 
     def __init__(self, permit: Permit, backend: Backend, performer: AsyncPerformer) -> None:
         super().__init__(permit, backend, performer.sealer)
@@ -239,7 +239,7 @@ class AsyncSteps(StepBook):
                     value = await value
             finally:
                 self._inside.reset(inside)
-            body, value = written(name, value, shape)
+            body, value = encode_result(name, value, shape)
             body = self.stored(want, body)
             async with self._writing:
                 _, cancelled = await self._whole(ledger.commit(met, body))
@@ -257,15 +257,17 @@ class AsyncSteps(StepBook):
 
     def _check_outside(self, name: str) -> None:
         if self._inside.get():
-            raise StepError(f"step {name!r} was asked for inside a local step, whose transaction it would wait for")
+            raise StepError(f"step {name!r} was called inside a local step, and would wait for that step's transaction")
 
     async def _whole(self, flow: Flow[T]) -> tuple[T, asyncio.CancelledError | None]:
-        """Perform a flow to its end, also where the caller is cancelled meanwhile; what it ended with, and that."""
+        """Perform a flow to its end, even if the caller is cancelled meanwhile; returns its result and the
+        cancellation.
+        """
         return await whole(self._performer.drive(flow))
 
 
 def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
-    """The same, with what was begun given to the hold as well."""
+    """As _whole, and hand the result to the hold."""
     met = yield from begun
     if not isinstance(met, Finished):
         hold.give(met)
@@ -276,7 +278,7 @@ def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
 
 
 def shape_of(name: str, call: object, returns: Any) -> Shape:
-    """How a step's result is written: as it was declared, or as the call's own annotation says.
+    """The shape of a step's result: as declared, or the call's own annotation.
 
     Raises StepError where what is given is no function, ConfigurationError where its type has no safe form.
     """
@@ -288,10 +290,10 @@ def shape_of(name: str, call: object, returns: Any) -> Shape:
         )
     if not callable(call):
         raise StepError(f"step {name!r} needs a function to call; it is a {type(call).__name__}")
-    return _SHAPES.of(_returned(call) if returns is None else returns, f"the result of step {name!r}")
+    return _SHAPES.of(_return_annotation(call) if returns is None else returns, f"the result of step {name!r}")
 
 
-def _returned(call: Any) -> Any:
+def _return_annotation(call: Any) -> Any:
     while isinstance(call, functools.partial):
         call = call.func
     try:
@@ -303,7 +305,7 @@ def _returned(call: Any) -> Any:
     return annotation
 
 
-def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
+def encode_result(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
     """A result as it is recorded, and as every later run gets it. Raises StepError."""
     try:
         kept = keep_result(value, shape)
@@ -312,6 +314,6 @@ def written(name: str, value: Any, shape: Shape) -> tuple[bytes, Any]:
     return kept.answer.body, kept.value
 
 
-def found_result(name: str, value: Any) -> bytes:
+def encode_found(name: str, value: Any) -> bytes:
     """The result of a step that was settled from outside, as it is recorded. Raises StepError."""
-    return written(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]
+    return encode_result(name, value, _SHAPES.of(Any, f"the result of step {name!r}"))[0]

@@ -19,7 +19,7 @@ FIRST: Final = (-1, b"")  # before every lease
 
 
 class Recorded(NamedTuple):
-    """What a holder reads of its own record. ``transaction`` is the one that it was read in, where it can be named."""
+    """A holder's own record. ``transaction`` is the one in which it was read, if it can be named."""
 
     steps: bytes | None
     transaction: str | None
@@ -44,20 +44,22 @@ class StepRows:
         self.settles_by_proof: bool = store.capabilities.settles_by_proof
 
     def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
-        """The recorded steps; None where the holder's grant does not stand any more. ``within`` a unit: its first."""
+        """The recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
+        statement.
+        """
         name = "read_steps_within" if within and self._dialect.name == "postgres" else "read_steps"
         rows = yield from self._dialect.rows(self._sql[name], holder._asdict())
         return Recorded(*cast("tuple[bytes | None, str | None]", rows[0])) if rows else None
 
     def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
         """Replace the list, with the state and the doubt that it leaves; False for a superseded holder."""
-        return (yield from self._dialect.write(self._sql["write_steps"], _written(holder, steps, standing))) == 1
+        return (yield from self._dialect.write(self._sql["write_steps"], _write_params(holder, steps, standing))) == 1
 
     def write_within(
         self, holder: Renewal, steps: bytes, standing: tuple[State, str | None], transaction: str | None
     ) -> Ask[Any]:
-        """The same as the last ask of a unit, which commits with it; whoever may not write lets nobody commit."""
-        params = {**_written(holder, steps, standing), "transaction": transaction}
+        """Write the list as a unit's last request, which commits with it; a superseded holder cannot commit."""
+        params = {**_write_params(holder, steps, standing), "transaction": transaction}
         if self._dialect.name == "postgres":
             return Query(self._sql["write_steps_within"], params)
         return Execute(self._sql["write_steps"], params)
@@ -99,13 +101,13 @@ def decide_with_steps(
 # --- with a settlement by an operator or a reconciler, in its transaction --------------------
 
 
-def stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
-    """A record's list as it is stored; nobody else writes it until this transaction ends (SQLite's has its lock)."""
+def read_stored_steps(dialect: Dialect, id: bytes) -> Flow[Value]:
+    """A record's stored list, locked against other writers until this transaction ends (SQLite's has its lock)."""
     rows = yield from dialect.rows(dialect.statements(NOUN)["lock_steps"], {"id": id})
     return rows[0][0] if rows else None
 
 
-def listed_steps(store: Any, id: bytes) -> Flow[Value]:
+def read_listed_steps(store: Any, id: bytes) -> Flow[Value]:
     """A record's list as it is stored, for an operator to look at; None where the store keeps no steps."""
     if not store.capabilities.holds_features:
         return None
@@ -122,6 +124,6 @@ def rewrite_steps(dialect: Dialect, record: Record, steps: Steps | None) -> Flow
     yield from dialect.write(dialect.statements(NOUN)["rewrite_steps"], params)
 
 
-def _written(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
+def _write_params(holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> dict[str, Value]:
     state, doubt = standing
     return {**holder._asdict(), "steps": steps, "state": int(state), "doubt": doubt}

@@ -17,7 +17,7 @@ _LEAST: Final = 0.001  # client libraries take no time-out of zero
 
 
 class Deadline:
-    """When a store call that begins now must have ended.
+    """The time by which a store call that begins now must end.
 
     Parameters: ``seconds`` the store's patience; ``waited`` how many of them the call has waited already.
 
@@ -47,7 +47,7 @@ class Deadline:
         return self if ways == 1 else Deadline(self.before_sending() / ways)
 
     def for_answer(self) -> float:
-        """Seconds that are left for the answer to what is sent now."""
+        """The remaining seconds for the answer to a request sent now."""
         return max(_LEAST, self._ends + min(MARGIN_SECONDS_MAX, self._seconds / 5) - time.monotonic())
 
     def note_answer(self) -> None:

@@ -1,4 +1,4 @@
-"""What all drivers say alike: a rule of the database that the handler broke, a statement whose fate is open."""
+"""Error messages shared by all drivers."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def still_unknown(error: StoreUnavailable) -> StoreTimeout:
 
 
 def or_still_unknown(error: BaseException, said: bool) -> BaseException:
-    """What to raise for a refusal: of a statement that was ``said`` before, it is only the repetition's."""
+    """The error for a refused statement: if it was ``said`` before, only the repetition was refused."""
     return still_unknown(error) if said and isinstance(error, StoreUnavailable) else error

@@ -1,4 +1,4 @@
-"""Which way a user's connection is joined, by what it is. SQLAlchemy is loaded only if its user has loaded it."""
+"""Choose how to join a user's connection, by its type. SQLAlchemy is used only if the user has loaded it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forked child must begin anew: connections, threads, live permits of its parent.
+"""Reset state in a forked child: connections, threads, and the parent's live permits.
 
 Told by the interpreter, in the child's only thread and before ``fork`` returns there. A look at the process id in every
 call would be too late: of two threads that look at the same time, one goes on with what the other is
@@ -16,7 +16,7 @@ class Inherited(Protocol):
     """Something that a child of its process inherits, and must not use as it is."""
 
     def begin_process(self) -> None:
-        """Start with nothing, in a forked child. What the parent still uses is left alone, not closed."""
+        """Reset state in a forked child. The parent's connections are left alone, not closed."""
 
 
 _watched: weakref.WeakSet[Inherited] = weakref.WeakSet()

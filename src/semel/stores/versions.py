@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from semel.core.decide import decide, is_grant_new, needs_steps
 from semel.core.flow import Flow
 from semel.core.model import Claim, Proceed, Record, Settlement, Settling, Verdict
-from semel.core.settle import settled_row
+from semel.core.settle import settle_row
 from semel.steps.store import decide_with_steps
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.stores.sql.dialect import Dialect
 
 Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
@@ -36,7 +36,7 @@ class Versions:
     dialect: Dialect
 
     def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
-        """Decide on a record that is there, and write what that grants; no verdict where it was forgotten meanwhile.
+        """Decide on an existing record, and write the grant; no verdict if it was deleted meanwhile.
 
         Parameters: ``here``: in a transaction that is open already, and holds the row's lock.
         """
@@ -47,7 +47,7 @@ class Versions:
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
                 verdicts[claim[:2]] = verdict
                 return
-            if (yield from self.replace(row, granted_row(row, claim, verdict.grant), steps=steps)):
+            if (yield from self.replace(row, grant_row(row, claim, verdict.grant), steps=steps)):
                 verdicts[claim[:2]] = verdict
                 return
             found = yield from self.look([claim.id])
@@ -72,7 +72,7 @@ class Versions:
         return verdicts
 
     def rewrite_all(self, rules: Mapping[bytes, Rule]) -> Flow[set[bytes]]:
-        """Write what each rule makes of its record; answers the ids of those that were written."""
+        """Apply each rule to its record; returns the ids of the written ones."""
         done: set[bytes] = set()
         left = sorted(rules)
         while left:
@@ -97,7 +97,7 @@ class Versions:
         while True:
             found = yield from self.look([word.id])
             now, row = found.get(word.id, (0, None))
-            reply, written = settled_row(row, word, now)
+            reply, written = settle_row(row, word, now)
             if row is None or written is None:
                 return reply
             if (yield from self.replace(row, written)):

@@ -1,4 +1,4 @@
-"""What a conformance case works on: one store with its driver, a settable clock, and a way to perform flows.
+"""The bench of a conformance case: one store with its driver, a settable clock, and a way to perform flows.
 
 The same cases run through ``run`` and through ``run_async``; a race is one of threads there and one of
 tasks here.
@@ -62,7 +62,7 @@ class Bench:
         return seen
 
     def race(self, makes: Sequence[MakeFlow[T]]) -> list[T]:
-        """Perform flows at once: each in a thread of its own, or each in a task of its own."""
+        """Perform flows concurrently: each in its own thread or task."""
         driver: Any = self.backend.driver
         if self._runner is not None:
 

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it: leases lapse and retentions end without anybody sleeping."""
+"""A clock that only a test moves: leases lapse and retentions end without sleeping."""
 
 from __future__ import annotations
 

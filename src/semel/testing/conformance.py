@@ -36,7 +36,7 @@ CASES: Final[Mapping[str, Case]] = {
 
 
 def run(name: str, make: MakeSubject, mode: Mode) -> None:
-    """Run one case on a new store; an AssertionError says what does not hold.
+    """Run one case on a new store; an AssertionError names the failure.
 
     Parameters: ``name`` of the case; ``make`` makes a new, empty subject on the given clock; ``mode`` sync
     or async: which half of the driver performs.
@@ -60,7 +60,7 @@ def memory_subject(clock: SettableClock) -> Subject:
 def sqlite_subject(path: str, clock: SettableClock, *, synchronous: str = "OFF") -> Subject:
     """The SQLite store on a new file. By default no commit waits for the disk: the suite ends no machines."""
 
-    def opened() -> Backend:
+    def open_backend() -> Backend:
         return sqlite_backend(SqliteDriver(path, synchronous=synchronous, clock=clock))
 
     def corrupt(row: Record) -> None:
@@ -69,4 +69,4 @@ def sqlite_subject(path: str, clock: SettableClock, *, synchronous: str = "OFF")
                 "UPDATE semel_record SET state = ?, body = ? WHERE id = ?", (row.state, row.body, row.id)
             )
 
-    return Subject(opened(), corrupt, opened)
+    return Subject(open_backend(), corrupt, open_backend)

@@ -40,7 +40,7 @@ FAULTS_MAX: Final = 500  # a loop over every n that is still not clean by then n
 
 
 class Kind(Enum):
-    """What happens at the chosen ask."""
+    """The fault at the chosen request."""
 
     FAIL = "fail"  # the store refuses; nothing was written
     TIMEOUT = "time out"  # no reply: at a commit, whether it took effect is not known yet
@@ -71,7 +71,7 @@ class Crash(BaseException):
 
 
 class _Died(sqlite3.OperationalError):
-    """How a death unwinds the driver from inside: by an error that its library could raise."""
+    """Simulates a death inside the driver, by an error that its library could raise."""
 
 
 class Faults:
@@ -135,7 +135,7 @@ class Faults:
 
 
 def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
-    """What the client library raises; the driver makes of it what it makes of the real one."""
+    """The client library's error; the driver handles it like a real one."""
     if isinstance(needed, TableCall):
         text = f"injected at {needed.verb}"
         return StoreTimeout(text) if timed_out else StoreUnavailable(text)
@@ -264,14 +264,14 @@ class _FaultyUnit:
 
 @dataclass(frozen=True, slots=True)
 class FaultyBackend:
-    """A backend under faults, and what is left to clear away after a death."""
+    """A backend under faults, and the cleanup after a simulated death."""
 
     backend: Backend
     faults: Faults
     units: list[_FaultyUnit]
 
     def bury(self, engine: Engine | None = None) -> None:
-        """What the operating system does after a death: open transactions end, files are closed, threads are gone.
+        """Do what the operating system does after a death: end open transactions, close files, end threads.
 
         Parameters: ``engine`` one that ran on this backend in threads: without it, its upkeep stands still for ever.
         """
@@ -300,17 +300,17 @@ def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: floa
     driver = FaultyDriver(inner, faults)
     units: list[_FaultyUnit] = []
 
-    def kept(unit: Any) -> _FaultyUnit:
+    def keep_unit(unit: Any) -> _FaultyUnit:
         units.append(_FaultyUnit(unit, driver))
         return units[-1]
 
     async def begin_async() -> Any:
         assert real.unit_async is not None
-        return kept(await driver._alive_async(real.unit_async()))
+        return keep_unit(await driver._alive_async(real.unit_async()))
 
     def begin() -> Any:
         assert real.unit is not None
-        return kept(driver._alive(real.unit))
+        return keep_unit(driver._alive(real.unit))
 
     return FaultyBackend(replace(real, driver=driver, unit=begin, unit_async=begin_async), faults, units)
 

@@ -40,10 +40,10 @@ class World(Protocol):
     clock: SettableClock
 
     def do(self, make: MakeFlow[T]) -> T:
-        """Perform a whole flow at once: for what comes before and after the programs."""
+        """Perform a whole flow at once, before or after the programs."""
 
     def step(self, flow: Flow[Any], needed: Ask[Any]) -> Ask[Any]:
-        """One step of a flow that stands at ``needed``; returns where it stands then, or raises StopIteration."""
+        """Take one step of a flow from ``needed``; returns its new position, or raises StopIteration."""
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -94,7 +94,7 @@ class SqliteWorld:
         self._fine = fine
         self.store: Store = SqliteStore()
         self.clock = clock or SettableClock()
-        self._connection = _IDLE.pop() if _IDLE else _connected()
+        self._connection = _IDLE.pop() if _IDLE else _connect()
         _empty(self._connection)
         self._answer: Answer = answering(self._connection, self.clock)
 
@@ -128,7 +128,7 @@ class SqliteWorld:
 _IDLE: Final[list[sqlite3.Connection]] = []
 
 
-def _connected() -> sqlite3.Connection:
+def _connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     perform(SqliteStore().migrate("interleave", b"none"), answering(connection, SettableClock()))
     atexit.register(connection.close)
@@ -147,9 +147,9 @@ def _empty(connection: sqlite3.Connection) -> None:
 
 @cache
 def _emptying() -> list[tuple[str, list[Any]]]:
-    """The statements that bring a store back to what it was when it was new, with the rows that they insert."""
+    """The statements that reset a store to its new state, with the rows that they insert."""
     statements: list[tuple[str, list[Any]]] = []
-    connection = _connected()
+    connection = _connect()
     for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
         statements.append((f"DELETE FROM {table}", []))  # noqa: S608 - names of ours
         if rows := connection.execute(f"SELECT * FROM {table}").fetchall():  # noqa: S608
@@ -197,7 +197,7 @@ class _Actor:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One interleaving: who moved when, what each program returned, and the world afterwards."""
+    """One interleaving: the order of moves, each program's result, and the final state."""
 
     schedule: tuple[int, ...]
     results: tuple[Any, ...]

@@ -26,7 +26,7 @@ from semel.testing.units import at_once
 
 
 class JoinUser(ABC):
-    """One connection or session of the application's, with its transaction; awaited alike for every library."""
+    """A connection or session of the application with its transaction; awaited the same way for every library."""
 
     autobegins: ClassVar[bool] = True
     """Whether a transaction begins by itself, with the first statement."""
@@ -112,7 +112,7 @@ class JoinSubject(ABC):
 
     @abstractmethod
     def open(self) -> Backend:
-        """The store, opened as by a process of its own."""
+        """Open the store, as a separate process would."""
 
     @abstractmethod
     def user(self) -> JoinUser:
@@ -131,7 +131,7 @@ class JoinSubject(ABC):
         """Whether no transaction holds anything of the store, seen from outside."""
 
     def close(self) -> None:
-        """Nothing; a subject closes here what it has opened for ``look``."""
+        """Does nothing; a subject closes here the resources that it opened for ``look``."""
         return None
 
 
@@ -184,11 +184,11 @@ class JoinBench:
             await engine.run(self.command(), handler)
         else:
 
-            async def told() -> Answer:
+            async def run_story() -> Answer:
                 await story()
                 return answer
 
-            engine.run(self.command(), lambda permit: at_once(told()))
+            engine.run(self.command(), lambda permit: at_once(run_story()))
 
     async def leave(self, user: JoinUser) -> None:
         """Disconnect a user."""
@@ -197,7 +197,7 @@ class JoinBench:
 
     @property
     def rows(self) -> list[int]:
-        """What the application's table holds, seen from outside."""
+        """The rows of the application's table, read from outside."""
         return [n for (n,) in self.subject.look("SELECT n FROM effect ORDER BY n")]
 
     @property
@@ -227,11 +227,11 @@ def names(subject: type[JoinSubject]) -> list[str]:
 
 
 def run(name: str, subject: JoinSubject) -> None:
-    """Run one case on a new subject; an AssertionError says what does not hold."""
+    """Run one case on a new subject; an AssertionError names the failure."""
     if not __debug__:
         raise RuntimeError("the suite is made of assertions: run it without -O")
 
-    async def told() -> None:
+    async def run_case() -> None:
         bench = JoinBench(subject)
         try:
             await CASES[name](bench)
@@ -239,7 +239,7 @@ def run(name: str, subject: JoinSubject) -> None:
             await bench.close()
 
     try:
-        asyncio.run(told())
+        asyncio.run(run_case())
         assert subject.is_free()
     finally:
         subject.close()

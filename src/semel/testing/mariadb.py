@@ -1,4 +1,4 @@
-"""The MariaDB store as a subject of the conformance suite: a database of its own on a server that runs."""
+"""The MariaDB store as a subject of the conformance suite: a separate database on a running server."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def mariadb_subject(server: MariadbServer, clock: SettableClock | None) -> Subje
     Parameters: ``clock`` of the store; None: the server's own.
     """
     ours = replace(server, clock=clock)
-    with _connected(server, database=None) as connection, connection.cursor() as cursor:
+    with _connect(server, database=None) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE IF NOT EXISTS `{server.database}`")
         cursor.execute(f"SHOW TABLES FROM `{server.database}` LIKE 'semel%'")
         for (table,) in cursor.fetchall():
             cursor.execute(f"DELETE FROM `{server.database}`.`{table}`")  # noqa: S608 - names of ours
 
-    def opened() -> Backend:
+    def open_backend() -> Backend:
         return mariadb_backend(ours)
 
     def corrupt(row: Record) -> None:
-        with _connected(server, database=server.database) as connection, connection.cursor() as cursor:
+        with _connect(server, database=server.database) as connection, connection.cursor() as cursor:
             cursor.execute(
                 "UPDATE semel_record SET state = %s, body = %s WHERE id = %s", (int(row.state), row.body, row.id)
             )
 
-    return Subject(opened(), corrupt, opened)
+    return Subject(open_backend(), corrupt, open_backend)
 
 
-def _connected(server: MariadbServer, *, database: str | None) -> Any:
+def _connect(server: MariadbServer, *, database: str | None) -> Any:
     options = {**server.options(), "database": database}
     return pymysql.connect(autocommit=True, binary_prefix=True, **options)

@@ -1,4 +1,4 @@
-"""The PostgreSQL store as a subject of the conformance suite: a schema of its own on a server that runs."""
+"""The PostgreSQL store as a subject of the conformance suite: a separate schema on a running server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def postgres_subject(
     """
     empty_schema(conninfo, schema)
 
-    def opened() -> Backend:
+    def open_backend() -> Backend:
         options: dict[str, Any] = {"schema": schema} if through is None else {"prepared": False}
         return postgres_backend(through or conninfo, clock=clock, asyncpg=asyncpg, **options)
 
@@ -44,4 +44,4 @@ def postgres_subject(
                 "UPDATE semel_record SET state = %s, body = %s WHERE id = %s", (row.state, row.body, row.id)
             )
 
-    return Subject(opened(), corrupt, opened)
+    return Subject(open_backend(), corrupt, open_backend)

@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def semel_clock() -> SettableClock:
-    """The clock of this test's stores: it stands still until ``semel_clock.advance(seconds=60)``."""
+    """The clock of this test's stores: it moves only with ``semel_clock.advance(seconds=60)``."""
     from semel.testing.clock import SettableClock
 
     return SettableClock()
@@ -130,7 +130,7 @@ def assert_idempotent() -> Callable[..., Any]:
 
 @pytest.fixture
 def assert_idempotent_async() -> Callable[..., Any]:
-    """:func:`semel.testing.idempotent.assert_idempotent_async`, to be awaited: with anyio and pytest-asyncio alike."""
+    """:func:`semel.testing.idempotent.assert_idempotent_async`, for anyio and pytest-asyncio."""
     from semel.testing import idempotent
 
     return idempotent.assert_idempotent_async

@@ -1,4 +1,4 @@
-"""The Redis store as a subject of the conformance suite: a prefix of its own on a server that runs, alone or not."""
+"""The Redis store as a subject of the conformance suite: a separate prefix on a running server or cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def redis_subject(
     Parameters: ``prefix`` one that nothing has used before on that server: the store is to be empty.
     """
 
-    def opened() -> Backend:
+    def open_backend() -> Backend:
         return redis_backend(((host, port),), cluster=cluster, service=service, prefix=prefix, clock=clock)
 
     def plain() -> Any:
@@ -42,4 +42,4 @@ def redis_subject(
             assert isinstance(known, bytes)
             client.set(key, encode(decode(known)._replace(state=row.state, body=row.body)))
 
-    return Subject(opened(), corrupt, opened)
+    return Subject(open_backend(), corrupt, open_backend)

@@ -1,4 +1,4 @@
-"""The conformance suite of ATOMIC units: what a handler may do to its transaction, and what is left of it.
+"""The conformance suite of ATOMIC units: the limits of a handler in its transaction, and the state it leaves.
 
 ``CASES`` are functions of a :class:`UnitBench`; the suite takes a :class:`UnitSubject` and nothing else. What a
 database can do its subject declares, and :func:`names` leaves the case out. For a store of your own, with pytest:
@@ -53,7 +53,7 @@ class UnitSubject(ABC):
 
     @abstractmethod
     def open(self) -> Backend:
-        """The store, opened as by a process of its own."""
+        """Open the store, as a separate process would."""
 
     @abstractmethod
     async def execute(self, connection: Any, statement: str) -> None:
@@ -68,7 +68,7 @@ class UnitSubject(ABC):
         """Whether no transaction of a unit is open any more, seen from outside."""
 
     async def taken(self, backend: Backend) -> int:
-        """How many connections of ``backend`` its units have not given back; 0 where each unit opens its own."""
+        """The number of connections of ``backend`` that its units still hold; 0 if each unit opens its own."""
         return 0
 
     async def end_early(self, connection: Any, word: str) -> None:
@@ -76,12 +76,12 @@ class UnitSubject(ABC):
         await self.execute(connection, word)
 
     def close(self) -> None:
-        """Nothing; a subject closes here what it has opened for ``look``."""
+        """Does nothing; a subject closes here the resources that it opened for ``look``."""
         return None
 
 
 class Writes:
-    """What a case's handler writes on, awaited alike for every library."""
+    """The connection for a case's handler, awaited the same way for every library."""
 
     def __init__(self, subject: UnitSubject, connection: Any) -> None:
         self.subject = subject
@@ -97,11 +97,11 @@ class Writes:
 
     async def commit(self) -> None:
         """The connection's own ``commit()``."""
-        await _awaited(self.connection.commit())
+        await _await(self.connection.commit())
 
     async def rollback(self) -> None:
         """The connection's own ``rollback()``."""
-        await _awaited(self.connection.rollback())
+        await _await(self.connection.rollback())
 
     async def end_early(self, word: str) -> None:
         """End the transaction behind its unit."""
@@ -138,7 +138,7 @@ class Process:
 
     @property
     def taken(self) -> int:
-        """How many connections its units have not given back."""
+        """The number of connections that its units still hold."""
         counted = self._subject.taken(self._backend)
         return at_once(counted) if self._runner is None else self._runner.run(counted)
 
@@ -170,7 +170,7 @@ class UnitBench:
 
     @property
     def rows(self) -> list[int]:
-        """What the application's table holds, seen from outside."""
+        """The rows of the application's table, read from outside."""
         return [n for (n,) in self.subject.look("SELECT n FROM effect ORDER BY n")]
 
     @property
@@ -190,7 +190,7 @@ class UnitBench:
         self.subject.close()
 
 
-async def _awaited(reply: Any) -> None:
+async def _await(reply: Any) -> None:
     if inspect.isawaitable(reply):
         await reply
 
@@ -217,7 +217,7 @@ def names(subject: type[UnitSubject]) -> list[str]:
 
 
 def run(name: str, subject: UnitSubject) -> None:
-    """Run one case on a new subject; an AssertionError says what does not hold."""
+    """Run one case on a new subject; an AssertionError names the failure."""
     if not __debug__:
         raise RuntimeError("the suite is made of assertions: run it without -O")
     bench = UnitBench(subject)

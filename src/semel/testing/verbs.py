@@ -35,7 +35,7 @@ Verb = Callable[[Store, Grant], MakeFlow[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Where the record stands when the verbs begin: what was done to it, under which policy."""
+    """The state of the record before the verbs, and its policy."""
 
     name: str
     policy: Policy
@@ -47,16 +47,16 @@ def _nothing(world: World, grant: Grant) -> None:
     return None
 
 
-def _lapsed(world: World, grant: Grant) -> None:
+def _lapse(world: World, grant: Grant) -> None:
     world.clock.advance(LEASE_US)
 
 
-def _marked(world: World, grant: Grant) -> None:
+def _mark(world: World, grant: Grant) -> None:
     world.clock.advance(LEASE_US)
     world.do(partial(world.store.lapse, 1))
 
 
-def _settled(state: State, later_us: int = 0) -> Callable[[World, Grant], None]:
+def _settle(state: State, later_us: int = 0) -> Callable[[World, Grant], None]:
     def prepare(world: World, grant: Grant) -> None:
         world.do(partial(world.store.settle, (word(grant, state),)))
         world.clock.advance(later_us)
@@ -70,14 +70,14 @@ _NEW: Final = Policy(after_expiry="new")
 SITUATIONS: Final = (
     Situation("never seen", _EXTERNAL, _nothing, claimed=False),
     Situation("running", _EXTERNAL, _nothing),
-    Situation("lapsed EXTERNAL", _EXTERNAL, _lapsed),
-    Situation("lapsed IDEMPOTENT", _IDEMPOTENT, _lapsed),
-    Situation("UNKNOWN", _EXTERNAL, _marked),
-    Situation("given back", _IDEMPOTENT, _settled(State.PROCESSING)),
-    Situation("released", _EXTERNAL, _settled(State.FAILED_NOT_REPLAYABLE)),
-    Situation("answered", _EXTERNAL, _settled(State.SUCCEEDED)),
-    Situation("answer over, key new", _NEW, _settled(State.SUCCEEDED, 2 * DAY_US)),
-    Situation("tombstone over", _EXTERNAL, _settled(State.SUCCEEDED, 31 * DAY_US)),
+    Situation("lapsed EXTERNAL", _EXTERNAL, _lapse),
+    Situation("lapsed IDEMPOTENT", _IDEMPOTENT, _lapse),
+    Situation("UNKNOWN", _EXTERNAL, _mark),
+    Situation("given back", _IDEMPOTENT, _settle(State.PROCESSING)),
+    Situation("released", _EXTERNAL, _settle(State.FAILED_NOT_REPLAYABLE)),
+    Situation("answered", _EXTERNAL, _settle(State.SUCCEEDED)),
+    Situation("answer over, key new", _NEW, _settle(State.SUCCEEDED, 2 * DAY_US)),
+    Situation("tombstone over", _EXTERNAL, _settle(State.SUCCEEDED, 31 * DAY_US)),
 )
 """Every situation that a record can be in."""
 
@@ -188,14 +188,14 @@ TRIPLE_SITUATIONS: Final = ("running", "lapsed EXTERNAL", "lapsed IDEMPOTENT", "
 
 @dataclass(slots=True)
 class Counted:
-    """How much was checked."""
+    """The number of checked orders."""
 
     cases: int = 0
     interleavings: int = 0
 
 
 class NotAtomic(AssertionError):
-    """An order of steps gave what no order of whole verbs gives."""
+    """An order of steps gave a result that no order of whole verbs gives."""
 
 
 def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
@@ -206,7 +206,7 @@ def pairs() -> Iterator[tuple[Situation, tuple[str, ...]]]:
 
 
 def triples() -> Iterator[tuple[Situation, tuple[str, ...]]]:
-    """Three of the writing verbs at once, in the situations in which they meet."""
+    """Three of the writing verbs at once, in the situations in which they interact."""
     for situation in SITUATIONS:
         if situation.name in TRIPLE_SITUATIONS:
             for names in combinations(TRIPLES, 3):
@@ -227,15 +227,15 @@ def check(make: Callable[[], World], situation: Situation, names: Sequence[str])
     grant = _first_grant(situation)
     flows = [VERBS[name] for name in names]
     whole = {
-        _shown(*_in_order(make, situation, grant, names, order, passing))
+        _state_text(*_in_order(make, situation, grant, names, order, passing))
         for order in permutations(range(len(names)))
         for passing in _passing(names)
     }
     programs = [_program(verb, grant) for verb in flows]
     count = 0
-    for run in interleavings(partial(_prepared, make, situation, grant), programs):
+    for run in interleavings(partial(_prepare, make, situation, grant), programs):
         count += 1
-        seen = _shown(list(run.results), _held(run.world))
+        seen = _state_text(list(run.results), _read_held(run.world))
         if seen not in whole:
             raise NotAtomic(
                 f"{' and '.join(names)}, from {situation.name!r}, in the order {run.schedule}: {seen}\n"
@@ -250,8 +250,8 @@ def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
     yield from (frozenset((place,)) for place, name in enumerate(names) if name in MAY_PASS)
 
 
-def _shown(replies: list[Any], held: Any) -> str:
-    """A text to compare. How many records a purge looked at says nothing about any of them."""
+def _state_text(replies: list[Any], held: Any) -> str:
+    """A text to compare. The number of records that a purge read is left out."""
     said = [reply._replace(scanned=0) if isinstance(reply, Purged) else reply for reply in replies]
     return repr((said, held))
 
@@ -271,23 +271,23 @@ def _in_order(
     order: Sequence[int],
     passing: frozenset[int],
 ) -> tuple[list[Any], Any]:
-    """What whole verbs give in this order: their replies, each in its place, and what the store holds."""
-    world = _prepared(make, situation, grant)
+    """The results of whole verbs in this order: their replies and the final state of the store."""
+    world = _prepare(make, situation, grant)
     try:
         replies: list[Any] = [MAY_PASS.get(name) for name in names]
         for place in order:
             if place not in passing:
                 replies[place] = world.do(VERBS[names[place]](world.store, grant))
-        return replies, _held(world)
+        return replies, _read_held(world)
     finally:
         world.close()
 
 
-def _held(world: World) -> Any:
+def _read_held(world: World) -> Any:
     return world.do(partial(world.store.read, (MINE.id,))), world.do(partial(world.store.audit, None, 10))
 
 
-def _prepared(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
+def _prepare(make: Callable[[], World], situation: Situation, grant: Grant) -> World:
     world = make()
     if situation.claimed:
         world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))
@@ -296,7 +296,7 @@ def _prepared(make: Callable[[], World], situation: Situation, grant: Grant) -> 
 
 
 def _first_grant(situation: Situation) -> Grant:
-    """What a first claim is granted in every world: their clocks start alike."""
+    """The grant of a first claim, equal in every world because all clocks start at the same time."""
     if situation.name not in _GRANTS:
         world = MemoryWorld()
         [verdict] = world.do(partial(world.store.claim, (attempt(nonce=1, policy=situation.policy),)))

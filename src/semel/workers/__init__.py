@@ -1,4 +1,4 @@
-"""What runs beside an application: the relay, the reaper, the completer, reconcilers, and how they are configured.
+"""The workers beside an application: relay, reaper, completer and reconcilers, and their configuration.
 
 Each name is loaded on first use: who runs a reaper does not load a relay.
 """

@@ -24,7 +24,7 @@ class _Listening6(ThreadingHTTPServer):
 
 
 class HealthServer:
-    """Answers ``GET /livez`` and ``GET /readyz`` from a thread of its own, as a context manager on a running loop.
+    """Answers ``GET /livez`` and ``GET /readyz`` from a separate thread, as a context manager on a running loop.
 
     Parameters: ``host`` and ``port`` to listen on (0: a free one, see ``address``); ``check`` asks the store, and
     returns what a probe is shown; ``answer_seconds`` that the loop and the store may take.
@@ -55,7 +55,7 @@ class HealthServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, as HOST:PORT."""
+        """The server's address, as HOST:PORT."""
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 

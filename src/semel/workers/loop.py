@@ -1,4 +1,4 @@
-"""What runs beside an application until it is cancelled: a look, a rest, the next look."""
+"""A worker's loop until it is cancelled: look, rest, look again."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Loop(ABC):
 
     @abstractmethod
     async def _look(self) -> None:
-        """One look. What the store refuses was told to the observer, and is met by the next one."""
+        """Look once. A store's refusal was reported to the observer; the next look tries again."""
 
     def _next_rest(self) -> float:
-        """How long until the next look."""
+        """The time until the next look."""
         return self._every_seconds * (1 - self._random.random() / 4)
 
     async def _leave(self) -> None:
-        """What is to be done at the end, also when it is cancelled: nothing, unless a worker has more."""
+        """Clean up at the end, even when cancelled: nothing, unless a worker overrides it."""
         return
 
     async def __aenter__(self) -> Self:

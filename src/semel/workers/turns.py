@@ -1,4 +1,4 @@
-"""Whose turn it is to look: the workers of one kind in all processes look one after the other, not all at once."""
+"""Take turns: the workers of one kind look one after the other across all processes."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def kind_of(kind: str, operations: Iterable[str]) -> str:
 
 
 def seconds_to_turn(turn: Turn) -> float:
-    """How long to rest until this worker's next turn."""
+    """The seconds until this worker's next turn."""
     return (turn.next - turn.now) / 1_000_000
 
 
 def seconds_ahead(turn: Turn) -> float:
-    """How long to rest after a look: until this worker's next turn, or until something is due before that."""
+    """The pause after a look: until this worker's next turn, or an earlier due time."""
     ahead = turn.next - turn.now
     if turn.earliest is not None and turn.now < turn.earliest < turn.next:
         ahead = turn.earliest - turn.now + DUE_LATER_US

@@ -107,7 +107,7 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         with mock.patch.object(type(connections["default"]), "_commit", failing):
             assert self.status_links(self.ask("/atomic", {"what": "c"})) == []
 
-    def test_another_body_another_caller_and_no_key_are_told_apart(self) -> None:
+    def test_another_body_another_caller_and_no_key_are_distinguished(self) -> None:
         self.ask("/atomic", {"what": "a"})
         assert self.ask("/atomic", {"what": "b"}).status_code == 422
         assert self.ask("/atomic", {"what": "a"}, key=None).status_code == 400
@@ -423,13 +423,13 @@ class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
             assert [self.ask("/external", {"do": "raise"}).status_code for _ in range(2)] == [302, 409]
             assert self.state() == "UNKNOWN"
 
-    def test_a_form_that_was_read_before_is_told_and_nothing_runs(self) -> None:
+    def test_a_form_that_was_read_before_is_reported_and_nothing_runs(self) -> None:
         def form() -> dict[str, Any]:
             return {"note": "n", "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
 
         with override_settings(MIDDLEWARE=[f"{OUTER}.ReadsForm", f"{OUTER}.Token", SEMEL]):
             client = self.client = Client()
-            with self.assertRaisesMessage(ConfigurationError, "above what reads it"):
+            with self.assertRaisesMessage(ConfigurationError, "above the middleware that reads it"):
                 self.ask("/upload", form())
             assert client.get("/effects").json() == []
         with override_settings(MIDDLEWARE=[SEMEL, f"{OUTER}.ReadsForm", f"{OUTER}.Token"]):

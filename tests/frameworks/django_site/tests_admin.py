@@ -217,7 +217,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         given = {"seen": f"default:{id}:1:", "reason": "x", "confirmed": "yes", **word}
         return str(self.operator.post(f"{LIST}settle/", given).content.decode())
 
-    def test_a_store_that_is_away_is_said(self) -> None:
+    def test_a_store_that_is_away_is_reported(self) -> None:
         id = self.made()
         engine = site().place("default").engine
         with mock.patch.object(engine, "perform", side_effect=StoreUnavailable("secret-host refused")):

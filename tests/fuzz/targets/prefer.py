@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.http.headers import preferred_wait
+from semel.http.headers import parse_wait
 
 TOKENS = (
     *(
@@ -29,13 +29,13 @@ _TCHAR = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGH
 def one(data: bytes) -> None:
     """One or more field lines, cut at line feeds."""
     lines = data.split(b"\n")
-    found = preferred_wait(lines)
+    found = parse_wait(lines)
     assert found is None or 0 <= found <= 999_999_999
     if len(lines) > 1:
-        each = [preferred_wait([line]) for line in lines]
+        each = [parse_wait([line]) for line in lines]
         assert found in (None, *each)
         return
-    assert preferred_wait([b"wait=5," + data]) == (5 if len(data) + 7 <= 1024 else None)
+    assert parse_wait([b"wait=5," + data]) == (5 if len(data) + 7 <= 1024 else None)
     wanted = _reference(data)
     if wanted != "malformed":
         assert found == wanted, (found, wanted)

@@ -24,10 +24,10 @@ from semel.core.model import (
     Unreadable,
 )
 from semel.core.record import answer_of, matches, pack_headers, state_of, unpack_headers
-from semel.core.settle import abandoned_row, lapsed_row, marked_row, renewed_row, resolved_row, settled_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resolve_row, settle_row
 from semel.operations.http import describe
 from semel.policy import Policy
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.testing.attempts import ATOMIC, EXTERNAL, IDEMPOTENT, OK, attempt, word
 from semel.testing.clock import START_US
 from tests.fuzz.reading import Choices
@@ -91,10 +91,10 @@ def _row(claim: Claim, state: State | None) -> tuple[bool, Record]:
     starts = State.CLAIMED if state is State.CLAIMED else State.PROCESSING
     claim = claim._replace(terms=claim.terms._replace(starts=starts))
     grant = first_grant(claim, START_US)
-    row = granted_row(None, claim, grant)
+    row = grant_row(None, claim, grant)
     if state in (State.CLAIMED, State.PROCESSING):
         return False, row
-    reply, written = settled_row(row, word(grant, state or State.PROCESSING), START_US + 1000)
+    reply, written = settle_row(row, word(grant, state or State.PROCESSING), START_US + 1000)
     assert written is not None, reply
     return state in (State.SUCCEEDED, State.FAILED_REPLAYABLE), written
 
@@ -125,13 +125,13 @@ def _check_rules(row: Record, claim: Claim, now: int) -> None:
     sound = not isinstance(decide(row, claim, now), Unreadable)
     named = (claim.id, row.fence, row.nonce)
     for state in State:
-        settled_row(row, Settlement(*named, state, OK, AnswerKind.KEPT), now)
-    renewed_row(row, Renewal(*named), now)
-    marked_row(row, Renewal(*named))
-    abandoned_row(row, row.nonce, now)
-    lapsed_row(row, now)
+        settle_row(row, Settlement(*named, state, OK, AnswerKind.KEPT), now)
+    renew_row(row, Renewal(*named), now)
+    mark_row(row, Renewal(*named))
+    abandon_row(row, row.nonce, now)
+    lapse_row(row, now)
     for happened in (True, False):
-        resolved_row(
+        resolve_row(
             row, Resolution(claim.id, row.fence, happened, Answer(200, (), b""), "ops", "why", forced=True), now
         )
     state_of(row)

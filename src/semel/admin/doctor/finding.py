@@ -12,7 +12,7 @@ NAMES_SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw. A warning and a problem say what to do: in ``remedy``, or in an error's own text.
+    """The finding of one check. A warning or problem has a remedy, in ``remedy`` or in an error's own text.
 
     >>> Finding("disk", "ok", "12 GiB free").is_bad
     False

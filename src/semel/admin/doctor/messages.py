@@ -1,4 +1,4 @@
-"""What `semel doctor` checks beside records: the outbox, the inbox, and rows that are damaged."""
+"""The checks of `semel doctor` for the outbox, the inbox and damaged rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.outbox.event import Waiting
 from semel.outbox.rules import receiver_of, receiver_topic
 from semel.outbox.store import Events
 from semel.steps.rules import Unpackable, unpack_steps
-from semel.stores.sql.damage import damage_of, mended
+from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, STEPS, Copies, Noun
 
@@ -49,8 +49,11 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
         yield Finding(
             "events",
             "warning",
-            f"{depth.parked} parked, never published and hold back the later ones of their aggregates{_first(first)}",
-            "mend the cause, then: semel events --parked; semel events retry ID (or drop ID)",
+            (
+                f"{depth.parked} parked: they are not published, and block the later events of their "
+                f"aggregates{_first(first)}"
+            ),
+            "fix the cause, then: semel events --parked; semel events retry ID (or drop ID)",
         )
     late = depth.waiting > 0 and depth.oldest_us > WAITS_US
     relays = late and engine.perform("relays", Copies(engine.store).relay_us)
@@ -60,14 +63,14 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
             "events",
             "warning",
             "the webhook's endpoint is disabled, since it has answered 410 Gone: nothing is sent to it",
-            "if it is wanted again, or has another address by now: semel events enable; else give the events up: "
-            "semel events drop --topic TOPIC",
+            "to use it again, perhaps with a new address: semel events enable; otherwise drop its events: semel "
+            "events drop --topic TOPIC",
         )
     slow = [each for each in behind if each.depth.parked or each.depth.oldest_us > WAITS_US]
     yield from map(_receiver, slow[:NAMED_MAX])
     if len(slow) > NAMED_MAX:
-        named = f"{len(slow) - NAMED_MAX} more receivers have not got what is theirs"
-        yield Finding("events", "warning", named, "see each: semel events")
+        named = f"{len(slow) - NAMED_MAX} more receivers have not received their webhooks"
+        yield Finding("events", "warning", named, "list them: semel events")
     if late and not relays:
         yield _waiting_long(depth.waiting, depth.oldest_us, relays=False)
     elif late and (others_us > WAITS_US or not slow):
@@ -92,15 +95,18 @@ def _receiver(behind: Behind) -> Finding:
             "events",
             "warning",
             f"the receiver {behind.receiver!r} is disabled, since it has answered 410 Gone: {waits}, {parked} parked",
-            f"if it is wanted again: semel events enable --topic {topic}; else take it out of the receivers' file, and "
-            f"semel events drop --topic {topic}",
+            f"to use it again: semel events enable --topic {topic}; otherwise remove it from the receivers' file, "
+            f"then: semel events drop --topic {topic}",
         )
-    again = f"; then try again what is parked: semel events retry --topic {topic}" if parked else ""
+    again = f"; then retry the parked events: semel events retry --topic {topic}" if parked else ""
     return Finding(
         "events",
         "warning",
-        f"the receiver {behind.receiver!r} has not got its webhooks: {waits}, {parked} parked{why}",
-        f"ask its owner whether it is away or slow, no other one waits for it; semel events --topic {topic}{again}",
+        f"the receiver {behind.receiver!r} has not received its webhooks: {waits}, {parked} parked{why}",
+        (
+            "ask its owner whether it is down or slow; other receivers do not wait for it; semel events --topic "
+            f"{topic}{again}"
+        ),
     )
 
 
@@ -111,14 +117,14 @@ def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
             "events",
             "warning",
             f"{detail}, although a relay runs",
-            "its log says whether the sink is reached; semel events says what was refused and what waits behind it",
+            "its log shows whether it reaches the sink; semel events lists the refused event and the events behind it",
         )
     return Finding(
         "events",
         "warning",
         f"{detail}; no relay runs",
-        "start one: semel worker --sink URL (or Relay in your process); where Debezium publishes, delete what it has "
-        "published",
+        "start one: semel worker --sink URL (or Relay in your process); if Debezium publishes, delete the events that "
+        "it has published",
     )
 
 
@@ -129,9 +135,12 @@ def _look_at_inbox(engine: Engine) -> Finding:
     return Finding(
         "messages",
         "warning",
-        f"{backlog.parked} parked, the first for {span_text(backlog.parked_us)}: they failed too often and are not "
+        f"{backlog.parked} parked, the first for {span_text(backlog.parked_us)}: they failed too often and were not "
         "handled",
-        "mend the cause, then: semel messages --parked; semel messages release ID --consumer NAME, and publish it anew",
+        (
+            "fix the cause, then: semel messages --parked; semel messages release ID --consumer NAME, and publish it "
+            "again"
+        ),
     )
 
 
@@ -152,7 +161,7 @@ def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
                 whole = False
                 break
         seen += of_noun
-    extent = "" if whole else f" (the first {ROWS_LOOKED_AT} of a kind; --full looks at all)"
+    extent = "" if whole else f" (the first {ROWS_LOOKED_AT} of each kind; --full reads all)"
     if not bad:
         return Finding("rows", "ok", f"{seen} operations, bulks, items, events, messages and steps are sound{extent}")
     more = "" if bad <= len(named) else f" and {bad - len(named)} more"
@@ -160,12 +169,12 @@ def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
         "rows",
         "problem",
         f"{bad} damaged{extent}: {'; '.join(named)}{more}",
-        "restore them from a backup; a damaged event is parked and never published, the others go on",
+        "restore them from a backup; a damaged event is parked and never published, the others are not affected",
     )
 
 
 def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
-    """A damaged row's name, and what is wrong with it."""
+    """The name of a damaged row, and its damage."""
     values = dict(zip(noun.columns, row, strict=False))
     if noun is STEPS:
         try:
@@ -175,4 +184,4 @@ def _damage(noun: Noun, row: Sequence[Any]) -> str | None:
             return f"steps of operation {uuid_text(id) if isinstance(id, bytes) else id} ({error})"
         return None
     damage = damage_of(noun.name, values)
-    return None if damage is None else f"{row_name(noun.name, mended(noun.name, values))} ({damage})"
+    return None if damage is None else f"{row_name(noun.name, repair(noun.name, values))} ({damage})"

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the records: damaged and unknown ones, and lapsed ones that no worker takes."""
+"""The checks of `semel doctor` for records: damaged, unknown, and lapsed ones that no worker handles."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from semel.admin.describe import shown_state
+from semel.admin.describe import state_label
 from semel.admin.doctor.finding import Finding
-from semel.admin.filters import bounded_page, pages
+from semel.admin.filters import find_bounded, pages
 from semel.admin.reconciliations import look_at_reconciliations
 from semel.cli.terminal import span_text
 from semel.core.contract import Store
@@ -25,7 +25,7 @@ OPERATIONS_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """How many records of one kind there are (at least), and the oldest of them."""
+    """The number (at least) of records of one kind, and the oldest of them."""
 
     count: int
     oldest: Record | None
@@ -39,7 +39,7 @@ class _Standing:
 
 
 def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
-    """The findings about what the store holds.
+    """Check the records of a store, and yield findings.
 
     Parameters: ``quick`` looks at the store's own list of what needs attention alone.
     """
@@ -62,9 +62,9 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
 
 
 def _count(engine: Engine) -> Finding:
-    """How many records there are of each state: it looks at all."""
+    """Count the records in each state, by reading all of them."""
     counts = engine.perform("counts", engine.store.counts)
-    names = {int(state): shown_state(state.name).lower() for state in State}
+    names = {int(state): state_label(state.name).lower() for state in State}
     listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
     damaged = [state for state in counts if state not in names]
     return Finding(
@@ -84,8 +84,11 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     return Finding(
         "resting",
         "note",
-        f"{count} between their steps or items, held by no process, the oldest begun {age} ago",
-        "a retry goes on; where a client has lost its key: semel list --state claimed --lapsed; semel explain ID",
+        f"{count} between their steps or items, held by no process, the oldest started {age} ago",
+        (
+            "a retry continues them; where a client has lost its key: semel list --state claimed --lapsed; semel "
+            "explain ID"
+        ),
     )
 
 
@@ -93,7 +96,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
     """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
     if not engine.store.capabilities.holds_features:
         return
-    [now, found] = engine.perform("abandoned", lambda: _abandoned(engine.store))
+    [now, found] = engine.perform("abandoned", lambda: _find_abandoned(engine.store))
     left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
     if not left:
         yield Finding("abandoned", "ok", "none")
@@ -105,11 +108,11 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
         "abandoned",
         "warning",
         f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
-        "no completer brings them to their end: semel worker --complete MODULE:APP",
+        "no completer finishes them: semel worker --complete MODULE:APP",
     )
 
 
-def _abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
+def _find_abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
     found = yield from StepRows(store).abandoned(PAGE)
     return (yield from store.find(Find(limit=1))).now, found
 
@@ -119,10 +122,10 @@ def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list
 
     Parameters: ``walk`` on, a bounded statement at a time, until there is a page of them, or no more records.
     """
-    page = bounded_page(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
+    page = find_bounded(engine, query._replace(limit=PAGE)) if walk else next(pages(engine, query, PAGE))
     records = list(page.records)
     while walk and len(records) < PAGE and page.next_before is not None:
-        page = bounded_page(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
+        page = find_bounded(engine, query._replace(limit=PAGE - len(records), before=page.next_before))
         records += page.records
     return page.now, records, page.next_before is not None
 
@@ -143,6 +146,8 @@ def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
     over = now - oldest.lease_until
     detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
     if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
-        remedy = "run: semel worker, which reaps; over ASGI semel.install(app) or manage_engine=True do as well"
+        remedy = (
+            "run semel worker, which reaps; in an ASGI application semel.install(app) or manage_engine=True also reaps"
+        )
         return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
     return Finding("lapsed", "note", detail)

@@ -1,4 +1,4 @@
-"""What `semel doctor` and `semel migrate` check of the tables themselves: that what the migrations made is there."""
+"""The checks of `semel doctor` and `semel migrate` for the tables: everything that the migrations made exists."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from semel.stores.sql.statements import Query, script, statements
 
 SQL: Final = statements("semel.admin.doctor", "schema.sql")
 REMEDY: Final = (
-    "the tables were changed by hand, or restored in part: restore them all from one backup, or make what "
-    "is missing as semel/stores/migrations says; semel migrate makes no version twice"
+    "the tables were changed by hand, or restored in part: restore them all from one backup, or create the missing "
+    "parts from the migrations in semel/stores; semel migrate runs no migration twice"
 )
 _FOLDERS: Final = {"postgresql": "postgres", "mariadb": "mariadb", "sqlite": "sqlite"}
 _TABLE: Final = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(semel_\w+) \(\n(.*)\n\)", re.DOTALL)
@@ -38,23 +38,23 @@ def look_at_schema(engine: Engine, identity: Identity) -> Finding:
 
 
 def missing(engine: Engine, migrations: Iterable[str]) -> str:
-    """Which tables and columns of these migrations are not there, in words; empty where nothing is missing."""
+    """List the missing tables and columns of these migrations in words; empty if none is missing."""
     folder = _FOLDERS.get(engine.backend.name)
     if folder is None:
         return ""
     here: dict[str, set[str]] = {}
     for table, column in engine.perform("columns", lambda: ask(Query(SQL[f"columns_{folder}"], {}))):
         here.setdefault(str(table), set()).add(str(column))
-    wanted = declared("\n".join(_text(folder, name) for name in migrations))
+    wanted = parse_tables("\n".join(_text(folder, name) for name in migrations))
     gone = [f"the table {table}" for table in wanted if table not in here]
     gone += [f"{table}.{column}" for table in here for column in wanted.get(table, ()) if column not in here[table]]
     return f"{', '.join(sorted(gone))} cannot be found" if gone else ""
 
 
-def declared(text: str) -> Mapping[str, list[str]]:
+def parse_tables(text: str) -> Mapping[str, list[str]]:
     """The tables that migrations make, with their columns.
 
-    >>> declared("CREATE TABLE semel_a (\\n    id bytea,\\n    UNIQUE (id)\\n); ALTER TABLE semel_a ADD COLUMN n int;")
+    >>> parse_tables("CREATE TABLE semel_a (\\n    id bytea,\\n  UNIQUE (id)\\n);ALTER TABLE semel_a ADD COLUMN n int;")
     {'semel_a': ['id', 'n']}
     """
     found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a server: what its settings make of the store's promise, then room and rights."""
+"""The checks of `semel doctor` for a server: durability settings, free space and permissions."""
 
 from __future__ import annotations
 

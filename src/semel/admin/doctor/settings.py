@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of the settings: where they come from, and variables that no process reads."""
+"""The checks of `semel doctor` for settings: their sources, and variables that no process reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.admin.doctor.finding import Finding
-from semel.cli.open_store import shown_url, source_of_url, url_of
+from semel.cli.open_store import hide_password, source_of_url, url_of
 from semel.reference.settings import Settings
 
 _PREFIX: Final = "SEMEL_"
@@ -21,23 +21,23 @@ VARIABLES: Final = tuple(sorted(set(re.findall(r"SEMEL_[A-Z_]+", Settings.__doc_
 
 def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """The findings about the URL, the id secret and the variables of the environment."""
-    url = f"{shown_url(url_of(options))} (by {source_of_url(options)})"
+    url = f"{hide_password(url_of(options))} (by {source_of_url(options)})"
     yield Finding("settings", "ok", url)
     for name in sorted(environment):
-        meant = _meant(name)
+        meant = _suggest(name)
         if meant is not None:
             detail = f"nothing reads the variable {name}; did you mean {meant}?"
             yield Finding("settings", "warning", detail, "correct or unset it")
     yield from _look_at_secret(environment.get("SEMEL_ID_SECRET_FILE"))
     keys = environment.get("SEMEL_SEAL_KEYS_FILE")
     if keys and _is_shared(keys):
-        yield Finding("sealing-keys", "warning", "others than its owner may read their file", f"chmod 600 {keys}")
+        yield Finding("sealing-keys", "warning", "users other than its owner can read their file", f"chmod 600 {keys}")
 
 
-def _meant(name: str) -> str | None:
+def _suggest(name: str) -> str | None:
     """The variable that a name was probably meant to be; None where it is one, or resembles none.
 
-    >>> _meant("SEMEL_ULR"), _meant("SEMEL_URL"), _meant("SEMEL_TEST_OWNER")
+    >>> _suggest("SEMEL_ULR"), _suggest("SEMEL_URL"), _suggest("SEMEL_TEST_OWNER")
     ('SEMEL_URL', None, None)
     """
     if not name.startswith(_PREFIX) or name in VARIABLES:
@@ -54,9 +54,9 @@ def _is_shared(path: str) -> bool:
 
 def _look_at_secret(path: str | None) -> Iterator[Finding]:
     if not path:
-        yield Finding("id-secret", "ok", "none: a reader of the store can try out keys that are easily guessed")
+        yield Finding("id-secret", "ok", "none: anyone who can read the store can test guesses of weak keys")
         return
     if _is_shared(path):
-        yield Finding("id-secret", "note", "others than its owner may read its file", f"chmod 600 {path}")
+        yield Finding("id-secret", "note", "users other than its owner can read its file", f"chmod 600 {path}")
     else:
-        yield Finding("id-secret", "ok", "from its file, which only its owner may read")
+        yield Finding("id-secret", "ok", "from its file, which only its owner can read")

@@ -87,7 +87,9 @@ class Mover:
         for id, record in wanted.items():
             copy = there[id]
             if copy is None or not is_copy(record, copy):
-                raise CommandFailed(f"{named(record)} could not be verified in the target; run semel move again")
+                raise CommandFailed(
+                    f"{describe_record(record)} could not be verified in the target; run semel move again"
+                )
         self.there += len(known)
         self.copied += len(wanted) - len(known)
 
@@ -99,13 +101,13 @@ class Mover:
         return dict(zip(asked, rows, strict=True))
 
     def _step(self, pairs: Sequence[tuple[Record, Record | None]], generation: int, now: int) -> None:
-        """One more of claim, settlement and resolution for each copy, as it stands."""
+        """Take each copy one step further: claim, settle or resolve it."""
         claims: list[Claim] = []
         words: list[Settlement] = []
         for record, copy in pairs:
             if copy is not None and not _is_ours(record, copy):
                 raise CommandFailed(
-                    f"{named(record)}: another record stands in its place in the target; see both stores"
+                    f"{describe_record(record)}: the target has a different record under its id; compare both stores"
                 )
             last = generation == record.generation
             if copy is None or (copy.state == State.FAILED_NOT_REPLAYABLE and copy.generation == generation):
@@ -115,7 +117,9 @@ class Mover:
             elif copy.state == State.UNKNOWN:
                 self._resolve(copy)
             else:
-                raise CommandFailed(f"{named(record)}: its copy ended otherwise in the target; see both stores")
+                raise CommandFailed(
+                    f"{describe_record(record)}: its copy in the target has a different outcome; compare both stores"
+                )
         if claims:
             self._target.perform("claim", lambda: self._target.store.claim(claims))
         if words:
@@ -126,15 +130,15 @@ class Mover:
         self._target.perform("resolve", lambda: self._target.store.resolve(word))
 
 
-def named(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """Describe a record for people."""
     return f"operation {uuid_text(record.operation_id)} ({record.operation})"
 
 
 def obstacles(record: Record) -> Iterator[str]:
-    """Why a record cannot be copied; nothing where it can."""
+    """The reason that a record cannot be copied; empty if it can."""
     if record.state in OPEN_STATES:
-        yield "is open: it may be running, or its end is not known yet"
+        yield "is open: it may be running, or its outcome is not known yet"
     elif record.state not in tuple(State):
         yield "is damaged"
     if record.answer_kind not in tuple(AnswerKind) or record.sealing_key_id:
@@ -144,13 +148,15 @@ def obstacles(record: Record) -> Iterator[str]:
 def check_movable(record: Record) -> None:
     """Raise CommandFailed where a record cannot be copied."""
     for why in obstacles(record):
-        raise CommandFailed(f"{named(record)} {why}; stop all writers, then see: semel doctor")
+        raise CommandFailed(f"{describe_record(record)} {why}; stop all writers, then see: semel doctor")
     if record.answer_kind in STORED_ANSWERS and answer_of(record) is None:
-        raise CommandFailed(f"{named(record)} is damaged: its answer is not what was stored; see: semel doctor")
+        raise CommandFailed(
+            f"{describe_record(record)} is damaged: its answer does not match its checksum; see: semel doctor"
+        )
 
 
 def is_copy(record: Record, copy: Record) -> bool:
-    """Whether a record of the target says the same as the source's; times, fences and holders are the store's own."""
+    """Whether a target record equals the source's; times, fences and holders are the store's own."""
     alike = all(getattr(record, name) == getattr(copy, name) for name in _ALIKE)
     digests = record.answer_kind not in STORED_ANSWERS or record.answer_digest == copy.answer_digest
     return alike and digests and (record.state != State.UNKNOWN or record.doubt == copy.doubt)
@@ -174,7 +180,7 @@ def is_sealed_anew(record: Record, copy: Record) -> bool:
     if here != there:
         plain = "--plain --operation NAME " if None in (here, there) else ""
         raise CommandFailed(
-            f"{named(record)} was sealed anew since it was copied: it is {_under(here)} in the source and "
+            f"{describe_record(record)} was sealed again since it was copied: it is {_under(here)} in the source and "
             f"{_under(there)} in the target. Run semel reseal {plain}on both stores with one ring "
             "(SEMEL_SEAL_KEYS_FILE), and then semel move again"
         )
@@ -220,7 +226,7 @@ def claim_of(record: Record, generation: int, now: int) -> Claim:
 
 
 def _terms(record: Record, now: int) -> Terms:
-    """What is left of the original's times; of a record that never expires, all of them."""
+    """The remaining durations of the original; all of them for a record that never expires."""
     answer_us, tombstone_us, deadline_us = record.answer_us, record.tombstone_us, MOMENT_US
     if record.answer_until is not None and record.forget_after is not None:
         answer_us, tombstone_us = max(1, record.answer_until - now), max(1, record.forget_after - now)
@@ -240,7 +246,7 @@ def _terms(record: Record, now: int) -> Terms:
 
 
 def word_of(record: Record, copy: Record) -> Settlement:
-    """The settlement that makes a copy say what the original says."""
+    """The settlement that gives a copy the original's outcome."""
     answer = answer_of(record)
     if answer is None and record.status is not None:
         answer = Answer(record.status, (), b"")  # not kept: the status is all that is left of it

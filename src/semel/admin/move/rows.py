@@ -1,4 +1,4 @@
-"""What a store has beside records, in another store: operations, bulks and items, events, messages, steps, imports.
+"""Move the rows other than records into another store: operations, bulks, items, events, messages, steps, imports.
 
 Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
 So a move that was cut short goes on, and one that is done does nothing.
@@ -15,12 +15,12 @@ from semel.cli.terminal import Json
 from semel.engine.sync_engine import Engine
 from semel.operations.flow import is_kept_by
 from semel.stores.sql.statements import Row
-from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, is_alike, is_behind, name_of, place_of, shown
+from semel.stores.sql.tables import NOUNS, Copies, Holdings, Noun, describe_row, is_alike, is_behind, name_of, place_of
 
 
 @dataclass(slots=True)
 class RowsMoved:
-    """How many rows of each kind were copied, and how many were there already."""
+    """The number of rows of each kind that were copied, and that existed already."""
 
     copied: dict[str, int] = field(default_factory=dict)
     there: dict[str, int] = field(default_factory=dict)
@@ -31,39 +31,40 @@ class RowsMoved:
 
 
 def holdings(engine: Engine) -> Holdings | None:
-    """How much a store holds beside records; None where it can hold nothing."""
+    """Count the rows other than records in a store; None if it cannot hold any."""
     if not is_kept_by(engine.store):
         return None
     return engine.perform("move", Copies(engine.store).holdings)
 
 
 def check_relays(engine: Engine) -> None:
-    """Raise CommandFailed while a relay publishes the store's events: what it publishes would be published twice."""
+    """Raise CommandFailed while a relay publishes the store's events, because it would publish them twice."""
     alive = engine.perform("move", Copies(engine.store).relay_us) if is_kept_by(engine.store) else 0
     if alive:
         raise CommandFailed(
-            f"a relay publishes the events of --from (believed alive for {-(-alive // 1_000_000)} s more): what it "
-            "publishes meanwhile would be published twice. Stop semel worker, wait that long, and run it again"
+            f"a relay publishes the events of --from (believed alive for {-(-alive // 1_000_000)} s more): events that "
+            "it publishes during the move would be published twice. Stop semel worker, wait that long, and run the "
+            "move again"
         )
 
 
 def check_fits(held: Holdings | None, target: Engine) -> None:
-    """Raise CommandFailed where the target cannot hold what the source has beside records."""
+    """Raise CommandFailed if the target cannot hold the source's rows other than records."""
     if held is None or held.is_empty or is_kept_by(target.store):
         return
     wanted = ""
     if held.waiting + held.parked:
-        wanted = " Let semel worker publish what waits, and drop or retry what is parked (semel events), first."
+        wanted = " First let semel worker publish the waiting events, and drop or retry the parked ones (semel events)."
     raise CommandFailed(
-        f"--from holds {told(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL database, "
-        "or leave them where they are, knowingly: --records-only"
+        f"--from holds {describe_holdings(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL "
+        "database, or deliberately leave them behind: --records-only"
     )
 
 
-def told(held: Holdings) -> str:
-    """What a store holds beside records, in words.
+def describe_holdings(held: Holdings) -> str:
+    """Describe in words the rows of a store other than records.
 
-    >>> told(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
+    >>> describe_holdings(Holdings(2, 1, 40, 3, 0, 0, 5, 0, 12, imports=2, files=1))
     '2 operations, 1 bulks with 40 items, 3 events that are not published, 5 messages, 2 imports, 1 kept files'
     """
     parts = [
@@ -133,8 +134,8 @@ def _copy(target: Engine, noun: Noun, rows: Sequence[Row], moved: RowsMoved) -> 
                 continue  # of a record whose time is over: it was left behind
             why = " (or another operation has its business reference)" if noun.name == "operations" else ""
             raise CommandFailed(
-                f"{shown(noun, row)} could not be verified in the target: another one stands in its place{why}; "
-                "see both stores"
+                f"{describe_row(noun, row)} could not be verified in the target: a different row is in its place{why}; "
+                "compare both stores"
             )
     moved.copied[noun.name] += len(left)
     moved.there[noun.name] += len(plain) - len(left)

@@ -20,7 +20,7 @@ async def command_of(exchange: Exchange, body: bytes) -> Command | Answer:
     return await asyncio.to_thread(exchange.command, body)
 
 
-async def finished(exchange: Exchange, spool: Spool) -> Command | Answer:
+async def finish(exchange: Exchange, spool: Spool) -> Command | Answer:
     """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
     if spool.size <= ON_LOOP_BYTES_MAX:
         return exchange.finish(spool)

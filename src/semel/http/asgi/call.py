@@ -19,7 +19,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
 from semel.http.asgi.listener import is_disconnect
-from semel.http.asgi.scope import captured
+from semel.http.asgi.scope import capture_scope
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers
@@ -86,7 +86,7 @@ class AsgiCall:
         self._capture = Capture(exchange.route.keeping)
         scope = self._scope
         if scope.get("extensions"):
-            scope = self._scope = captured(scope)
+            scope = self._scope = capture_scope(scope)
         state = scope.get("state")
         if state is None:
             scope["state"] = {"semel_permit": permit}
@@ -294,7 +294,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def marked(send: Send, mark: tuple[bytes, bytes]) -> Send:
+def with_mark(send: Send, mark: tuple[bytes, bytes]) -> Send:
     """A send that adds one header to the answer."""
 
     async def send_marked(message: Message) -> None:

@@ -13,8 +13,8 @@ from typing import Protocol
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
-from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
-from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, marked, send_answer
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
+from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -101,7 +101,7 @@ class DeclaredCall(AsgiCall):
             refused = self._exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                await self._place.app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+                await self._place.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))
             else:
                 await send_answer(self._send, refused)
         finally:
@@ -136,13 +136,13 @@ class DeclaredCall(AsgiCall):
         spool = self._spool = Spool()
         command: Command | Answer | None = None
         try:
-            command = await self._spooled(spool, message)
+            command = await self._spool_body(spool, message)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's
             if type(command) is not Command:
                 self._close_spool()
         return command
 
-    async def _spooled(self, spool: Spool, message: Message) -> Command | Answer | None:
+    async def _spool_body(self, spool: Spool, message: Message) -> Command | Answer | None:
         while message["type"] == "http.request":
             chunk = message.get("body", b"")
             refusal = self._exchange.feed(chunk)
@@ -153,7 +153,7 @@ class DeclaredCall(AsgiCall):
             else:
                 spool.write(chunk)
             if not message.get("more_body", False):
-                return await finished(self._exchange, spool)
+                return await finish(self._exchange, spool)
             message = await self._receive()
         return None
 

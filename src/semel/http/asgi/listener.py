@@ -1,4 +1,4 @@
-"""Who an answer is sent to: the layers outside of Semel, for as long as they are there.
+"""Wraps `send` and detects client disconnects.
 
 A server tells that a client has gone with an ``OSError``, a framework in words of its own, and a layer that was
 cancelled may have closed what it listened on, or never take what it was waiting for. All of it is one error here.

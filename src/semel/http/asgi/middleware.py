@@ -10,9 +10,9 @@ from typing import Any, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.opening import opened_async
+from semel.engine.opening import open_or_close_async
 from semel.errors import ConfigurationError
-from semel.http.asgi.call import App, Message, Receive, Scope, Send, marked, send_answer
+from semel.http.asgi.call import App, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.declared import DeclaredCall
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.tasks import KeptAlive
@@ -76,7 +76,7 @@ class SemelMiddleware:
         path = route_path(scope) if scope.get("root_path") else scope["path"]
         found: Any = self._find(scope["method"], path)
         if found is None:
-            found = await self._undeclared(scope, path)
+            found = await self._handle_undeclared(scope, path)
             if found is None:
                 await self.app(scope, receive, send)
                 return
@@ -106,9 +106,9 @@ class SemelMiddleware:
             await send_answer(send, opened)
         else:
             mark = opened.mark if isinstance(opened, Unprotected) else None
-            await self.app(scope, receive, send if mark is None else marked(send, mark))
+            await self.app(scope, receive, send if mark is None else with_mark(send, mark))
 
-    async def _undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
+    async def _handle_undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
         if self._status.concerns(path) or self._status.concerns(scope["path"]):
             answer = await self._status.answer(path, scope)
@@ -137,7 +137,7 @@ class SemelMiddleware:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 begun = True
-                await opened_async(self.engine)
+                await open_or_close_async(self.engine)
                 await self._reaper.__aenter__()
                 self._state = scope.get("state")
                 self._completing = running(self._completer)
@@ -187,7 +187,7 @@ def _check_order(app: object, caller: object) -> None:
     while isinstance(caller, FromUser) and inner is not None:
         if type(inner).__name__ == "AuthenticationMiddleware":
             raise ConfigurationError(
-                "SemelMiddleware is outside AuthenticationMiddleware, so scope['user'] is not known when it asks; "
-                "call app.add_middleware(SemelMiddleware, ...) first: what is added last is outermost"
+                "SemelMiddleware is outside AuthenticationMiddleware, so it cannot see scope['user']; call "
+                "app.add_middleware(SemelMiddleware, ...) first: the last middleware added is the outermost"
             )
         inner = getattr(inner, "app", None)

@@ -18,10 +18,10 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
-from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
-from semel.http.asgi.scope import captured
+from semel.http.asgi.scope import capture_scope
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.capture import Capture
@@ -69,7 +69,7 @@ class RouteCall(AsgiCall):
         send: Send,
     ) -> None:
         self._place = place
-        self._scope = captured(scope)
+        self._scope = capture_scope(scope)
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
@@ -334,7 +334,7 @@ class RouteCall(AsgiCall):
             refusal = exchange.feed(chunk)
             if refusal is not None:
                 return refusal
-        return await finished(exchange, spool)
+        return await finish(exchange, spool)
 
     async def _command_of_one(self, exchange: Exchange, message: Message) -> Command | Answer:
         """The command of a body that came in one piece, which the application is given as it came."""

@@ -13,7 +13,7 @@ _UNCAPTURED: Final = frozenset(
 )
 
 
-def captured(scope: Scope) -> Scope:
+def capture_scope(scope: Scope) -> Scope:
     """The scope without ways to answer that leave no bytes to capture."""
     extensions = scope.get("extensions")
     if not extensions or _UNCAPTURED.isdisjoint(extensions):

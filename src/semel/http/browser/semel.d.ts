@@ -8,7 +8,7 @@ export type State =
   | "pending" // accepted (202); its status is asked for
   | "done"
   | "refused" // the server has refused it; a corrected one gets a new key
-  | "unknown" // it cannot be proven how it ended; its status is asked for, and nothing is sent again
+  | "unknown" // its outcome cannot be proven; its status is asked for, and nothing is sent again
   | "notyet" // no outcome within `seconds`; the same submission may be sent again, with the same key
   | "expired" // the key's lifetime is over: look by your business reference, then call `renew()`
   | "changed"; // another payload was sent under this key, and the person does not want both

@@ -67,7 +67,7 @@ def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
 
 
 def plain_json(body: bytes, depth_max: int) -> bytes | None:
-    """The canonical bytes of a document that every parser reads alike; None where that takes a closer look.
+    """The canonical bytes of a document that all parsers read the same way; None if that is not certain.
 
     Such a document is JSON that any handler can read and any answer can repeat: it holds no escape, no number beyond
     15 digits, nothing beyond ASCII, no name twice, and at most ``depth_max`` arrays and objects.
@@ -142,21 +142,21 @@ def _utf16(name: str) -> bytes:
     return name.encode("utf-16-be", "surrogatepass")
 
 
-def _sorted_utf16(names: Iterable[str]) -> list[str]:
+def _sort_utf16(names: Iterable[str]) -> list[str]:
     return sorted(names, key=_utf16)
 
 
 def _exact(body: bytes, members: tuple[str, ...] | None = None) -> bytes | None:
     """The slow path, which defines the canonical form: the standard library's scanner and our own writer."""
     # Characters and UTF-16 code units sort alike where there is nothing beyond ASCII.
-    order: _Order = sorted if body.isascii() and b"\\u" not in body and members is None else _sorted_utf16
+    order: _Order = sorted if body.isascii() and b"\\u" not in body and members is None else _sort_utf16
     pieces: list[str] = []
     try:
         value: _Json = _DECODER.decode(body.decode("utf-8"))
         if members is not None:
             if type(value) is not dict:
                 return None
-            value = _selected(value, members)
+            value = _select(value, members)
         _write(value, pieces.append, order)
         # A lone surrogate can only come from an escape, and is found here: UTF-8 has no form for it.
         return "".join(pieces).encode("utf-8")
@@ -169,7 +169,7 @@ def _exact(body: bytes, members: tuple[str, ...] | None = None) -> bytes | None:
         return None
 
 
-def _selected(document: dict[str, _Json], members: tuple[str, ...]) -> dict[str, _Json]:
+def _select(document: dict[str, _Json], members: tuple[str, ...]) -> dict[str, _Json]:
     found: dict[str, _Json] = {}
     for path in members:
         value: _Json = document

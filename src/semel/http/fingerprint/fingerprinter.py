@@ -82,7 +82,7 @@ _FURTHER = b"7:further"
 
 
 class Facts(NamedTuple):
-    """What a request says besides its body.
+    """A request's facts besides its body.
 
     Args:
         operation: the operation's stable name, not the path.
@@ -220,10 +220,10 @@ class Fingerprinter:
             digest = hashing.finish()
             return self.ids[hashing.further], digest
         tag, content = self._read_json(body)
-        return self.recipe.id, _sealed(self._base.copy(), self._frame(facts, media) + tag, content)
+        return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def prepare(self, facts: Facts) -> Subject | None:
-        """What all requests have in common that differ in path, query and body alone; None where no body is plain JSON.
+        """The part shared by requests that differ only in path, query and body; None if no body is plain JSON.
 
         Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding.
         """
@@ -340,7 +340,7 @@ class Subject:
 
 
 class _Hash(Protocol):
-    """What hashlib's and hmac's objects have in common."""
+    """The shared interface of hashlib and hmac objects."""
 
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -360,7 +360,7 @@ class _NoBody:
         """Take nothing of it."""
 
     def finish(self) -> bytes:
-        return _sealed(self._hash, _NO_BODY, b"")
+        return _finish_digest(self._hash, _NO_BODY, b"")
 
 
 class _Raw:
@@ -416,7 +416,7 @@ class _Held:
         if self._overflown:
             return self._hash.digest()
         tag, content = self._read(bytes(self._buffer))
-        return _sealed(self._hash, tag, content)
+        return _finish_digest(self._hash, tag, content)
 
 
 class _Multipart:
@@ -440,7 +440,7 @@ class _Multipart:
         if parts is None:
             return self._raw.digest()
         self.further = self.further or self._parts.parameterised
-        return _sealed(self._hash, _MULTIPART, parts)
+        return _finish_digest(self._hash, _MULTIPART, parts)
 
 
 class _Decoded:
@@ -518,7 +518,7 @@ class _Digested:
 
     def __init__(self, base: _Hash, content_digest: str | None) -> None:
         self._hash = base
-        self._sent = _required_content_digest(content_digest)
+        self._sent = _require_content_digest(content_digest)
         self._running = {name: _DIGEST_ALGORITHMS[name]() for name in self._sent}
         self.further = False
 
@@ -530,7 +530,7 @@ class _Digested:
         _check_digests(self._running, self._sent)
         # The first is sha-256 wherever it was sent, so that adding sha-512 to a retry changes nothing.
         name = min(self._sent)
-        return _sealed(self._hash, _DIGEST, _frame(name) + self._sent[name])
+        return _finish_digest(self._hash, _DIGEST, _frame(name) + self._sent[name])
 
 
 _DIGEST_ALGORITHMS = {"sha-256": hashlib.sha256, "sha-512": hashlib.sha512}
@@ -570,10 +570,10 @@ class BodyCheck:
 def _check_digests(running: Mapping[str, _Hash], sent: Mapping[str, bytes]) -> None:
     for name, made in running.items():
         if made.digest() != sent[name]:
-            raise InvalidBody("The body is not what Content-Digest says; send the body and the digest anew.")
+            raise InvalidBody("The body does not match its Content-Digest; send the body and the digest again.")
 
 
-def _required_content_digest(value: str | None) -> dict[str, bytes]:
+def _require_content_digest(value: str | None) -> dict[str, bytes]:
     """The supported digests of a field that an operation asks for; at least one."""
     if value is None:
         raise InvalidBody("This operation needs a Content-Digest field; send one with sha-256 or sha-512 (RFC 9530).")
@@ -597,7 +597,7 @@ def _parse_content_digest(value: str) -> dict[str, bytes]:
         try:
             digests[name] = binascii.a2b_base64(found[name], strict_mode=True)
         except binascii.Error as error:
-            raise InvalidBody("Content-Digest is not well-formed base64; send the digest anew.") from error
+            raise InvalidBody("Content-Digest is not well-formed base64; send the digest again.") from error
     return digests
 
 
@@ -622,7 +622,7 @@ def _read_form(body: bytes) -> tuple[bytes, bytes]:
     return _FORM, form_canonical(body)
 
 
-def _sealed(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
+def _finish_digest(hashing: _Hash, tag: bytes, content: bytes) -> bytes:
     hashing.update(tag)
     hashing.update(content)
     return hashing.digest()
@@ -691,7 +691,7 @@ def _media(value: str) -> tuple[_Kind, str, str]:
 
 
 def _media_of(value: str) -> tuple[_Kind, str, str]:
-    """How to read a body of this media type, the media type's canonical text, and that of its parameters."""
+    """The parser for a media type, its canonical text, and the canonical text of its parameters."""
     media = parse_media_type(value)
     if media is None:
         return "raw", f"?{value}", ""
@@ -722,7 +722,7 @@ def _boundary(value: str) -> bytes:
 
 
 class Version(NamedTuple):
-    """What one version of the algorithm does in its own way.
+    """The rules specific to one version of the algorithm.
 
     Parameters: ``media`` how to read a body of this Content-Type, and what of it counts; ``subject`` the facts that
     come again as bytes, and ``request`` those of one request, which follow them.

@@ -28,7 +28,7 @@ _OPENING: Final = frozenset(b"[{")
 
 
 class _Unusable(ValueError):
-    """Why a document is no use, in words for its sender."""
+    """The reason that a document is unusable, for its sender."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -38,7 +38,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite(token: str) -> float:
     number = float(token)
     if not isfinite(number):
-        raise _Unusable("it holds a number that is too large for a double")
+        raise _Unusable("it contains a number that is too large for a double")
     return number
 
 
@@ -94,7 +94,7 @@ def check_json(body: bytes, depth_max: int) -> None:
     except UnicodeDecodeError:
         raise _refusal("it is not UTF-8") from None
     except UnicodeEncodeError:
-        raise _refusal("it holds a lone surrogate") from None
+        raise _refusal("it contains a lone surrogate") from None
     except json.JSONDecodeError as error:
         raise _refusal(f"{error.msg[:1].lower()}{error.msg[1:]} at character {error.pos}") from None
     except _Unusable as error:
@@ -102,7 +102,7 @@ def check_json(body: bytes, depth_max: int) -> None:
     except RecursionError:
         raise _too_deep(depth_max) from None
     except ValueError:
-        raise _refusal("it holds an integer with too many digits") from None
+        raise _refusal("it contains an integer with too many digits") from None
 
 
 def check_depth(chunks: Iterable[bytes], depth_max: int) -> None:
@@ -133,4 +133,4 @@ def _too_deep(depth_max: int) -> RequestTooLarge:
 
 
 def _refusal(why: str) -> InvalidBody:
-    return InvalidBody(f"The body is not JSON that can be used: {why}; send it corrected.")
+    return InvalidBody(f"The body is not usable JSON: {why}; send it corrected.")

@@ -264,7 +264,7 @@ def _by_name(part: tuple[bytes, bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What the header block of one part says."""
+    """The header block of one part."""
 
     name: str = ""
     filename: str | None = None
@@ -276,12 +276,12 @@ class _Part:
     def digests(self, content: bytes) -> tuple[bytes, bytes]:
         """The name's hash, which stands in for it when sorting, and the hash of the whole part."""
         fields = (self.name, self.filename, self.filename_extended, self.media)
-        framed = b"".join(b"-" if text is None else _framed(text.encode("latin-1")) for text in fields)
+        framed = b"".join(b"-" if text is None else _frame(text.encode("latin-1")) for text in fields)
         return hashlib.sha256(self.name.encode("latin-1")).digest(), hashlib.sha256(framed + content).digest()
 
 
 def _parse_part(block: bytes) -> _Part | None:
-    """Read a header block; None if it is malformed, ambiguous, or says something this file cannot represent."""
+    """Read a header block; None if it is malformed, ambiguous or not representable here."""
     # Latin-1 keeps every byte apart from every other; what they mean is not needed.
     fields: dict[str, str] = {}
     for line in block.decode("latin-1").split("\r\n"):
@@ -329,7 +329,7 @@ def _part_media(value: str) -> tuple[str, bool]:
     return f"{media.essence};{media.charset}{media.others_text}", bool(media.others)
 
 
-def _framed(value: bytes) -> bytes:
+def _frame(value: bytes) -> bytes:
     return b"%d:%b" % (len(value), value)
 
 
@@ -367,8 +367,8 @@ def form_canonical(body: bytes) -> bytes:
         for pair in body.split(b"&"):
             if pair:
                 name, equals, value = pair.partition(b"=")
-                name = _decoded(name)
-                pairs.append((name, _framed(name) + (_framed(_decoded(value)) if equals else b"-")))
+                name = _decode(name)
+                pairs.append((name, _frame(name) + (_frame(_decode(value)) if equals else b"-")))
     except KeyError:
         # A broken escape: some parsers take it literally, some refuse it.
         return b"raw:" + body
@@ -376,7 +376,7 @@ def form_canonical(body: bytes) -> bytes:
     return b"form:" + b"".join(framed for _, framed in pairs)
 
 
-def _decoded(text: bytes) -> bytes:
+def _decode(text: bytes) -> bytes:
     """Undo `+` and escapes; KeyError for a broken escape."""
     first, *rest = text.replace(b"+", b" ").split(b"%")
     if not rest:
@@ -417,7 +417,7 @@ def _pair_values(body: bytes, name: bytes) -> list[str] | None:
     if not body.isascii() or b";" in body or body.count(b"&") >= FIELDS_MAX:
         return None
     pairs = [pair.partition(b"=") for pair in body.split(b"&") if pair]
-    decoded = [(_decoded(field), _decoded(value)) for field, _, value in pairs]
+    decoded = [(_decode(field), _decode(value)) for field, _, value in pairs]
     return [value.decode() for field, value in decoded if field == name]
 
 

@@ -1,4 +1,4 @@
-"""The WSGI middleware, for every application without an integration of its own."""
+"""The WSGI middleware, for applications without a dedicated integration."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def headers_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def send_answer(start_response: StartResponse, answer: Answer, line: str | None = None) -> Iterable[bytes]:
-    """Send an answer; ``line`` is its status line, where the application has words of its own for it."""
+    """Send an answer; ``line`` is the application's own status line, if it has one."""
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
     start_response(line or _status_line(answer.status or 200), headers)
     return [answer.body]
@@ -41,7 +41,7 @@ def _status_line(status: int) -> str:
         return f"{status} Unknown"
 
 
-def marked(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
+def with_mark(start_response: StartResponse, mark: tuple[bytes, bytes]) -> StartResponse:
     """A start_response that adds one header to the answer."""
     added = (mark[0].decode("latin-1"), mark[1].decode("latin-1"))
 

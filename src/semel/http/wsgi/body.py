@@ -1,4 +1,4 @@
-"""A request's body that is read by several: by what the framework does before the claim, by the claim, by the view."""
+"""A request body with several readers: the framework before the claim, the claim, and the view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semel.http.spool import CHUNK_BYTES, Spool
 
 
 class KeptBody(io.RawIOBase):
-    """A stream that keeps what it gives, so that the claim can still fingerprint what a form parser has read.
+    """A stream that keeps its content, so that the claim can fingerprint a body that a form parser has read.
 
     Parameters: ``source`` the server's own stream; ``length`` of the body, None where the stream ends with it;
     ``bytes_max`` how much is kept: a longer body is passed on and belongs to no command.
@@ -46,16 +46,16 @@ class KeptBody(io.RawIOBase):
         self.spool.close()
 
     def begin_anew(self) -> None:
-        """Read from the first byte once more.
+        """Read from the first byte again.
 
         Raises ConfigurationError where the beginning is not kept any more.
         """
         if self.too_long and self._at:
-            raise ConfigurationError("the request's body was read before, and is too long to be read once more")
+            raise ConfigurationError("the request's body has been read already, and is too long to be read again")
         self._at = 0
 
     def pass_on(self) -> bool:
-        """No claim follows: keep nothing from here on. False: some of what is kept has not been read yet."""
+        """Stop keeping content: no claim follows. False: some kept content is still unread."""
         if self._at < self.spool.size and not self.too_long:
             return False
         self.too_long = True
@@ -132,7 +132,7 @@ class BodyPieces:
             yield piece
 
     def next(self) -> bytes:
-        """The next piece; empty at the end. Raises InvalidBody where that is too early, and what the server raises."""
+        """The next piece; empty at the end. Raises InvalidBody for a premature end, and the server's exceptions."""
         wanted = CHUNK_BYTES if self._left is None else min(CHUNK_BYTES, self._left)
         piece = _read(self._source, wanted) if wanted else b""
         if self._left is not None:
@@ -154,7 +154,7 @@ def _read(source: Any, size: int) -> bytes:
 
 
 def length_of(environ: Mapping[str, Any]) -> int | None:
-    """How long the body is announced; None where it ends with its stream."""
+    """The announced length of the body; None if it ends with its stream."""
     length: str = environ.get("CONTENT_LENGTH") or ""
     if length.isdecimal():
         return int(length)

@@ -36,7 +36,7 @@ class Head(NamedTuple):
 
 
 class Given:
-    """A permit that is there before its view claims: of a run whose client was told 202, or has gone.
+    """A permit that exists before its view claims: for a run whose client got a 202, or has gone.
 
     Parameters: ``permit`` None where the application is only asked whether the view would be reached.
     """
@@ -81,7 +81,7 @@ class InsideCall:
         head: Head,
         body: KeptBody,
     ) -> Command | Answer | None:
-        """What the view's request is: a command, the answer that leaves instead, or None to run unprotected."""
+        """The view's command, the answer that replaces it, or None to run unprotected."""
         if self.has_claimed:
             raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
         if self.is_over:
@@ -135,11 +135,11 @@ class InsideCall:
 
     @property
     def wants_async(self) -> bool:
-        """Whether the client would rather be told where to look than wait for the view, which can end without it."""
+        """Whether the client prefers a 202 over waiting, and the view can finish without it."""
         return self.given is None and self.exchange is not None and self.exchange.wants_async
 
     def hand_over(self) -> Answer:
-        """Give the permit to another call of the same request, which ends it; the client is told where to look."""
+        """Give the permit to another call of the same request, which finishes it; the client gets a 202."""
         assert self.permit is not None
         assert self.exchange is not None
         answer = self.exchange.accepted(self.permit.grant.operation_id)
@@ -155,12 +155,12 @@ class InsideCall:
         """Raise NothingHappened where an accepted request came to no view, and so nothing was done."""
         if self.given is not None and not self.given.is_reached:
             raise NothingHappened(
-                "a request whose client was told 202 (Prefer: respond-async) was answered before it reached its view "
-                "again; middlewares and decorators in front of the view must decide the same way each time"
+                "a request that had been answered with 202 (Prefer: respond-async) was answered again before it "
+                "reached its view; middlewares and decorators in front of the view must decide the same way each time"
             )
 
     def unclaimed(self, error: SemelError) -> Answer | None:
-        """The store could not take the command: the answer that says so, or None to run unprotected."""
+        """The answer for a store that could not take the command, or None to run unprotected."""
         assert self.exchange is not None
         refused = self.exchange.unclaimed(error)
         if isinstance(refused, Answer):
@@ -190,7 +190,7 @@ class InsideCall:
             return False
 
     def settle(self, error: BaseException | None) -> Answer | None:
-        """Settle what the application's end means; the answer that may leave, if any."""
+        """Settle the outcome of the application; returns the answer that may leave, if any."""
         exchange, permit, capture = self.exchange, self.permit, self.capture
         assert exchange is not None
         assert permit is not None
@@ -199,13 +199,13 @@ class InsideCall:
         return settle_call(self._engine, exchange, permit, capture, error, self.failure)
 
     def end(self) -> None:
-        """The request is over: what was granted is settled, or is a stream's to settle."""
+        """End the request: its grant is settled, or a stream settles it."""
         self.is_over = True
         if self._hold is not None:
             self._hold.end()
 
     def let_go(self, error: BaseException) -> None:
-        """The request was interrupted: end what it was granted."""
+        """The request was interrupted: end its grant."""
         self.is_over = True
         if self._hold is not None:
             self._hold.let_go(error)
@@ -219,7 +219,7 @@ def settle_call(
     error: BaseException | None,
     failure: BaseException | None = None,
 ) -> Answer | None:
-    """Settle what the end of an application's call means; the answer that may leave, if any.
+    """Settle the outcome of an application's call; returns the answer that may leave, if any.
 
     Parameters: ``error`` that left the application, ``failure`` that left its view.
     """

@@ -34,7 +34,7 @@ from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings, MiddlewareSettings, is_async
 from semel.http.spool import CHUNK_BYTES, Spool
 from semel.http.status import StatusResource
-from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, send_answer, with_mark
 from semel.http.wsgi.inside import settle_call
 from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
@@ -71,13 +71,13 @@ class SemelMiddleware:
         self.engine = engine
         if "manage_engine" in settings:
             raise ConfigurationError(
-                "manage_engine is for ASGI: WSGI has no events for the start and the end of a process; open the "
-                "engine where the worker begins (in gunicorn's post_fork) and run `semel worker` beside it"
+                "manage_engine is for ASGI: WSGI has no startup and shutdown events; open the engine where the worker "
+                "starts (in gunicorn's post_fork) and run `semel worker` as a separate process"
             )
         self.surface = HttpSettings.of(engine, settings, ("serve_operations", "waiters_max"))
         self._status = StatusResource(self.surface, engine, serve_operations)
         if is_async(self.surface.may):
-            raise ConfigurationError("may= of a WSGI application is called in its thread: make it a plain function")
+            raise ConfigurationError("a WSGI application calls may= in its own thread: make it a plain function")
         self._accepted = Accepted()
         self._body_clock = SocketClock(self.surface.body_seconds_max)
         self._threads = Threads(waiters_max)
@@ -86,11 +86,11 @@ class SemelMiddleware:
         self._key_variable = f"HTTP_{self.surface.key_header.upper().replace('-', '_')}"
 
     def close(self) -> None:
-        """Wait for the handlers whose clients were told 202 (``Prefer: respond-async``)."""
+        """Wait for the handlers whose requests were answered with 202 (``Prefer: respond-async``)."""
         self._accepted.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request, as WSGI says."""
+        """Serve one request, as the WSGI interface requires."""
         with self._threads:
             return self._serve(environ, start_response)
 
@@ -118,12 +118,12 @@ class SemelMiddleware:
         if isinstance(opened, Answer):
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):
-            return self.app(environ, start_response if opened.mark is None else marked(start_response, opened.mark))
+            return self.app(environ, start_response if opened.mark is None else with_mark(start_response, opened.mark))
         if not self.surface.allows(environ, opened.wanted):
             return send_answer(start_response, self.surface.problems.not_allowed())
         spool, hold = Spool(), self.engine._hold()
         try:
-            pieces = self._spooled(opened, environ, start_response, spool, hold)
+            pieces = self._spool(opened, environ, start_response, spool, hold)
             hold.end()  # what is left of the command ends with the answer
         except BaseException as error:
             hold.let_go(error)
@@ -131,7 +131,7 @@ class SemelMiddleware:
             raise
         return pieces
 
-    def _spooled(
+    def _spool(
         self,
         exchange: Exchange,
         environ: Environ,
@@ -151,7 +151,7 @@ class SemelMiddleware:
             refused = exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                pieces = self.app(environ, marked(start_response, refused.mark))
+                pieces = self.app(environ, with_mark(start_response, refused.mark))
                 return Closing(pieces, lambda: close_each(pieces, spool))
             spool.close()
             return send_answer(start_response, refused)
@@ -181,7 +181,7 @@ class SemelMiddleware:
 
 
 class WsgiCall:
-    """One protected call of the application: the ``start_response`` that it gets, and what it adds up to."""
+    """One protected call of the application: its ``start_response``, and the collected answer."""
 
     def __init__(
         self,
@@ -206,12 +206,12 @@ class WsgiCall:
         self._dropped = False
 
     def run(self, environ: Environ, spool: Spool) -> Iterable[bytes]:
-        """Call the application to its end, settle, and give what may leave."""
+        """Call the application, settle, and return the answer that may leave."""
         self._permit.handler_thread = get_ident()
         return self.read(lambda: self._app(environ, self.start_response), spool.close)
 
     def read(self, begin: Callable[[], Iterable[bytes]], end: Callable[[], None]) -> Iterable[bytes]:
-        """Read the application's answer to its end, settle, and give what may leave.
+        """Read the application's whole answer, settle, and return the answer that may leave.
 
         Parameters: ``begin`` gives the application's iterable, or raises what it raised; ``end`` gives back what the
         request's body took, once nothing reads it any more.
@@ -238,7 +238,7 @@ class WsgiCall:
 
     def run_unheard(self, environ: Environ, spool: Spool) -> None:
         """The same where the client has its 202: the answer is for those who ask later. Raises as it does."""
-        self._start_response = heard_by_nobody
+        self._start_response = discard_response
         close_each(self.run(environ, spool))  # at its close what flows through is run to its end
 
     def _finish(self, error: BaseException | None) -> Iterable[bytes]:
@@ -252,7 +252,7 @@ class WsgiCall:
         return pieces if error is None else Closing(pieces, lambda: _raise(error))
 
     def settle(self, error: BaseException | None) -> Answer | None:
-        """Settle what the application's end means; the answer that may leave, if any."""
+        """Settle the outcome of the application; returns the answer that may leave, if any."""
         return settle_call(self._engine, self._exchange, self._permit, self._capture, error)
 
     # --- what the application gets ------------------------------------------------------------
@@ -323,7 +323,7 @@ class WsgiCall:
         return not self._capture.endless and time.monotonic() < self._permit.deadline_monotonic
 
     def end_of_stream(self, error: BaseException | None) -> None:
-        """The streamed application has ended: close it and settle. Raises what it raised."""
+        """The streamed application has ended: close it and settle. Raises its exception."""
         try:
             self._close_iterable()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
@@ -338,7 +338,7 @@ class WsgiCall:
             error = None  # it holds this frame
 
     def _end(self) -> IncompleteAnswer | None:
-        """The answer has ended: what is wrong with it, if anything."""
+        """The error of an ended answer, if any."""
         self._capture.end()
         return None if self._capture.complete else IncompleteAnswer(CUT)
 
@@ -394,7 +394,7 @@ class _Through:
 
 
 class Closing:
-    """An iterable with an act at its close: where a server hears of what came after the answer."""
+    """An iterable with an action at its close, in which a server sees errors after the answer."""
 
     def __init__(self, pieces: Iterable[bytes], act: Callable[[], None]) -> None:
         self._pieces = pieces
@@ -417,7 +417,7 @@ def write_nowhere(data: bytes) -> None:
     """The write of a server that has not been asked yet."""
 
 
-def heard_by_nobody(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
+def discard_response(status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None) -> Write:
     """The start_response of a client that has its answer already."""
     return write_nowhere
 
@@ -427,7 +427,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:
-    """Read the body as far as the server says that it goes."""
+    """Read the body up to the length that the server gives."""
     source: IO[bytes] = environ.get("wsgi.input") or io.BytesIO()
     length: str = environ.get("CONTENT_LENGTH") or ""
     endless = bool(environ.get("wsgi.input_terminated"))

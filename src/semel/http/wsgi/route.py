@@ -18,10 +18,10 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
-from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, marked, send_answer
+from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, headers_of, send_answer, with_mark
 from semel.http.wsgi.body import KeptBody, length_of
 from semel.http.wsgi.inside import Head, InsideCall, settle_call
-from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, heard_by_nobody, write_nowhere
+from semel.http.wsgi.middleware import App, Closing, WsgiCall, close_each, discard_response, write_nowhere
 from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
 
@@ -60,7 +60,7 @@ class RouteCall(InsideCall):
             error = raised
         try:
             if self.permit is not None:
-                return self._answer().read(lambda: _given(pieces, error), self.body.end)
+                return self._answer().read(lambda: _give(pieces, error), self.body.end)
             if self.instead is not None:
                 return self._answer_instead(self.instead, pieces, error)
             self.is_over = True
@@ -79,7 +79,7 @@ class RouteCall(InsideCall):
         return Closing(chain((first,), rest), lambda: close_each(pieces))
 
     def _answer_instead(self, answer: Answer, pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
-        """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
+        """Send Semel's own answer in place of the application's; then raise the application's exception."""
         assert self.capture is not None
         try:
             close_each(pieces)
@@ -110,7 +110,7 @@ class RouteCall(InsideCall):
     # --- for the view's wrapper -----------------------------------------------------------------
 
     def accept(self) -> Answer | None:
-        """Have the granted request run once more from the outside, in a thread of its own; 202 for its client.
+        """Run the granted request again from the outside, in a separate thread; answer the client with 202.
 
         None where there is no place: then the client waits.
         """
@@ -118,7 +118,7 @@ class RouteCall(InsideCall):
             self.body.spool.chunks()
         )  # of its own: this request's may be read by what comes behind its view
         body = KeptBody(io.BytesIO(whole), len(whole), len(whole))
-        further = RouteCall(self._app, body, heard_by_nobody, self._environ, None)
+        further = RouteCall(self._app, body, discard_response, self._environ, None)
         self.prepare(further)
         if self._accepted is None or not self._accepted.begin(further.run_unheard):
             body.end()
@@ -134,7 +134,7 @@ class RouteCall(InsideCall):
         return self.command(engine, surface, route, params, environ, head, self.body)
 
     def note(self, error: BaseException) -> None:
-        """The framework met this exception after the claim; what the view itself raised counts for more."""
+        """Note an exception that the framework caught after the claim; the view's own exception has priority."""
         if self.has_claimed and self.failure is None:
             self.failed(error)
 
@@ -169,7 +169,7 @@ class RouteCall(InsideCall):
             self.capture.start(int(status[:3]), pairs)
             return write_nowhere
         self.is_over = True
-        start = self._start_response if self.mark is None else marked(self._start_response, self.mark)
+        start = self._start_response if self.mark is None else with_mark(self._start_response, self.mark)
         return start(status, headers) if exc_info is None else start(status, headers, exc_info)
 
     def _answer(self) -> _HeldAnswer:
@@ -212,7 +212,7 @@ class _HeldAnswer(WsgiCall):
 
 
 class CaptureMiddleware:
-    """Stands around a WSGI application whose views claim for themselves.
+    """Wraps a WSGI application whose views claim for themselves.
 
     Parameters: ``app`` and ``engine``; ``bytes_max`` says how much of a body is kept for a claim; ``waiters_max`` as
     :class:`~semel.http.wsgi.middleware.SemelMiddleware` has it; ``check`` is called before each request and raises
@@ -270,7 +270,7 @@ class CaptureMiddleware:
         return pieces
 
 
-def _given(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
+def _give(pieces: Iterable[bytes], error: BaseException | None) -> Iterable[bytes]:
     if error is not None:
         raise error
     return pieces

@@ -70,7 +70,7 @@ class Accepted:
         self._threads: set[threading.Thread] = set()
 
     def begin(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` in a thread of its own; False where there is no place, and nothing runs.
+        """Run ``work`` in a separate thread; False if there is no free one, and nothing runs.
 
         What it raises goes to :func:`threading.excepthook`: nobody else is listening.
         """

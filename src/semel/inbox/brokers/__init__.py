@@ -1,4 +1,4 @@
-"""Consumers of brokers, each handling a message once: what comes from a broker's own client goes through an inbox.
+"""Consumers for brokers: pass messages from a broker's client through an inbox, so that each is handled once.
 
 The clients are their user's: nothing is imported here, connected or closed.
 """

@@ -1,4 +1,4 @@
-"""Celery's tasks, through a base class of its own: ``@app.task(base=inbox_task(inbox))``."""
+"""Celery tasks, through a base class: ``@app.task(base=inbox_task(inbox))``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dramatiq's actors, through a middleware of its own: ``@dramatiq.actor(inbox=inbox)``."""
+"""Dramatiq actors, through a middleware: ``@dramatiq.actor(inbox=inbox)``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class InboxMiddleware(Middleware):
 
     @property
     def actor_options(self) -> set[str]:
-        """Dramatiq's own hook: what an actor may be declared with."""
+        """Dramatiq's own hook: the options that an actor may declare."""
         return {"inbox", "id_of"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
@@ -68,8 +68,8 @@ class InboxMiddleware(Middleware):
         given = [name for name in _OWN if name in actor.options]
         if given:
             raise ActorRefused(
-                f"the actor {actor.actor_name!r} says {given[0]}=, and its inbox decides when a message has failed too "
-                "often: leave it out, and say Inbox(..., tries_max=...)"
+                f"the actor {actor.actor_name!r} says {given[0]}=, but its inbox decides when a message has failed too "
+                "often: leave it out, and use Inbox(..., tries_max=...)"
             )
         if not any(isinstance(each, Retries) for each in broker.middleware):
             raise ActorRefused("without Dramatiq's Retries a message that fails is lost: add Retries() again")

@@ -80,7 +80,7 @@ class InboxMiddleware:
         deliveries = Deliveries(self._inbox, handler, self._failed)
         try:
             _check_policy(context)
-            id, counted = self._id_of(msg), _counted(msg.raw_message)
+            id, counted = self._id_of(msg), _count_deliveries(msg.raw_message)
             while (ended := await deliveries.take(id, msg, counted)) is None:  # noqa: ASYNC110 - as Kafka's
                 await asyncio.sleep(self._retry_seconds)
         except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
@@ -110,7 +110,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     raw = delivery.raw_message
     if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
         # Delivered again, others may stand behind its first one, whose headers it has: they would pass as handled.
-        raise ConfigurationError("a batch has no one name: say batch=False, or InboxMiddleware(..., id_of=...)")
+        raise ConfigurationError("a batch has no single id: use batch=False, or InboxMiddleware(..., id_of=...)")
     given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
     given = given or getattr(raw, "message_id", None)  # of AMQP
     if given:
@@ -127,8 +127,8 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     )
 
 
-def _counted(raw: Any) -> int:
-    """How often the broker has delivered it, if it says so."""
+def _count_deliveries(raw: Any) -> int:
+    """The number of deliveries, if the broker reports it."""
     if hasattr(raw, "nak") and raw.reply.startswith("$JS.ACK."):
         return int(raw.metadata.num_delivered)
     headers = getattr(raw, "headers", None)

@@ -38,7 +38,7 @@ class KafkaConsumer:
             await asyncio.sleep(self._retry_seconds)
 
     async def serve(self, client: Any) -> None:
-        """Take what comes until cancelled; each record's offset is committed when it has come to its end."""
+        """Handle records until cancelled; commit each record's offset when it is finished."""
         async for record in client:
             await self.take(record)
             await client.commit()

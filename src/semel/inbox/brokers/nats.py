@@ -41,7 +41,7 @@ class JetStreamConsumer:
             await delivery.nak(delay=self._retry_seconds)
 
     async def serve(self, subscription: Any, *, batch: int = 10, wait_seconds: float = 5.0) -> None:
-        """Take what comes, one by one, until cancelled: what was not acknowledged by then comes again."""
+        """Handle messages one by one until cancelled; unacknowledged ones are redelivered."""
         while True:
             try:
                 fetched = await subscription.fetch(batch, timeout=wait_seconds)

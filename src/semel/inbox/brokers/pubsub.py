@@ -85,7 +85,7 @@ class PubsubConsumer(PulledConsumer[Any]):
         self._subscription = subscription
 
     def fetch(self, batch: int, wait_seconds: int) -> list[Any]:
-        """Pull; then extend to ``lease_seconds``, as the subscription has a deadline of its own."""
+        """Pull, then extend the deadline to ``lease_seconds``, in place of the subscription's own."""
         request = {"subscription": self._subscription, "max_messages": batch}
         try:
             answer = self._client.pull(request=request, timeout=max(1, wait_seconds), retry=None)
@@ -136,7 +136,7 @@ class PubsubConsumer(PulledConsumer[Any]):
         return str(delivery.message.message_id)
 
     def deliveries_of(self, delivery: Any) -> int:
-        """How often it was delivered, about; 1 where no dead-letter policy makes Pub/Sub count."""
+        """The approximate number of deliveries; 1 without a dead-letter policy, because Pub/Sub then does not count."""
         return max(1, int(delivery.delivery_attempt))
 
     def group_of(self, delivery: Any) -> str | None:
@@ -160,7 +160,7 @@ def attribute(name: str) -> Callable[[Any], str]:
 
 
 def _failures(error: Exception) -> Mapping[str, str]:
-    """What became of each ack_id, where the service says so (``ErrorInfo.metadata``)."""
+    """The outcome of each ack_id, if the service reports it (``ErrorInfo.metadata``)."""
     found: dict[str, str] = {}
     for detail in getattr(error, "details", None) or ():
         found.update(getattr(detail, "metadata", None) or {})
@@ -168,7 +168,7 @@ def _failures(error: Exception) -> Mapping[str, str]:
 
 
 def _what_is_wrong(error: Exception, source: str) -> str | None:
-    """What a person must put right; None where waiting may help."""
+    """The problem that a person must fix; None if waiting may help."""
     if isinstance(error, NotFound):
         return f"{source} does not exist: create it, or correct its project and name"
     if isinstance(error, PermissionDenied | Unauthenticated):

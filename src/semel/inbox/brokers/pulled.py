@@ -22,14 +22,14 @@ LOG: Final = logging.getLogger("semel.consumers")
 
 
 class _Named(NamedTuple):
-    """A delivery, and why it has no id of its own."""
+    """A delivery, and the reason that it has no id."""
 
     delivery: Any
     unnamed: Exception | None
 
 
 class PulledConsumer(Generic[D]):
-    """Handles each message of a queue or subscription once. A broker's own class says how it is asked.
+    """Handles each message of a queue or subscription once. Subclasses call the broker.
 
     Parameters: ``source`` the queue's or subscription's name for people; ``lease_seconds`` for which a message is lent;
     ``retry_seconds`` before what failed is delivered again, doubled with each delivery up to ``retry_seconds_max``.
@@ -74,7 +74,7 @@ class PulledConsumer(Generic[D]):
     # --- what a broker's class says; the first three are called in threads ----------------------
 
     def fetch(self, batch: int, wait_seconds: int) -> list[D]:
-        """Receive a batch. Raises ConfigurationError for what a person must put right, and the client's errors."""
+        """Receive a batch. Raises ConfigurationError for problems that a person must fix, and the client's errors."""
         raise NotImplementedError
 
     def lend(self, seconds: Mapping[str, int]) -> Collection[str]:
@@ -82,11 +82,11 @@ class PulledConsumer(Generic[D]):
         raise NotImplementedError
 
     def acknowledge(self, handles: Sequence[str]) -> object:
-        """Be done with messages. What is lost comes again."""
+        """Acknowledge messages. A lost acknowledgement leads to a redelivery."""
         raise NotImplementedError
 
     def handle_of(self, delivery: D) -> str:
-        """What names this delivery to the broker."""
+        """The broker's handle of this delivery."""
         raise NotImplementedError
 
     def broker_id_of(self, delivery: D) -> str:
@@ -94,7 +94,7 @@ class PulledConsumer(Generic[D]):
         raise NotImplementedError
 
     def deliveries_of(self, delivery: D) -> int:
-        """How often it was delivered, as far as the broker says."""
+        """The number of deliveries, as far as the broker reports it."""
         raise NotImplementedError
 
     def group_of(self, delivery: D) -> str | None:
@@ -104,11 +104,11 @@ class PulledConsumer(Generic[D]):
     # --- the loop -------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End :meth:`serve`, for good, after the message at hand; the rest of its batch is given back."""
+        """End :meth:`serve` after the current message, and return the rest of its batch to the broker."""
         self._stopping.set()
 
     async def serve(self, *, batch: int = 10, wait_seconds: int = 10) -> None:
-        """Take what comes, one by one, until :meth:`stop` or cancelled. The broker's absence is waited for.
+        """Handle messages one by one until :meth:`stop` or cancelled. Waits for an unavailable broker.
 
         Raises ConfigurationError where there is nothing of that name, or the broker refuses the credentials.
         """
@@ -123,7 +123,7 @@ class PulledConsumer(Generic[D]):
                 await rest(self._stopping, trouble.met(error, log=False))
 
     async def turn(self, *, batch: int = 10, wait_seconds: int = 10) -> int:
-        """Receive once, handle what came; how many messages.
+        """Receive once and handle the messages; returns their number.
 
         Parameters: ``batch`` at most so many messages; ``wait_seconds`` for which the first one is waited for (at most
         20).
@@ -173,7 +173,7 @@ class PulledConsumer(Generic[D]):
 
 
 class _Batch(Generic[D]):
-    """What one receive brought: a task keeps it from other consumers, and acknowledges what is handled."""
+    """The messages of one receive: a task hides them from other consumers, and acknowledges handled ones."""
 
     def __init__(self, consumer: PulledConsumer[D], received: Sequence[D]) -> None:
         self._consumer = consumer
@@ -228,7 +228,7 @@ class _Batch(Generic[D]):
                 )
 
     async def _settle(self, seconds: int) -> None:
-        """Acknowledge what is handled, and lend the rest for so long."""
+        """Acknowledge handled messages, and extend the lease of the rest."""
         async with self._calls:
             handled = self._handled[:]
             if handled:

@@ -41,12 +41,12 @@ class RedisStreamConsumer:
         self._id_of = id_of
 
     async def turn(self, *, batch: int = 10, wait_seconds: float = 5.0) -> int:
-        """Take over what was left, then what is new; how many entries were met."""
+        """Handle abandoned entries, then new ones; returns their number."""
         _, left, *_ = await self._client.xautoclaim(
             self._stream, self._group, self._name, self._idle_ms, start_id="0-0", count=batch
         )
         for entry in left:
-            await self._take(entry, await self._delivered(entry[0]))
+            await self._take(entry, await self._count_deliveries(entry[0]))
         wait_ms = 1 if left else max(1, round(wait_seconds * 1000))
         said = await self._client.xreadgroup(self._group, self._name, {self._stream: ">"}, count=batch, block=wait_ms)
         fresh = [entry for _, entries in _pairs(said) for entry in entries]
@@ -55,7 +55,7 @@ class RedisStreamConsumer:
         return len(left) + len(fresh)
 
     async def serve(self) -> None:
-        """Take what comes until cancelled."""
+        """Handle entries until cancelled."""
         while True:
             await self.turn()
 
@@ -64,7 +64,7 @@ class RedisStreamConsumer:
         if await self._deliveries.take(id, entry, deliveries):
             await self._client.xack(self._stream, self._group, entry[0])
 
-    async def _delivered(self, id: bytes) -> int:
+    async def _count_deliveries(self, id: bytes) -> int:
         [*found] = await self._client.xpending_range(self._stream, self._group, min=id, max=id, count=1)
         return int(found[0]["times_delivered"]) if found else 1
 
@@ -74,7 +74,7 @@ class RedisStreamConsumer:
 
 
 def _pairs(said: Any) -> list[tuple[Any, list[Entry]]]:
-    """What XREADGROUP answers: a list of pairs, or a mapping of lists in the newer protocol."""
+    """The reply to XREADGROUP: a list of pairs, or a mapping of lists in the newer protocol."""
     if isinstance(said, dict):
         return [(name, [entry for part in parts for entry in part]) for name, parts in said.items()]
     return list(said or ())

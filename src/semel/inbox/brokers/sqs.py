@@ -79,7 +79,8 @@ class SqsConsumer(PulledConsumer[Delivery]):
     ) -> None:
         if not isinstance(queue, str) or not queue.startswith(("https://", "http://")):
             raise PolicyError(
-                f"queue is the queue's URL, as client.get_queue_url(QueueName=…)['QueueUrl'] says it; it is {queue!r}"
+                "queue must be the queue's URL, as client.get_queue_url(QueueName=…)['QueueUrl'] returns it; it "
+                f"is {queue!r}"
             )
         super().__init__(
             inbox,
@@ -148,7 +149,7 @@ class SqsConsumer(PulledConsumer[Delivery]):
         return str(delivery["MessageId"])
 
     def deliveries_of(self, delivery: Delivery) -> int:
-        """How often SQS has delivered it, about."""
+        """The approximate number of SQS deliveries."""
         return int(delivery.get("Attributes", {}).get("ApproximateReceiveCount", 1))
 
     def group_of(self, delivery: Delivery) -> str | None:
@@ -214,7 +215,7 @@ def payload_of(delivery: Delivery) -> bytes:
 
 
 def what_is_wrong(error: BotoCoreError | ClientError, queue: str) -> str | None:
-    """What a person must put right before AWS answers otherwise; None where waiting may help."""
+    """The problem that a person must fix at AWS; None if waiting may help."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return (
             "boto3 found no complete credentials: give the process a role, or set AWS_ACCESS_KEY_ID and "

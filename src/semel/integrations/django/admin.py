@@ -22,13 +22,13 @@ from semel.admin.describe import (
     is_unknown_by_lapse,
     record_document,
     row_document,
-    shown_state,
+    state_label,
 )
 from semel.admin.explain import tell
-from semel.admin.filters import bounded_page
+from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import REASON_LENGTH_MAX, begun_steps, consequence, foresee, settle
+from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_steps, settle
 from semel.cli.exits import CommandFailed
 from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
@@ -41,18 +41,18 @@ from semel.steps.doubts import step_of
 PAGE_ROWS: Final = 50
 AUDIT_LINES: Final = 20
 _TEXT_MAX: Final = 255
-_GONE_ON: Final = "refused: the record has gone on since you looked at it"
-_FORCE: Final = "confirm that it is gone"
+_GONE_ON: Final = "refused: the record has changed since you loaded it"
+_FORCE: Final = "confirm that it has stopped"
 _AWAY: Final = (StoreError, SchemaError)
 
 
 class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
-    """Which records a list has."""
+    """The filter of the record list."""
 
     id = forms.CharField(required=False, max_length=64, label="Operation id")
     state = forms.ChoiceField(
         required=False,
-        choices=[("", "any state"), *((shown_state(each.name),) * 2 for each in State)],
+        choices=[("", "any state"), *((state_label(each.name),) * 2 for each in State)],
     )
     operation = forms.CharField(required=False, max_length=_TEXT_MAX)
     tenant = forms.CharField(required=False, max_length=_TEXT_MAX)
@@ -62,7 +62,7 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
     database = forms.CharField(required=False, max_length=_TEXT_MAX, widget=forms.HiddenInput)
 
     def query(self) -> Find:
-        """What is asked of the store: one page."""
+        """The query for one page."""
         given = self.cleaned_data
         name = given["state"]
         states = () if not name else (State.FAILED_NOT_REPLAYABLE if name == RETRYABLE else State[name],)
@@ -83,7 +83,7 @@ class SettleForm(forms.Form):  # type: ignore[misc]
     word = forms.ChoiceField(
         label="What you found out",
         choices=[
-            ("did-not-happen", "It did not happen (of a step in doubt: the step): a retry may run it"),
+            ("did-not-happen", "It did not happen (or the step in doubt did not): a retry may run it"),
             ("succeeded", "It succeeded: a retry never runs it again"),
         ],
         widget=forms.RadioSelect,
@@ -92,18 +92,22 @@ class SettleForm(forms.Form):  # type: ignore[misc]
         required=False,
         min_value=200,
         max_value=599,
-        help_text="What retries of a success get, with an empty body; for one with a body: manage.py semel settle",
+        help_text=(
+            "The status that retries of a success get, with an empty body; for an answer with a body: manage.py semel "
+            "settle"
+        ),
     )
     no_answer = forms.BooleanField(
-        required=False, help_text="A success without a status is final: each retry is told that it was done, for ever"
+        required=False,
+        help_text="A success without a status is final: no retry ever gets an answer, only the fact that it was done",
     )
     force = forms.BooleanField(
-        required=False, label="Before its deadline", help_text="You know that the handler is gone"
+        required=False, label="Before its deadline", help_text="You know that the handler has stopped"
     )
     reason = forms.CharField(
         max_length=REASON_LENGTH_MAX,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 80}),
-        help_text="How you know; it is kept in the audit trail",
+        help_text="How you know; the audit trail keeps it",
     )
 
     def clean(self) -> Any:
@@ -144,7 +148,7 @@ class Named(NamedTuple):
 
     @property
     def seen(self) -> str:
-        """What an operator has looked at: of a record that has gone on since, nothing is settled."""
+        """The version that the operator looked at: if the record has changed since, settling is refused."""
         return f"{self.name}:{self.record.fence}:{step_of(self.record.doubt) or ''}"
 
 
@@ -157,7 +161,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never: settling has a permission of its own."""
+        """Never: settling needs a separate permission."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
@@ -198,7 +202,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 form.add_error("id", "No record of this store has this operation id.")
                 return self._page(request, "list", context)
             query = form.query()
-            page = bounded_page(place.engine, query)
+            page = find_bounded(place.engine, query)
             left = left_to_operators(place.engine, page.records)
         except _AWAY as error:
             return self._away(request, "list", context, error)
@@ -208,7 +212,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
                 {
                     **row,
                     "name": f"{database}:{row['operationId']}",
-                    "state": shown_state(str(row["state"])),
+                    "state": state_label(str(row["state"])),
                     "age": span_text(page.now - record.created_at),
                     "needsOperator": record.id in left,
                     "settles": _may_be_settled(record, page.now),
@@ -231,7 +235,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         except _AWAY as error:
             return self._away(request, "one", context, error)
         document = record_document(record, now, audit)
-        document["state"] = shown_state(str(document["state"]))
+        document["state"] = state_label(str(document["state"]))
         context |= {
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
@@ -244,7 +248,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
     # --- settling -------------------------------------------------------------------------------------
 
     def settle_view(self, request: Any) -> Any:
-        """A form for a word on some records; then what it would do; then it is done."""
+        """Settle some records: show a form, then a preview, then do it."""
         self._check_may_see(request)
         if not self.has_settle_permission(request):
             raise PermissionDenied
@@ -261,7 +265,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
             form = SettleForm(request.POST if request.method == "POST" else None)
             # What comes back from a page stays what was seen there, so that a stale page never becomes fresh.
             seen = request.POST.getlist("seen") if request.method == "POST" else [each.seen for each in found]
-            records = [self._shown(each, before) for each, before in zip(found, seen, strict=True)]
+            records = [self._record_fields(each, before) for each, before in zip(found, seen, strict=True)]
             context |= {"form": form, "records": records}
             if request.method != "POST" or not form.is_valid():
                 return self._page(request, "settle", context)
@@ -291,14 +295,14 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         else:
             self.message_user(request, f"{id} is settled: {consequence(word, state)}", messages.SUCCESS)
 
-    def _shown(self, found: Named, seen: str) -> dict[str, Any]:
+    def _record_fields(self, found: Named, seen: str) -> dict[str, Any]:
         record = found.record
         return {
             "seen": seen,
             "operationId": uuid_text(record.operation_id),
             "operation": record.operation,
             "caller": f"{record.tenant}/{record.caller}",
-            "state": shown_state(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
+            "state": state_label(State(record.state).name) if record.state in tuple(State) else "DAMAGED",
             "doubt": record.doubt,
             "url": self._url("", found.database, uuid_text(record.operation_id)),
         }
@@ -315,8 +319,8 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return TemplateResponse(request, f"admin/semel/record/{name}.html", whole, status=status)
 
     def _away(self, request: Any, name: str, context: dict[str, Any], error: Exception) -> Any:
-        """The store does not answer: said on the page, without what the error names."""
-        tables = "its tables are not as this version needs them: run manage.py migrate"
+        """Show a page for an unavailable store, without the error's text."""
+        tables = "its tables do not fit this version: run manage.py migrate"
         away = tables if isinstance(error, SchemaError) else "it did not answer; try again"
         return self._page(request, name, {**context, "away": away}, 503)
 
@@ -338,7 +342,7 @@ def _place(database: str) -> tuple[str, ProjectStore]:
 
 
 def _find(name: str) -> Named:
-    """A record by the name that pages have for it. Raises Http404, and what the store raises."""
+    """Find a record by its name on the pages. Raises Http404, and the store's errors."""
     database, _, id = name.partition(":")
     database, place = _place(database)
     record = by_whole_id(place.engine, id)
@@ -362,7 +366,7 @@ def _may_be_settled(record: Record, now: int) -> bool:
 
 def _foreseen(found: Named, word: Resolution) -> str:
     try:
-        listed = begun_steps(found.place.engine, found.record)
+        listed = read_steps(found.place.engine, found.record)
         return consequence(word, foresee(found.record, word, _now(found), listed=listed, force=_FORCE))
     except CommandFailed as error:
         return str(error)

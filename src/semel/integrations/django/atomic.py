@@ -24,7 +24,7 @@ class _RolledBack(Exception):
 
 
 class AtomicRun:
-    """What is left to do of an ATOMIC view when Django's transaction is over.
+    """The rest of an ATOMIC view's work, after Django's transaction has ended.
 
     A definite refusal is stored; and an answer that the store knows says so.
     """
@@ -90,8 +90,8 @@ def run_atomic(
         response: Any = None
         try:
             with _Entered(block):
-                response = _rendered(view(), request)
-                answer = _kept(exchange, response)
+                response = _render(view(), request)
+                answer = _capture_answer(exchange, response)
                 if answer is None:
                     response = response_of(place.surface.problems.answer_too_large())
                     raise _RolledBack
@@ -131,7 +131,7 @@ class _Entered:
         self._block.__exit__(kind)
 
 
-def _kept(exchange: Exchange, response: Any) -> Answer | None:
+def _capture_answer(exchange: Exchange, response: Any) -> Answer | None:
     """The answer as it is stored; None where it is longer than may be kept."""
     capture = Capture(exchange.route.keeping)
     fits = capture.start(response.status_code, lines_of(response))
@@ -140,8 +140,8 @@ def _kept(exchange: Exchange, response: Any) -> Answer | None:
     return capture.stored() if fits else None
 
 
-def _rendered(response: Any, request: Any) -> Any:
-    """The response with its body at hand: what is rendered or streamed may read the transaction's rows."""
+def _render(response: Any, request: Any) -> Any:
+    """Render the response, and read its stream, because both may read the transaction's rows."""
     if getattr(response, "is_rendered", True) is False:
         if hasattr(response, "data") and hasattr(request, "accepted_renderer"):  # REST framework's
             response.accepted_renderer = request.accepted_renderer

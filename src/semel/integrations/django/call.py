@@ -54,15 +54,15 @@ class DjangoCall(InsideCall):
         inner = self._request
         self._middleware.limit_waiters(place.engine)
         head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner))
-        return self.command(place.engine, place.surface, route, params, request, head, self._kept_body())
+        return self.command(place.engine, place.surface, route, params, request, head, self._keep_body())
 
-    def _kept_body(self) -> KeptBody:
+    def _keep_body(self) -> KeptBody:
         if self._body is None:
             request = self._request
             if not hasattr(request, "_body") and request._read_started:
                 raise ConfigurationError(
                     "the request's body was read before Semel's middleware saw the request; in MIDDLEWARE, write "
-                    "'semel.integrations.django.middleware.SemelMiddleware' above what reads it"
+                    "'semel.integrations.django.middleware.SemelMiddleware' above the middleware that reads it"
                 )
             body = request.body
             self._body = KeptBody(io.BytesIO(body), len(body), site().body_bytes_max)
@@ -72,7 +72,7 @@ class DjangoCall(InsideCall):
         """Have the granted request run once more behind the other middlewares, in a thread of its own; 202 for its
         client. None where there is no place: then the client waits.
         """
-        request = again(self._request, b"".join(self._kept_body().spool.chunks()))
+        request = again(self._request, b"".join(self._keep_body().spool.chunks()))
         further = DjangoCall(request, self._middleware)
         self.prepare(further)
         if not self._middleware.accepted.begin(lambda: further.run_unheard(request)):
@@ -104,15 +104,15 @@ class DjangoCall(InsideCall):
         if self.atomic is not None:
             return self.atomic.conclude(response)
         if self.permit is None:
-            return self._unclaimed(response)
+            return self._answer_unclaimed(response)
         assert self.capture is not None
         fits = self.capture.start(response.status_code, lines_of(response))
         if not response.streaming:
             if self.capture.add(response.content) and fits:
-                return self._settled(response)
+                return self._settle(response)
             is_noted = self.mark_not_kept()  # too long to be kept: noted before its first byte leaves
-            settled = self._settled(response)
-            return self._honoured(response) if is_noted else settled
+            settled = self._settle(response)
+            return self._add_honoured(response) if is_noted else settled
         pieces = iter(response)
         held: list[bytes] = []
         try:
@@ -123,13 +123,13 @@ class DjangoCall(InsideCall):
             self.settle(error)
             raise
         if fits:
-            return self._settled(whole_of(response, b"".join(held)))
+            return self._settle(whole_of(response, b"".join(held)))
         if not self.mark_not_kept():
             for piece in pieces:
                 self.capture.count(piece)
-            return self._settled(whole_of(response, b"".join(held)))
+            return self._settle(whole_of(response, b"".join(held)))
         self.capture.release()
-        response = self._honoured(response)
+        response = self._add_honoured(response)
         response.streaming_content = _Through(self, held, pieces)
         return response
 
@@ -153,47 +153,47 @@ class DjangoCall(InsideCall):
             raise
         if fits:
             whole = whole_of(response, b"".join(held))
-            return await sync_to_async(self._settled, thread_sensitive=False)(whole)
+            return await sync_to_async(self._settle, thread_sensitive=False)(whole)
         if not await sync_to_async(self.mark_not_kept, thread_sensitive=False)():
             async for piece in pieces:
                 self.capture.count(piece)
-            return await sync_to_async(self._settled, thread_sensitive=False)(whole_of(response, b"".join(held)))
+            return await sync_to_async(self._settle, thread_sensitive=False)(whole_of(response, b"".join(held)))
         self.capture.release()
-        response = self._honoured(response)
+        response = self._add_honoured(response)
         response.streaming_content = self._through_async(held, pieces)
         return response
 
-    def _honoured(self, response: Any) -> Any:
-        """An answer that is not kept, with what every first answer says of its key."""
+    def _add_honoured(self, response: Any) -> Any:
+        """Add the headers about the key to an answer that is not stored."""
         assert self.exchange is not None
         assert self.permit is not None
         return with_lines(response, self.exchange.honours(self.permit))
 
-    def _unclaimed(self, response: Any) -> Any:
+    def _answer_unclaimed(self, response: Any) -> Any:
         if self.instead is None:
             return response if self.mark is None else with_lines(response, (self.mark,))
         assert self.capture is not None
         self.capture.start(response.status_code, lines_of(response))
         return in_place_of(response, self.capture.instead(self.instead))
 
-    def _settled(self, response: Any) -> Any:
+    def _settle(self, response: Any) -> Any:
         """Settle a response that is whole."""
         assert self.capture is not None
         self.capture.end()
-        failure = self._failed_with(response.status_code)
+        failure = self._error_behind(response.status_code)
         if not self.capture.complete:
             failure = IncompleteAnswer(CUT)
         answer = self.settle(failure)
         if answer is None:
             if isinstance(failure, IncompleteAnswer):
                 raise failure
-            return self._honoured(response)  # a page that was made of an exception, with where the command stands
+            return self._add_honoured(response)  # a page that was made of an exception, with where the command stands
         if (answer.status, answer.body) != (response.status_code, response.content):
             return in_place_of(response, self.capture.instead(answer))
         return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
 
-    def _failed_with(self, status: int) -> BaseException | None:
-        """The view's exception, where the answer that was made of it says nothing of the command: no status but 4xx.
+    def _error_behind(self, status: int) -> BaseException | None:
+        """The view's exception, if its answer proves nothing about the command: any status but 4xx.
 
         A middleware may answer each exception with its error page, and a page is no proof of success.
         """
@@ -204,7 +204,7 @@ class DjangoCall(InsideCall):
         assert self.capture is not None
         if error is None:
             self.capture.end()
-            error = self._failed_with(self.capture.status) if self.capture.complete else IncompleteAnswer(CUT)
+            error = self._error_behind(self.capture.status) if self.capture.complete else IncompleteAnswer(CUT)
         self.settle(error)
 
     @property
@@ -294,7 +294,7 @@ class _Through:
 
 
 def again(request: Any, body: bytes) -> Any:
-    """The same request once more, unread, with what the middlewares have put on it."""
+    """The same request again, unread, with the attributes that middlewares have set."""
     environ = getattr(request, "environ", None)
     if environ is not None:
         length = {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -326,7 +326,7 @@ def _may_claim(request: Any) -> bool:
 
 
 def _length_of(request: Any) -> int | None:
-    """How long the body is announced; None where it ends with its stream."""
+    """The announced length of the body; None if it ends with its stream."""
     length = request.META.get("CONTENT_LENGTH") or ""
     if str(length).isdecimal():
         return int(length)

@@ -24,7 +24,7 @@ _AFTER: Final = (  # what changes answers: inside of the capture, a first answer
 
 
 def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Everything that can be said without a database."""
+    """The checks that need no database."""
     try:
         here = site()
         here.place(here.database)
@@ -50,8 +50,8 @@ def _middleware(here: Site) -> Iterator[CheckMessage]:
     inside = [name for name in settings.MIDDLEWARE[found[0] :] if name in _AFTER]
     if inside:
         yield Error(
-            f"{inside[0].rpartition('.')[2]} is below Semel's middleware: what it makes of an answer would be stored, "
-            "and replayed to clients that did not ask for it",
+            f"{inside[0].rpartition('.')[2]} is below Semel's middleware: an answer that it transformed for one client "
+            "would be stored, and replayed to others",
             hint=f"Write {MIDDLEWARE!r} at the end of MIDDLEWARE.",
             id="semel.E004",
         )
@@ -75,7 +75,7 @@ def _status(here: Site) -> Iterator[CheckMessage]:
         resolve(path.replace("{id}", "00000000-0000-4000-8000-000000000000"))
     except Resolver404:
         yield Warning(
-            f"answers link to {path}, and nothing is served there",
+            f"answers link to {path}, but no view is there",
             hint="Add path('operations/', include('semel.integrations.django.urls')) to urlpatterns.",
             id="semel.W003",
         )

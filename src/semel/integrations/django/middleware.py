@@ -1,4 +1,4 @@
-"""The middleware that captures what the declared views answer. It stands at the end of ``MIDDLEWARE``."""
+"""The middleware that captures the answers of declared views. Put it at the end of ``MIDDLEWARE``."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class SemelMiddleware:
             markcoroutinefunction(self)
 
     def respond(self, request: Any) -> Any:
-        """What Django answers behind this middleware, in the calling thread."""
+        """Django's answer from the layers behind this middleware, in the calling thread."""
         return async_to_sync(self.get_response)(request) if self._is_async else self.get_response(request)
 
     def __call__(self, request: Any) -> Any:
-        """Serve one request, as Django says."""
+        """Serve one request, as Django's interface requires."""
         if self._is_async:
             return self._serve_async(request)
         if request.method not in UNSAFE_METHODS or hasattr(request, CALL):

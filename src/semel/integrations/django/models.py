@@ -1,4 +1,4 @@
-"""What Django's permissions and its admin know of Semel. The tables are the store's own, made by its migrations.
+"""Semel for Django's permissions and admin. The store's own migrations create the tables.
 
 Django tells only applications with this module that it has migrated.
 """
@@ -19,7 +19,7 @@ class _NoRows(models.Manager):  # type: ignore[misc]  # Django ships no types
 
 
 class Record(models.Model):  # type: ignore[misc]
-    """A record of a command: what the permissions ``semel.view_record`` and ``semel.settle_record`` are about."""
+    """A record of a command, for the permissions ``semel.view_record`` and ``semel.settle_record``."""
 
     id = models.CharField(primary_key=True, max_length=64)
     objects = _NoRows()

@@ -1,4 +1,4 @@
-"""What one Django project says of Semel in its settings, and the engines that follow from it."""
+"""The settings of one Django project, and the engines made from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What ``@semel.command`` was given for a view."""
+    """The arguments of ``@semel.command`` for a view."""
 
     name: str
     policy: Policy
@@ -134,7 +134,7 @@ class Site:
 
     @property
     def surface_options(self) -> dict[str, Any]:
-        """What the settings say of a surface."""
+        """A surface's options from the settings."""
         return {"caller": self._caller, **self._options}
 
     # --- stores -----------------------------------------------------------------------------------
@@ -150,16 +150,16 @@ class Site:
             if found is None or found.url != url:
                 if found is not None:
                     found.engine.close()  # tests have changed the database
-                self._places[alias] = found = self._made(alias, url)
+                self._places[alias] = found = self._make_store(alias, url)
             return found
 
     def url(self, alias: str) -> str:
-        """The store's URL: as SEMEL['URL'] says, or that of the database."""
+        """The store's URL: SEMEL['URL'], or that of the database."""
         if self._url is not None and alias == self.database:
             return self._url
         return databases.store_url_of(alias)
 
-    def _made(self, alias: str, url: str) -> ProjectStore:
+    def _make_store(self, alias: str, url: str) -> ProjectStore:
         if self._url is None or alias != self.database:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
@@ -201,7 +201,7 @@ class Site:
             place.engine.close()
 
     def resumed_user(self, caller: Caller) -> Any:
-        """The user of a request that is run without its client: as SEMEL['RESUMED_USER'] says, or Django's own."""
+        """The user of a request that runs without its client, by SEMEL['RESUMED_USER'] or Django's own rule."""
         from django.contrib.auth import get_user_model
         from django.contrib.auth.models import AnonymousUser
 
@@ -241,8 +241,8 @@ def _check_views(patterns: Any, plain: Mapping[int, tuple[Any, str]]) -> None:
             _check_views(pattern.url_patterns, plain)
         elif (found := plain.get(id(pattern.callback))) is not None and found[0] is pattern.callback:
             raise ConfigurationError(
-                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the view as it was "
-                "before @semel.command; name what the decorator has returned"
+                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the undecorated view; "
+                "route to the view that @semel.command returned"
             )
 
 
@@ -279,13 +279,13 @@ def names_at(view: Any) -> Iterator[str]:
         return
     actions = getattr(view, "actions", None)  # of a view set of Django REST framework
     for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
-        found = declared_at(getattr(kind, method, None))
+        found = find_declared(getattr(kind, method, None))
         if found is not None:
             yield found.name
 
 
-def declared_at(method: Any) -> Declared | None:
-    """What a method of a class is declared as, also where ``@api_view`` has made it of a function."""
+def find_declared(method: Any) -> Declared | None:
+    """The declaration of a class's method, even if ``@api_view`` made the class from a function."""
     inner = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
     for each in (method, *inner):
         if isinstance(declared := getattr(each, DECLARED, None), Declared):
@@ -294,7 +294,7 @@ def declared_at(method: Any) -> Declared | None:
 
 
 def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
-    """The function that says who calls: as SEMEL['CALLER'] names it, or Django's user."""
+    """The caller function: SEMEL['CALLER'], or one that reads Django's user."""
     if given is None:
 
         def from_user(request: Any) -> Caller | None:
@@ -333,7 +333,7 @@ def _function(name: str, given: Any) -> Any:
 
 
 def _id_of(user: Any) -> str:
-    """What tells a user from all others: the primary key, and the class unless it is AUTH_USER_MODEL or made of it."""
+    """A user's unique id: the primary key, and the class unless it derives from AUTH_USER_MODEL."""
     kind = user.__class__  # of a lazy user, the class behind it
     name = settings.AUTH_USER_MODEL.lower()
     for each in kind.__mro__:
@@ -375,7 +375,7 @@ def engine(using: str | None = None) -> Engine:
 
 
 def _change(*, setting: str, **_: Any) -> None:
-    """A test has overridden SEMEL: what is declared stays, and everything else is read again."""
+    """Handle a test's override of SEMEL: keep the declarations, and read all settings again."""
     if setting == "SEMEL":
         while _SITES:
             _SITES.pop().close()

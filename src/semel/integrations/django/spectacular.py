@@ -1,4 +1,4 @@
-"""drf-spectacular: what an OpenAPI document says of the views that are declared with ``@semel.command``.
+"""drf-spectacular: describe the views declared with ``@semel.command`` in an OpenAPI document.
 
 ``REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "semel.integrations.django.spectacular.AutoSchema"}``; a project with a
 schema class of its own adds :class:`DescribesCommands` in front of its bases.
@@ -13,7 +13,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from semel.http.openapi import PROBLEM_NAME, PROBLEM_SCHEMA, describe_operation
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.django.site import declared_at, site
+from semel.integrations.django.site import find_declared, site
 
 
 class DescribesCommands:
@@ -27,7 +27,7 @@ class DescribesCommands:
         if found is None or method.upper() not in UNSAFE_METHODS:
             return found
         name = getattr(self.view, "action", None) or method.lower()
-        declared = declared_at(getattr(self.view, name, None))
+        declared = find_declared(getattr(self.view, name, None))
         if declared is None:
             return found
         place = site().place(declared.using)

@@ -12,7 +12,7 @@ from semel.integrations.django.answer import response_of
 from semel.integrations.django.site import ProjectStore, site
 
 
-def _asked(request: Any, ask: Any) -> Any:
+def _ask_stores(request: Any, ask: Any) -> Any:
     """The first store that knows the operation; the last one's answer where none does."""
     answer: Answer | None = None
     for place in site().places():
@@ -30,7 +30,7 @@ def by_id(request: Any, operation_id: str) -> Any:
     def ask(place: ProjectStore) -> Answer:
         return place.operations.by_id(operation_id, request)
 
-    return _asked(request, ask)
+    return _ask_stores(request, ask)
 
 
 @require_safe
@@ -41,7 +41,7 @@ def by_key(request: Any) -> Any:
     def ask(place: ProjectStore) -> Answer:
         return place.operations.by_key(query, request)
 
-    return _asked(request, ask)
+    return _ask_stores(request, ask)
 
 
 urlpatterns = [path("", by_key), path("<str:operation_id>", by_id)]

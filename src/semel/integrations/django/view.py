@@ -82,14 +82,14 @@ def command(
             )
 
         @functools.wraps(view)
-        def claimed(*args: Any, **kwargs: Any) -> Any:
+        def serve_claimed(*args: Any, **kwargs: Any) -> Any:
             return _serve(view, declared, args, kwargs)
 
         @functools.wraps(view)
-        async def claimed_async(*args: Any, **kwargs: Any) -> Any:
+        async def serve_claimed_async(*args: Any, **kwargs: Any) -> Any:
             return await _serve_async(view, declared, args, kwargs)
 
-        wrapped: Any = claimed_async if is_async else claimed
+        wrapped: Any = serve_claimed_async if is_async else serve_claimed
         if declared.policy.steps:  # what a step has on record, no later failure of the request may undo
             wrapped = databases.outside_of_requests(wrapped)
         setattr(wrapped, DECLARED, declared)
@@ -100,19 +100,19 @@ def command(
 
 
 def _check_view(view: Any) -> None:
-    """Refuse what is no view that could be protected. Raises ConfigurationError."""
+    """Refuse a view that cannot be protected. Raises ConfigurationError."""
     if isinstance(getattr(view, DECLARED, None), Declared):
         raise ConfigurationError(f"{view.__qualname__} is declared twice; one view is one operation")
     kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if kind is not None:
         raise ConfigurationError(
-            f"@semel.command stands above {kind.__name__}, which authenticates inside: write it on the method, such as "
-            "post, or below @api_view"
+            f"@semel.command is above {kind.__name__}, which authenticates inside the view: write it on the method, "
+            "such as post, or below @api_view"
         )
     if getattr(view, "__module__", "") == "django.utils.decorators":
         raise ConfigurationError(
-            "method_decorator makes its function anew for each request; write @semel.command on the method itself, "
-            "such as post"
+            "method_decorator creates its function for each request; write @semel.command on the method itself, such "
+            "as post"
         )
     check_endpoint(view)
 
@@ -129,12 +129,12 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
         _check_outside(f"the steps of {declared.name!r} are made")
     place, command = _command(call, declared, request, args, kwargs)
     if not isinstance(command, Command):
-        return _unclaimed(view, request, command, args, kwargs)
+        return _serve_unclaimed(view, request, command, args, kwargs)
     if declared.policy.terms.effects is Effects.ATOMIC:
         return run_atomic(call, place, declared.using, command, request, functools.partial(view, *args, **kwargs))
     permit = call.claim(command)
     if not isinstance(permit, Permit):
-        return _unclaimed(view, request, permit, args, kwargs)
+        return _serve_unclaimed(view, request, permit, args, kwargs)
     if call.wants_async and (accepted := call.accept()) is not None:
         return response_of(accepted)
     _give(request, permit)
@@ -144,7 +144,7 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
         call.failed(error)
         raise
     if databases.rolls_back_any():
-        call.failed(RolledBackError("the view has rolled back a database's transaction: its answer is none to keep"))
+        call.failed(RolledBackError("the view rolled back a database's transaction, so its answer is not stored"))
     return response
 
 
@@ -178,16 +178,16 @@ async def _serve_async(
 
 
 def _check_outside(what: str) -> None:
-    """Refuse what is on record piece by piece, inside of a transaction that would undo all of it."""
+    """Refuse steps inside a transaction whose rollback would undo their records."""
     if databases.is_in_block():
         raise ConfigurationError(
-            f"{what} inside a transaction of Django's, and what is on record would be undone with it: put "
-            "@transaction.non_atomic_requests around the view (of a class, around dispatch), and open no atomic() "
+            f"{what} inside a Django transaction, whose rollback would undo the record: put "
+            "@transaction.non_atomic_requests around the view (for a class, around dispatch), and open no atomic() "
             "around it"
         )
 
 
-def _unclaimed(
+def _serve_unclaimed(
     view: Callable[..., Any], request: Any, answer: Answer | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     if answer is not None:
@@ -294,7 +294,7 @@ def bulk(
         raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
 
     @functools.wraps(handler)
-    def guarded(item: BulkItem) -> object:
+    def run_guarded(item: BulkItem) -> object:
         if item.connection is None:
             return handler(item)
         with databases.refusing_writes(using or site().database, operation):
@@ -302,7 +302,7 @@ def bulk(
 
     made = BulkView(
         operation,
-        guarded,
+        run_guarded,
         options,
         place=place,
         around=_with_connections,
@@ -337,7 +337,7 @@ def _with_connections(act: Callable[[], None]) -> Callable[[], None]:
 _JOBS_PATHS: Final[set[str]] = set()
 
 
-def _rooted(path: str) -> str:
+def _add_root(path: str) -> str:
     return f"/{path.lstrip('/')}"
 
 
@@ -371,13 +371,13 @@ def imports(
             f"other imports answer at {jobs_path!r} already: give all of them in one call, with "
             "path={'stock.import': 'suppliers/{supplier}/stock', ...}, or another jobs_path"
         )
-    rooted = _rooted(path) if isinstance(path, str) else {name: _rooted(each) for name, each in path.items()}
+    rooted = _add_root(path) if isinstance(path, str) else {name: _add_root(each) for name, each in path.items()}
     served = ImportsOverWsgi(
         imports,
         path=rooted,
         supplier=supplier,
         may=may,
-        jobs_path=_rooted(jobs_path),
+        jobs_path=_add_root(jobs_path),
         idle_seconds=idle_seconds,
         **site().surface_options,
     )

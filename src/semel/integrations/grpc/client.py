@@ -34,7 +34,7 @@ class _Details(NamedTuple):
 
 
 class _Plan:
-    """What both colours decide: which calls get a key, and whether and when one is sent again."""
+    """The shared decisions of both clients: which calls get a key, and when to retry one."""
 
     def __init__(
         self, methods: Collection[str], attempts_max: int, longest_seconds: float, make_key: Callable[[], str]
@@ -68,7 +68,7 @@ class _Plan:
         )
 
     def pause(self, tried: int, code: Any, trailing: Any, left: float | None) -> float | None:
-        """How many seconds to wait before the next attempt; None where there is none."""
+        """The seconds to wait before the next attempt; None if there is none."""
         asked = retry_delay(trailing)
         if tried >= self._attempts_max or not (
             code is Code.UNAVAILABLE or (code in _ASKED_AGAIN and asked is not None)
@@ -79,7 +79,7 @@ class _Plan:
 
 
 def new_key() -> str:
-    """A key of its own for one intent: a random UUID."""
+    """A new key for one intent: a random UUID."""
     return str(uuid.uuid4())
 
 

@@ -1,4 +1,4 @@
-"""What a servicer's method is given in place of gRPC's context: how it ends the call is noted, not sent."""
+"""A servicer method's context in place of gRPC's: it records how the call ends instead of sending it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CapturedContext:
         return self._aborted is not None
 
     def end(self, body: bytes) -> RpcEnd:
-        """How the call ended, ``body`` being the serialised response if there is one."""
+        """The end of the call; ``body`` is the serialised response, if any."""
         if self._aborted is not None:
             return self._aborted
         return RpcEnd(self._code or Code.OK, self._details, self._trailing, body)
@@ -64,7 +64,7 @@ class CapturedContext:
         self._code = as_code(code)
 
     def set_details(self, details: str) -> None:
-        """What the call says to people when it does not end with OK."""
+        """Set the call's message for people, for an end other than OK."""
         self._details = as_details(details)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
@@ -76,7 +76,7 @@ class CapturedContext:
         return self._code
 
     def details(self) -> str:
-        """What was set to be said."""
+        """The message that was set."""
         return self._details
 
     def trailing_metadata(self) -> Metadata:

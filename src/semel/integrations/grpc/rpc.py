@@ -42,7 +42,7 @@ _NOT_HERE: Final = {
 
 
 class Call(NamedTuple):
-    """What ``caller=`` is asked about: the method, the metadata (the last value of each name), and gRPC's context."""
+    """The input of ``caller=``: the method, the metadata (the last value of each name), and gRPC's context."""
 
     method: str
     metadata: Mapping[str, str | bytes]
@@ -55,7 +55,7 @@ CallerOfCall = Callable[[Any], Caller | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rpc:
-    """How one unary method is protected.
+    """The protection of one unary method.
 
     Parameters:
         policy: of the operation. A refusal's gRPC code means what its HTTP status means (``NOT_FOUND`` is a definite
@@ -86,9 +86,7 @@ class Rpc:
                 raise PolicyError(f"{option} is for HTTP operations; {instead}")
         for name in sorted(self.policy.replay_headers):
             if name.lower().startswith("grpc-"):
-                raise PolicyError(
-                    f"replay_headers must not name {name!r}: gRPC's own metadata are kept as they must be"
-                )
+                raise PolicyError(f"replay_headers must not name {name!r}: gRPC handles its own metadata")
         counts: Any = self.counts
         if not isinstance(counts, tuple) or not all(
             isinstance(name, str) and name and name == name.lower() and name.isascii() and "," not in name
@@ -180,7 +178,9 @@ class DeclaredRpc:
     def _misfit(self, key: str, raw: bytes) -> RequestError | None:
         """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
         if len(raw) > self.policy.body_bytes_max:
-            return RequestTooLarge(f"the request has {len(raw)} bytes, at most {self.policy.body_bytes_max} are taken")
+            return RequestTooLarge(
+                f"the request has {len(raw)} bytes; the maximum is {self.policy.body_bytes_max} are taken"
+            )
         if self.policy.key_format is not None:
             try:
                 self.policy.key_format.check(key, time.time())
@@ -189,7 +189,7 @@ class DeclaredRpc:
         return None
 
     def wait_seconds(self, remaining: float | None) -> float:
-        """How long a duplicate waits: less than the client does, so that it hears the verdict."""
+        """The waiting time of a duplicate: shorter than the client's, so that it gets the verdict."""
         most = self.policy.wait_seconds
         return most if remaining is None else min(most, max(0.0, remaining * 0.8))
 
@@ -215,8 +215,8 @@ def declare(
         raise ConfigurationError(f"caller must be a plain function of the Call; it is {caller!r}")
     if not operations:
         raise ConfigurationError(
-            "operations= names no method, so that nothing would be protected; write "
-            "operations={'/shop.Payments/Create': Policy(effects='external')}"
+            "operations= names no method, so no call would be protected; write operations={'/shop.Payments/Create': "
+            "Policy(effects='external')}"
         )
     made: dict[str, DeclaredRpc] = {}
     names: dict[str, str] = {}
@@ -245,6 +245,6 @@ def declare(
 
 
 STREAMS: Final = (
-    "{method!r} streams: a call that is many messages has no one payload and no one answer, so that it cannot be "
-    "protected; declare a unary method that takes the command, and stream what follows from another"
+    "{method!r} streams: a call of many messages has no single payload and no single answer, so it cannot be "
+    "protected; declare a unary method that takes the command, and stream its results from another"
 )

@@ -25,7 +25,7 @@ from semel.http import problems
 from semel.http.wsgi.threads import Threads
 from semel.integrations.grpc.context import AsyncCapturedContext, CallAborted, CapturedContext
 from semel.integrations.grpc.rpc import STREAMS, CallerOfCall, DeclaredRpc, Rpc, declare
-from semel.integrations.grpc.status import OPERATION, REPLAYED, RpcEnd, refusal, refused
+from semel.integrations.grpc.status import OPERATION, REPLAYED, RpcEnd, refusal, refuse
 from semel.policy import Command, Policy
 
 _LOG: Final = logging.getLogger("semel")
@@ -51,7 +51,7 @@ class _Run:
         """The answer of a method that is over, by returning or by its abort."""
         body = b""
         if not context.is_aborted and response is not None:
-            body = _serialised(self.handler.response_serializer, response)
+            body = _serialise(self.handler.response_serializer, response)
         end = context.end(body)
         if response is None and end.code is Code.OK:
             raise TypeError(f"{self.declared.method} returned None; a method must return its response or abort")
@@ -67,13 +67,13 @@ class _Run:
         return answer
 
     def result(self, result: Result) -> RpcEnd:
-        """What leaves: of a call that ran here all that it said, of a replay what was kept."""
+        """The end of the call for the client: complete if it ran here, the stored part for a replay."""
         if result.replayed or self.ended is None:
             return RpcEnd.of_answer(result.answer).also((OPERATION, result.operation_id), (REPLAYED, "true"))
         return self.ended.also((OPERATION, result.operation_id))
 
     def refusal(self, error: BaseException) -> RpcEnd:
-        """How a call ends that raised. Raises the error again where it is the method's own or the developer's."""
+        """The end of a call that raised. Raises the error again if it is the method's own or the developer's."""
         if isinstance(error, _RolledBack):
             return error.end
         unconfirmed = self.permit is not None and isinstance(error, StoreError)
@@ -87,7 +87,7 @@ class _Run:
             )
         if error is self.failed or not isinstance(error, SemelError):
             raise error
-        end = refused(error, maybe_done=self.permit is not None)
+        end = refuse(error, maybe_done=self.permit is not None)
         if end is None:
             raise error
         return end
@@ -101,7 +101,7 @@ class _RolledBack(Exception):
         self.end = end
 
 
-def _serialised(serialise: Callable[[Any], bytes] | None, response: Any) -> bytes:
+def _serialise(serialise: Callable[[Any], bytes] | None, response: Any) -> bytes:
     return bytes(response) if serialise is None else serialise(response)
 
 
@@ -109,7 +109,7 @@ def _as_they_are(raw: bytes) -> bytes:
     return raw
 
 
-def _begun(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tuple[Any, Command | RpcEnd | None]:
+def _begin(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tuple[Any, Command | RpcEnd | None]:
     """A call's message, and its command; or how the call ends that is none, or None where it runs unprotected.
 
     Raises what the developer has to mend.
@@ -118,7 +118,7 @@ def _begun(declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> tup
     try:
         return message, declared.command(raw, message, context.invocation_metadata() or (), context)
     except SemelError as error:
-        end = refused(error)
+        end = refuse(error)
         if end is None:
             raise
         return message, end
@@ -136,7 +136,10 @@ def _find(methods: Mapping[str, DeclaredRpc], handler: Any, method: str) -> Decl
 
 def _streams(error: ConfigurationError) -> tuple[Code, str]:
     _LOG.error("%s", error)
-    return Code.UNIMPLEMENTED, "The server declares this streaming method as a command, which it cannot be."
+    return (
+        Code.UNIMPLEMENTED,
+        "The server declares this streaming method as a command, but only unary methods can be commands.",
+    )
 
 
 class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has no types of its own
@@ -202,11 +205,11 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
             return self._serve_one(declared, handler, raw, context)
 
     def _serve_one(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
-        message, command = _begun(declared, handler, raw, context)
+        message, command = _begin(declared, handler, raw, context)
         if isinstance(command, RpcEnd):
             return _send(context, command)
         if command is None:
-            return _serialised(handler.response_serializer, handler.unary_unary(message, context))
+            return _serialise(handler.response_serializer, handler.unary_unary(message, context))
         return _send(context, self._run(_Run(declared, handler, context), command, message))
 
     def _run(self, run: _Run, command: Command, message: Any) -> RpcEnd:
@@ -266,11 +269,11 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
         )
 
     async def _serve(self, declared: DeclaredRpc, handler: Any, raw: bytes, context: Any) -> Any:
-        message, command = _begun(declared, handler, raw, context)
+        message, command = _begin(declared, handler, raw, context)
         if isinstance(command, RpcEnd):
             return await _send(context, command)
         if command is None:
-            return _serialised(handler.response_serializer, await _call(handler.unary_unary, message, context))
+            return _serialise(handler.response_serializer, await _call(handler.unary_unary, message, context))
         end = await self._run(_Run(declared, handler, context), command, message)
         sent = _send(context, end)
         return await sent if inspect.isawaitable(sent) else sent

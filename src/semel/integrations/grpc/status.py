@@ -59,7 +59,7 @@ _MESSAGE: Final = b"grpc-message"
 
 @dataclass(frozen=True, slots=True)
 class RpcEnd:
-    """How a call ended: its code, its text for people, its trailing metadata, and the response's bytes if it is OK."""
+    """The end of a call: its code, message, trailing metadata, and the response's bytes if it is OK."""
 
     code: Code
     details: str = ""
@@ -67,7 +67,7 @@ class RpcEnd:
     body: bytes = b""
 
     def answer(self, kept: frozenset[str]) -> Answer:
-        """The answer that is stored: of the trailing metadata what is named in ``kept``, and the error's details."""
+        """The stored answer: the trailing metadata named in ``kept``, and the error's details."""
         pairs = [(name.encode(), _raw(value)) for name, value in self.trailing if name in kept or name == DETAILS]
         if self.code is not Code.OK:
             pairs = [(_STATUS, b"%d" % self.code.value[0]), (_MESSAGE, self.details.encode()), *pairs]
@@ -141,8 +141,8 @@ _CODES: Final[dict[Kind, Code]] = {
 }
 
 
-def refused(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
-    """How a call ends that Semel refused; None for an error that is the developer's, not the call's.
+def refuse(error: SemelError, *, maybe_done: bool = False) -> RpcEnd | None:
+    """The end of a call that Semel refused; None for an error of the developer.
 
     Parameters: ``maybe_done`` where an ATOMIC method has run, so that it may have been committed.
     """
@@ -166,11 +166,11 @@ def refusal(
     """An end with the details of google.rpc: ErrorInfo, whose reason is the problem's code, and RetryInfo."""
     more = {"keyAction": action or problem.key_action, "operationId": operation_id, "state": state}
     info = ErrorInfo(reason=problem.code, domain=DOMAIN, metadata={name: text for name, text in more.items() if text})
-    details = [_packed(info)]
+    details = [_pack(info)]
     if retry_seconds is not None:
         retry = RetryInfo()
         retry.retry_delay.FromMilliseconds(math.ceil(max(retry_seconds, 0) * 1000))
-        details.append(_packed(retry))
+        details.append(_pack(retry))
     status = Status(code=code.value[0], message=said, details=details)
     trailing: Metadata = ((DETAILS, status.SerializeToString()), (CODE, problem.code))
     if operation_id is not None:
@@ -178,7 +178,7 @@ def refusal(
     return RpcEnd(code, said, trailing)
 
 
-def _packed(message: Any) -> AnyMessage:
+def _pack(message: Any) -> AnyMessage:
     packed = AnyMessage()
     packed.Pack(message)
     return packed

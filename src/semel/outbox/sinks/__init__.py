@@ -1,1 +1,1 @@
-"""Where a relay delivers events: one module a broker, each of them with its own client, loaded when it is used."""
+"""A relay's sinks: one module for each broker, with its own client, loaded on use."""

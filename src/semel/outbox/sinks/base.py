@@ -1,4 +1,4 @@
-"""What a sink is: it takes events and says of each what became of it.
+"""A sink: takes events, and reports the outcome of each.
 
 An event is acknowledged (None) once the broker has it for good. It is *refused* where the broker answered and will not
 have this one: that counts as a try, and in the end it is parked. It is *unreached* where nobody knows: the broker is
@@ -77,7 +77,7 @@ class Sink(Protocol):
 
 
 def message_headers(event: Event) -> dict[str, str]:
-    """What travels beside the payload, on every broker that knows headers."""
+    """The headers sent with the payload, to every broker that supports headers."""
     return {
         **dict(event.headers),
         "semel-id": event.id,

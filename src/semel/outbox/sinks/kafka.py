@@ -56,7 +56,7 @@ class KafkaSink:
         self._producer: Any = None
         self._topics: set[str] = set()
 
-    async def _started(self) -> Any:
+    async def _start(self) -> Any:
         if self._producer is None:
             producer = AIOKafkaProducer(
                 bootstrap_servers=self._servers,
@@ -77,7 +77,7 @@ class KafkaSink:
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their acknowledgements."""
         try:
-            producer = await self._started()
+            producer = await self._start()
             missing = await self._missing(producer, {event.topic for event in events})
         except (KafkaError, OSError, TimeoutError) as error:  # nobody has said anything of these events
             await self._abandon()
@@ -150,7 +150,7 @@ class KafkaSink:
                 await _end(producer)
 
     async def _abandon(self) -> None:
-        """Let go of a producer that would go on to send what the relay will send again."""
+        """Abandon a producer that would otherwise resend events that the relay will resend."""
         producer, self._producer = self._producer, None
         self._topics.clear()
         if producer is not None:

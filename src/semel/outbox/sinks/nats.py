@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
@@ -46,7 +46,7 @@ class NatsSink:
     """
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:
-        self.name = ",".join(shown_url(_TOKEN.sub(r"\1***@", server)) for server in servers)
+        self.name = ",".join(hide_password(_TOKEN.sub(r"\1***@", server)) for server in servers)
         self._servers = list(servers)
         self._prefix = prefix
         self._stream = stream
@@ -55,7 +55,7 @@ class NatsSink:
         self._sent = 0
         self._waiting: dict[str, asyncio.Future[Msg]] = {}  # by the last part of their reply's subject
 
-    async def _connected(self) -> Client:
+    async def _connect(self) -> Client:
         if self._client is not None and self._client.is_connected:
             return self._client
         await self.close()
@@ -70,10 +70,10 @@ class NatsSink:
         )
         # The client's own publish_async never hears of an error in an acknowledgement (nats-py 2.16).
         self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._heard)
+        await client.subscribe(f"{self._inbox}.*", cb=self._receive)
         return client
 
-    async def _heard(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         future = self._waiting.pop(message.subject.rpartition(".")[2], None)
         if future is not None and not future.done():
             future.set_result(message)
@@ -81,7 +81,7 @@ class NatsSink:
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their acknowledgements."""
         try:
-            client = await self._connected()
+            client = await self._connect()
         except (NatsError, OSError, TimeoutError) as error:
             await self.close()
             return [Unreached(told(error))] * len(events)

@@ -22,7 +22,7 @@ from aio_pika.exceptions import (
     PublishError,
 )
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers, told
@@ -42,7 +42,7 @@ class RabbitmqSink:
     """
 
     def __init__(self, url: str, *, exchange: str = "", quorum: bool = False) -> None:
-        self.name = shown_url(url)
+        self.name = hide_password(url)
         self._url = url
         self._exchange_name = exchange
         self._quorum = quorum
@@ -51,7 +51,7 @@ class RabbitmqSink:
         self._channel: AbstractChannel | None = None
         self._exchange: AbstractExchange | None = None
 
-    async def _connected(self) -> AbstractExchange:
+    async def _connect(self) -> AbstractExchange:
         exchange, channel, connection = self._exchange, self._channel, self._connection
         if exchange is not None and channel is not None and not channel.is_closed and not _is_closed(connection):
             return exchange
@@ -68,7 +68,7 @@ class RabbitmqSink:
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """All at once; then their confirmations."""
         try:
-            exchange = await self._connected()
+            exchange = await self._connect()
             for event in events:
                 await self._declare(event.topic)
         except ChannelNotFoundEntity as error:
@@ -103,7 +103,9 @@ class RabbitmqSink:
             where = f"the exchange {self._exchange_name!r} " if self._exchange_name else ""
             return Refused(f"{where}has no queue for the routing key {event.topic!r}; declare and bind one".lstrip())
         except DeliveryError:  # a queue is full, or has failed: no event's fault
-            return Unreached(f"RabbitMQ has no place for the routing key {event.topic!r} now, and says no more")
+            return Unreached(
+                f"RabbitMQ currently has no queue for the routing key {event.topic!r} now, and says no more"
+            )
         except _GONE as error:
             return Unreached(told(error))
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlencode
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers
@@ -20,7 +20,7 @@ class RedisSink:
     """Appends to a server's streams. Parameters as ``Streams``; ``prefix`` is put before each topic."""
 
     def __init__(self, url: str, *, prefix: str = "", maxlen: int | None = None, create: bool = True) -> None:
-        self.name = shown_url(url)
+        self.name = hide_password(url)
         self._streams = Streams(url, maxlen=maxlen, create=create)
         self._prefix = prefix
 

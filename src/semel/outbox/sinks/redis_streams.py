@@ -1,4 +1,4 @@
-"""Appending to Redis Streams: what the outbox's sink needs of the client library, and nothing else."""
+"""Append to Redis Streams, with only the parts of the client library that the sink needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Streams:
         self._create = create
 
     async def append(self, entries: Sequence[tuple[str, Fields]]) -> list[AppendRefused | None]:
-        """Append to each stream its entry, in one round trip; what the server said of each.
+        """Append an entry to each stream in one round trip; returns the server's reply for each.
 
         Raises AppendLost: nobody knows which of them are there.
         """
@@ -57,7 +57,7 @@ class Streams:
         except RedisError as error:
             raise AppendLost(f"{type(error).__name__}: {error}") from error
         try:
-            return [_said(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
+            return [_check_reply(stream, reply) for (stream, _), reply in zip(entries, replies, strict=True)]
         except AppendLost:
             await self.close()  # after a failover the name may lead to another server
             raise
@@ -67,7 +67,7 @@ class Streams:
         await self._client.aclose()
 
 
-def _said(stream: str, reply: Any) -> AppendRefused | None:
+def _check_reply(stream: str, reply: Any) -> AppendRefused | None:
     if isinstance(reply, (Lost, Late, *_CLOSED)) or (
         isinstance(reply, ResponseError) and str(reply).startswith(_CLOSED_TEXTS)
     ):

@@ -83,7 +83,7 @@ def secret_of(text: str, where: str = f"${VARIABLE}") -> bytes:
 
 
 class WebhookSink:
-    """Posts events to one receiver. What it refuses is tried again for three days; 410 Gone disables it.
+    """Posts events to one receiver. Retries a refused event for three days; 410 Gone disables the endpoint.
 
     Parameters: ``url`` https://, or http:// where ``private`` is True; ``secret`` signs them, or
     several while it is rotated: the receiver takes a message whose signatures hold one of its own; ``private`` lets the
@@ -106,7 +106,7 @@ class WebhookSink:
         self._client: httpx.AsyncClient | None = None
         self._places = asyncio.Semaphore(AT_ONCE)
 
-    def _opened(self) -> httpx.AsyncClient:
+    def _open(self) -> httpx.AsyncClient:
         if self._client is None:
             self._client = httpx.AsyncClient(
                 transport=_Guarded(private=self._private),
@@ -118,7 +118,7 @@ class WebhookSink:
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """Post them, at most 20 at once, and no more once the receiver has answered 410."""
-        client = self._opened()
+        client = self._open()
         gone: list[Reply] = []
         return list(await asyncio.gather(*(self._post_unless(client, event, gone) for event in events)))
 
@@ -163,7 +163,7 @@ class WebhookSink:
 
 
 async def _read_some(reply: httpx.Response) -> None:
-    """A short answer is read, so that its connection can be used again; nobody need send us an endless one."""
+    """Read a short answer, so that its connection can be reused; stop at a limit."""
     size = 0
     async for chunk in reply.aiter_raw():
         size += len(chunk)
@@ -200,7 +200,7 @@ def _meaning(status: int, wait_seconds: float = 0.0) -> Reply:
 
 
 class _Guarded(httpx.AsyncHTTPTransport):
-    """httpx's own transport, whose connections go where we have looked: nobody can change the name in between."""
+    """httpx's transport, connecting only to the verified address, so that a DNS change cannot redirect it."""
 
     def __init__(self, *, private: bool) -> None:
         super().__init__()

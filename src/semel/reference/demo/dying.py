@@ -1,4 +1,4 @@
-"""What `semel demo` starts in order to kill it: a bulk command and a relay, in a process of their own.
+"""The processes that `semel demo` starts and kills: a bulk command and a relay.
 
 ``python -m semel.reference.demo.dying bulk URL LEDGER DIE_AT`` handles a list; ``relay`` publishes events into the
 ledger, a file with a line for each delivery. The process ends by SIGKILL at the n-th item or delivery; 0: never.

@@ -1,4 +1,4 @@
-"""The second act of `semel demo`: a reconciler asks, a bulk command is killed in the middle, an event is told twice."""
+"""The second act of `semel demo`: a reconciler asks, a bulk is killed midway, an event is published twice."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ EVENTS: Final = 3
 
 def tell(stage: Stage, teller: Teller) -> None:
     """Its scenes."""
-    _reconciled(stage, teller)
+    _show_reconciling(stage, teller)
     _bulk(stage, teller)
     _events(stage, teller)
 
 
-def _reconciled(stage: Stage, teller: Teller) -> None:
+def _show_reconciling(stage: Stage, teller: Teller) -> None:
     teller.scene("The provider charges, and its answer is lost; this time code asks it, not an operator")
     key = str(uuid4())
     body: dict[str, Json] = {
@@ -54,11 +54,11 @@ def _reconciled(stage: Stage, teller: Teller) -> None:
     lost, again = (stage.client.post("/payments", key, body) for _ in range(2))
     teller.saw(f"the provider did not answer: {lost.text()}")
     teller.saw(f"the client asks again: {again.text()}")
-    teller.expect("nobody knows, so nothing runs", lost.status == 504 and again.status == 409)
+    teller.expect("the outcome is unknown, so nothing runs", lost.status == 504 and again.status == 409)
     done = asyncio.run(_ask(stage.store, stage.provider))
     teller.saw(f"the reconciler asks the provider by the derived key: {done.asked} asked, {done.settled} settled")
     final = stage.client.post("/payments", key, body)
-    teller.saw(f"the client asks once more: {final.text()}")
+    teller.saw(f"the client retries: {final.text()}")
     teller.expect("the client that kept its key gets the real answer", final.status == 201 and final.replayed)
     charged = [charge for charge in stage.charges() if str(charge.amount) == "50.00"]
     teller.expect("the provider charged once", len(charged) == 1)
@@ -83,16 +83,16 @@ def _bulk(stage: Stage, teller: Teller) -> None:
     with Engine.connect(stage.store) as engine:
         _write(engine, "demo.table", lambda permit: permit.connection.execute(TABLE))
     teller.saw(f"the first run ended with {_run(stage, 'bulk', DIE_AT_ITEM)}")
-    approved = _approved(stage)
+    approved = _approve(stage)
     teller.saw(f"approved: {len(approved)}")
     teller.expect("whole transactions of ten are there, or nothing of them", len(approved) == 30)
     teller.saw(f"the same command again ended with {_run(stage, 'bulk', 0)}")
-    approved = _approved(stage)
+    approved = _approve(stage)
     teller.saw(f"approved: {len(approved)}")
     teller.expect("it went on where it had stopped: each is approved once", sorted(approved) == list(range(ITEMS)))
 
 
-def _approved(stage: Stage) -> list[int]:
+def _approve(stage: Stage) -> list[int]:
     found: list[int] = []
     with Engine.connect(stage.store) as engine:
         _write(
@@ -116,8 +116,8 @@ def _events(stage: Stage, teller: Teller) -> None:
     told = Counter(ledger.read_text().split())
     for id, times in told.items():
         teller.saw(f"event {id}: told {times} ×")
-    teller.expect("each event was told, and under one id", len(told) == EVENTS)
-    teller.expect("only the one in doubt was told twice", sorted(told.values()) == [1, 1, 2])
+    teller.expect("each event was published under one id", len(told) == EVENTS)
+    teller.expect("only the event in doubt was published twice", sorted(told.values()) == [1, 1, 2])
 
 
 def _write(engine: Engine, operation: str, write: Any) -> None:

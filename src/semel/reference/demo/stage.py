@@ -29,7 +29,7 @@ WORKERS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SeenAnswer:
-    """What a client saw: an answer, or (status 0) a connection that was cut."""
+    """A client's view: an answer, or (status 0) a broken connection."""
 
     status: int
     replayed: bool
@@ -54,7 +54,7 @@ class SeenAnswer:
 
 
 class DemoClient:
-    """Alice at her terminal. Thread-safe: each request has a connection of its own."""
+    """A client of the demo. Thread-safe: each request has its own connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -114,12 +114,12 @@ class Stage:
     provider: Provider
 
     def charges(self) -> list[Charge]:
-        """What the provider's own ledger says."""
+        """The charges in the provider's own ledger."""
         return self.provider.charges()
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Stage]:
+def open_stage(folder: Path) -> Iterator[Stage]:
     """The service on a free loopback port with its files in a folder; ended by its own process id."""
     store = f"sqlite:///{quote(str(folder / 'demo.db'))}"
     log = (folder / "service.log").open("wb")

@@ -1,4 +1,4 @@
-"""The story of `semel demo`: what was done, what each client saw, and what was expected of it."""
+"""The story of `semel demo`: each step, the view of each client, and the expected result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import Any, Final
 from uuid import uuid4
 
-from semel.admin.describe import shown_state
+from semel.admin.describe import state_label
 from semel.cli.terminal import Json, Output
 from semel.reference.demo.stage import LOOK_SECONDS, SeenAnswer, Stage
 
@@ -53,12 +53,12 @@ class Teller:
         self._out.say_styled("bold", f"{len(self.steps)}. {title}")
 
     def saw(self, line: str) -> None:
-        """What a client saw."""
+        """Print a client's view."""
         self.steps[-1].saw.append(line)
         self._out.say(f"   {line}")
 
     def expect(self, text: str, held: bool) -> None:
-        """What was promised, and whether it is so."""
+        """Print an expectation, and whether it holds."""
         self.steps[-1].expectations.append(Expectation(text, held))
         self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ NOT SO:'} {text}")
 
@@ -81,10 +81,10 @@ def tell(stage: Stage, teller: Teller) -> None:
     """All scenes, in their order."""
     _double_submit(stage, teller)
     _parallel(stage, teller)
-    lost = _killed(stage, teller)
-    _made_visible(stage, teller, lost)
-    answer = _settled(stage, teller, lost)
-    _asked_again(stage, teller, lost, answer)
+    lost = _kill_workers(stage, teller)
+    _show_unknown(stage, teller, lost)
+    answer = _settle(stage, teller, lost)
+    _retry_settled(stage, teller, lost, answer)
     _order(stage, teller)
     _ledger(stage, teller)
 
@@ -129,7 +129,7 @@ def _parallel(stage: Stage, teller: Teller) -> None:
     teller.expect("the provider charged once", len(stage.charges()) == before + 1)
 
 
-def _killed(stage: Stage, teller: Teller) -> dict[str, _Lost]:
+def _kill_workers(stage: Stage, teller: Teller) -> dict[str, _Lost]:
     teller.scene("Workers are killed in the middle of a payment: SIGKILL, after the charge and before it")
     lost = {}
     before = len(stage.charges())
@@ -142,12 +142,12 @@ def _killed(stage: Stage, teller: Teller) -> dict[str, _Lost]:
     again = stage.client.post("/payments", lost["after"].key, lost["after"].body)
     teller.saw(f"the client asks again at once: {again.text()}")
     progress = again.status == 409 and again.document.get("code") in (IN_PROGRESS_CODE, UNKNOWN_CODE)
-    teller.expect("it is not run a second time: nobody knows yet that the worker is dead", progress)
+    teller.expect("it does not run a second time: the worker's death is not known yet", progress)
     teller.expect("the provider charged one of the two", len(stage.charges()) == before + 1)
     return lost
 
 
-def _made_visible(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
+def _show_unknown(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
     teller.scene("Semel cannot prove what happened, so it does not pretend: UNKNOWN, visible to the operator")
     unknown: list[dict[str, Any]] = []
     ends = time.monotonic() + UNKNOWN_SECONDS_MAX
@@ -156,7 +156,7 @@ def _made_visible(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
         unknown = stage.operator.run("list", "--state", "unknown")[1].get("records", [])
     waited = time.monotonic() - lost["before"].at
     for record in unknown:
-        teller.saw(f"semel list: {shown_state(record['state'])} {record['operation']} {record['operationId']}")
+        teller.saw(f"semel list: {state_label(record['state'])} {record['operation']} {record['operationId']}")
     teller.expect(f"both are UNKNOWN, {waited:.1f} s after the last kill (the lease is 5 s)", len(unknown) == len(lost))
     for moment, paid in lost.items():
         answer = stage.client.post("/payments", paid.key, paid.body)
@@ -164,10 +164,10 @@ def _made_visible(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> None:
         if moment == "after":
             teller.saw(f"the client asks again: {answer.text()}")
             told = answer.status == 409 and answer.document.get("code") == UNKNOWN_CODE
-            teller.expect("it is told so, and nothing runs", told)
+            teller.expect("the retry is refused, and nothing runs", told)
 
 
-def _settled(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
+def _settle(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
     teller.scene("An operator asks the provider, by the key that Semel had derived for the charge, and settles both")
     answer = ""
     for moment, paid in lost.items():
@@ -187,9 +187,9 @@ def _settled(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
         refused, why = stage.operator.run(*word)
         if moment == "after":
             teller.saw(f"semel settle: {why.get('error')}")
-            teller.expect("the command line does not settle what may still be running", refused == 1)
+            teller.expect("the command line does not settle a command that may still be running", refused == 1)
         code, settled = stage.operator.run(*word, "--force")
-        state = shown_state(str(settled.get("state")))
+        state = state_label(str(settled.get("state")))
         teller.saw(f"semel settle --force (the worker is known to be dead): {state}")
         teller.expect("it is settled, with its reason in the audit trail", code == 0)
     return answer
@@ -201,8 +201,8 @@ def _file(stage: Stage, text: str) -> str:
     return str(path)
 
 
-def _asked_again(stage: Stage, teller: Teller, lost: dict[str, _Lost], answer: str) -> None:
-    teller.scene("The clients ask once more, with the same keys")
+def _retry_settled(stage: Stage, teller: Teller, lost: dict[str, _Lost], answer: str) -> None:
+    teller.scene("The clients retry with the same keys")
     happened = stage.client.post("/payments", lost["after"].key, lost["after"].body)
     teller.saw(f"charged before the kill: {happened.text()}")
     teller.expect("it gets the settled answer, and nothing runs", happened == SeenAnswer(201, True, answer))

@@ -19,9 +19,9 @@ from semel.stores.mariadb.errors import (
     Lost,
     MariadbRefused,
     cannot_connect,
+    connection_lost,
     ends_connection,
-    lost,
-    refused,
+    parse_refusal,
     store_error,
 )
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
@@ -42,7 +42,7 @@ class AsyncmyLoop:
         self._lifo: AsyncLifo[Taken] = AsyncLifo(self._open, server.connections_max)
 
     def start(self, make: MakeFlow[T]) -> asyncio.Task[T]:
-        """Run a flow in a task of its own, which no cancelled caller cuts."""
+        """Run a flow in a separate task, which a cancelled caller does not interrupt."""
         task = asyncio.get_running_loop().create_task(self.run(make))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -71,12 +71,12 @@ class AsyncmyLoop:
                     self._lifo.gone()
                     await self.close_idle()
                 if isinstance(error, TimeoutError):
-                    raise lost() from error
+                    raise connection_lost() from error
                 if isinstance(error, Lost):
                     if was_idle:
                         said = True
                         continue  # as in ``Threads.run``
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
                 raise
@@ -87,7 +87,7 @@ class AsyncmyLoop:
         return await open_connection(asyncmy.Connection, self._server, deadline, client_flag=OWN)
 
     async def close_idle(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self._lifo.forget_idle():
             await close(connection)
 
@@ -96,7 +96,7 @@ class AsyncmyLoop:
         drop(self._lifo)
 
     async def close(self) -> None:
-        """Wait for what is on its way, then close what is idle."""
+        """Wait for running calls, then close idle connections."""
         while self.tasks:
             await asyncio.wait(set(self.tasks))
         await self.close_idle()
@@ -129,7 +129,7 @@ async def close(connection: Any) -> None:
 
 
 def drop(lifo: AsyncLifo[Taken]) -> None:
-    """Close what is idle on a loop that is over."""
+    """Close idle connections of a closed loop."""
     for connection, _ in lifo.forget_idle():
         transport, connection._transport = connection._transport, None
         if transport is not None:
@@ -152,7 +152,7 @@ async def perform(connection: Any, conversation: Conversation[T]) -> T:
             try:
                 results = await say(connection, text)
             except MySQLError as error:
-                word = refused(error)
+                word = parse_refusal(error)
                 if word is None:
                     raise Lost(*error.args) from error
                 text = conversation.throw(word)

@@ -12,7 +12,7 @@ from asyncmy.errors import InterfaceError, MySQLError
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
-from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import AsyncUnitPool
@@ -136,7 +136,7 @@ class AsyncmyUnit:
             return await self._perform(self._transaction.run(make))
         except Lost as error:
             if not first or not self._was_idle:
-                raise lost(error) from error
+                raise connection_lost(error) from error
         except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
@@ -146,7 +146,7 @@ class AsyncmyUnit:
         try:
             return await self._perform(self._transaction.run(make))
         except Lost as error:
-            raise lost(error) from error
+            raise connection_lost(error) from error
         except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
@@ -164,7 +164,7 @@ class AsyncmyUnit:
                 return await perform(self.connection, conversation)
         except TimeoutError as error:
             self.connection.close()
-            raise lost() from error
+            raise connection_lost() from error
 
     def _is_over(self) -> bool:
         if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
@@ -189,7 +189,7 @@ class AsyncmyUnit:
             stands = await self._perform(self._transaction.settle(needed))
         except Lost as error:
             await self._end(sound=False)
-            raise lost(error) from error
+            raise connection_lost(error) from error
         except MariadbRefused as error:
             if is_sound(error):
                 await self.rollback_async()

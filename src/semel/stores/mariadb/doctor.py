@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a MariaDB server beside its settings: room, connections, rights, handlers' defaults."""
+"""The checks of `semel doctor` for a MariaDB server: space, connections, permissions, the handlers' defaults."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tables(others: Mapping[str, str]) -> Finding:
     return Finding(
         "tables",
         "problem" if ours else "note",
-        f"{named} without transactions: what an ATOMIC handler writes there is kept when it is rolled back",
+        f"{named} without transactions: the writes of an ATOMIC handler there survive its rollback",
         f"ALTER TABLE {next(iter(others))} ENGINE=InnoDB, or write it in no ATOMIC handler",
     )
 
@@ -73,7 +73,7 @@ def rights(held: Set[str], *, has_role: bool) -> Finding:
 
 
 def defaults(sql_mode: str, isolation: str) -> Finding:
-    """The finding on what the connections begin with that handlers write on.
+    """The finding on the default settings of the handlers' connections.
 
     >>> defaults("", "REPEATABLE-READ").level
     'note'
@@ -82,4 +82,4 @@ def defaults(sql_mode: str, isolation: str) -> Finding:
     if "STRICT_TRANS_TABLES" in sql_mode or "STRICT_ALL_TABLES" in sql_mode:
         return Finding("defaults", "ok", f"{detail}; Semel's own statements set READ COMMITTED and strict mode")
     remedy = "set sql_mode to include STRICT_TRANS_TABLES; Semel's own statements are strict in any case"
-    return Finding("defaults", "note", f"{detail}: what is too long for a column is cut", remedy)
+    return Finding("defaults", "note", f"{detail}: values that are too long for a column are truncated", remedy)

@@ -1,4 +1,4 @@
-"""What a MariaDB error means to Semel: one place for both client libraries, with the remedy in the message.
+"""Map MariaDB errors to Semel's, for both client libraries, with the remedy in the message.
 
 The question is always the same: is it certain that the statement did nothing? An error that the server reports has
 rolled the statement back. A connection that was lost, a time-out and an interrupted statement leave it open: not
@@ -72,8 +72,8 @@ class MariadbRefused(Exception):
         self.text = text
 
 
-def refused(error: Exception) -> MariadbRefused | None:
-    """The server's own word in what a client library raised; None where the connection was lost under it.
+def parse_refusal(error: Exception) -> MariadbRefused | None:
+    """The server's error in a client library's exception; None if the connection was lost.
 
     Both libraries put the number first. Those from 2000 to 2999 are the client's, and so is 0.
     """
@@ -94,7 +94,7 @@ def is_elsewhere(error: MariadbRefused) -> bool:
 
 
 def store_error(error: MariadbRefused) -> StoreError | SchemaError:
-    """The error to raise for what the server answered to a statement."""
+    """The error for a server's error reply to a statement."""
     if error.code in _UNDECIDED:
         return StoreTimeout(f"MariaDB: the statement was interrupted ({_line(error.text)}): not known yet")
     if error.code == 1146:
@@ -113,7 +113,7 @@ def store_error(error: MariadbRefused) -> StoreError | SchemaError:
     return refusal(f"MariaDB: {_line(error.text)} [{error.code}] ({remedy})")
 
 
-def lost(error: Exception | None = None) -> StoreTimeout:
+def connection_lost(error: Exception | None = None) -> StoreTimeout:
     """The error to raise where the connection ended, or nothing came in time, after a statement was sent."""
     reason = "no answer in time" if error is None else _line(str(error.args[-1]) if error.args else "")
     return StoreTimeout(f"MariaDB: the connection was lost ({reason}): whether it took effect is not known yet")
@@ -128,7 +128,7 @@ def cannot_connect(error: Exception) -> StoreUnavailable:
 
 
 def another_server(version: str) -> ConfigurationError:
-    """The error to raise for a server that lacks what every claim needs."""
+    """The error for a server without a feature that every claim needs."""
     return ConfigurationError(
         f"this server is {_line(version)}; Semel needs MariaDB 10.6 or newer (INSERT … RETURNING and SKIP LOCKED, "
         "the first of which MySQL does not have)"

@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import shielded
+from semel.engine.shield import run_shielded
 from semel.errors import JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.mariadb import asyncmy_client as on_loops
 from semel.stores.mariadb import pymysql_client as in_threads
-from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, converse, greet
 from semel.stores.mariadb.transaction import Transaction
 
@@ -53,7 +53,7 @@ class MariadbHome:
         self._known: weakref.WeakKeyDictionary[Any, Greeting] = weakref.WeakKeyDictionary()
 
     def greeting(self, raw: Any) -> Greeting | None:
-        """What was told on this connection, if it was admitted before."""
+        """The server info of a connection that was admitted before."""
         return self._known.get(raw)
 
     @property
@@ -123,17 +123,17 @@ class JoinedMariadb(_Joined):
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction. Raises StoreError."""
-        return _told(self._raw, self._transaction.run(make))
+        return _perform(self._raw, self._transaction.run(make))
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own. Raises JoinRefused in a savepoint."""
         self._check_outermost()
-        return bool(self._raw.open) and _told(self._raw, self._transaction.settle(needed))
+        return bool(self._raw.open) and _perform(self._raw, self._transaction.settle(needed))
 
     def rollback(self) -> None:
-        """End what the join itself began and in which nothing was written: the claim met a verdict."""
+        """End a transaction that the join began and wrote nothing in, because the claim was refused."""
         if self._began and self._raw.open:
-            _told(self._raw, _roll_back())
+            _perform(self._raw, _roll_back())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As ``run``: AsyncEngine may be given a connection that blocks its loop, but seldom should."""
@@ -153,17 +153,17 @@ class AsyncJoinedMariadb(_Joined):
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a store flow inside the transaction. Raises StoreError."""
-        return await _told_async(self._raw, self._transaction.run(make))
+        return await _perform_async(self._raw, self._transaction.run(make))
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedMariadb.settle`."""
         self._check_outermost()
-        return bool(self._raw.connected) and await _told_async(self._raw, self._transaction.settle(needed))
+        return bool(self._raw.connected) and await _perform_async(self._raw, self._transaction.settle(needed))
 
     async def rollback_async(self) -> None:
         """As :meth:`JoinedMariadb.rollback`."""
         if self._began and self._raw.connected:
-            await _told_async(self._raw, _roll_back())
+            await _perform_async(self._raw, _roll_back())
 
 
 def join(target: Any, home: MariadbHome) -> JoinedMariadb:
@@ -188,8 +188,8 @@ def join(target: Any, home: MariadbHome) -> JoinedMariadb:
     greeting = home.greeting(raw)
     if greeting is None:
         if home.unmet:
-            home.meet(shielded(lambda: home.driver.run(home.store.identity)))
-        greeting = _told(raw, home.admission())
+            home.meet(run_shielded(lambda: home.driver.run(home.store.identity)))
+        greeting = _perform(raw, home.admission())
         home.admit(raw, greeting)
     return JoinedMariadb(target, raw, home, greeting, began=began, is_nested=is_nested)
 
@@ -217,7 +217,7 @@ async def join_async(target: Any, home: MariadbHome) -> JoinedMariadb | AsyncJoi
     if greeting is None:
         if home.unmet:
             home.meet(await home.driver.run_async(home.store.identity))
-        greeting = await _told_async(raw, home.admission())
+        greeting = await _perform_async(raw, home.admission())
         home.admit(raw, greeting)
     return AsyncJoinedMariadb(target, raw, home, greeting, began=began, is_nested=is_nested)
 
@@ -264,19 +264,19 @@ def _roll_back() -> Conversation[None]:
     yield "ROLLBACK"
 
 
-def _told(raw: Any, conversation: Conversation[T]) -> T:
+def _perform(raw: Any, conversation: Conversation[T]) -> T:
     try:
         return in_threads.perform(raw, conversation)
     except (Lost, MariadbRefused) as error:
-        raise _meant(error) from error
+        raise _to_error(error) from error
 
 
-async def _told_async(raw: Any, conversation: Conversation[T]) -> T:
+async def _perform_async(raw: Any, conversation: Conversation[T]) -> T:
     try:
         return await on_loops.perform(raw, conversation)
     except (Lost, MariadbRefused) as error:
-        raise _meant(error) from error
+        raise _to_error(error) from error
 
 
-def _meant(error: Lost | MariadbRefused) -> SemelError:
-    return store_error(error) if isinstance(error, MariadbRefused) else lost(error)
+def _to_error(error: Lost | MariadbRefused) -> SemelError:
+    return store_error(error) if isinstance(error, MariadbRefused) else connection_lost(error)

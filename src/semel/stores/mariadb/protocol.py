@@ -1,4 +1,4 @@
-"""How the MariaDB store's asks become statements of the server, for every client library alike.
+"""Turn the MariaDB store's requests into SQL statements, for all client libraries.
 
 A *conversation* takes a flow and yields texts; it is sent what the server replied, and thrown
 :class:`~semel.stores.mariadb.errors.MariadbRefused` where that was an error. What transactions need (ROLLBACK after a
@@ -38,7 +38,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class MariadbServer:
-    """Where a MariaDB store is, and how it is talked to.
+    """The address and options of a MariaDB store's server.
 
     Parameters: ``host``, ``port`` or ``socket`` (a path); ``user``, ``password`` (never shown), ``database``; ``tls`` a
     context, None without; ``connections_max`` per process (and per event loop); ``patience_seconds`` how long a call
@@ -73,7 +73,7 @@ class MariadbServer:
         return options if self.tls is None else {**options, "ssl": self.tls}
 
     def session(self) -> str:
-        """What Semel's own connections are set to, whatever the server's defaults."""
+        """The session settings of Semel's own connections, whatever the server's defaults."""
         return (
             "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
@@ -82,7 +82,7 @@ class MariadbServer:
 
 
 class Greeting(NamedTuple):
-    """What a server says of itself, and of a connection, when that opens."""
+    """A server's info, read when a connection opens."""
 
     packet_max: int
     rolls_back_on_timeout: bool
@@ -132,7 +132,7 @@ def literal(value: Argument) -> str:
     return f"({','.join(map(literal, value)) or 'NULL'})"
 
 
-def written(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
+def render(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
     """A statement with its values; ``:now`` is the clock's."""
     assert not isinstance(params, tuple)
     now = SERVER_CLOCK if clock is None else str(clock())
@@ -209,11 +209,11 @@ def _roll_back() -> Conversation[None]:
 def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) -> Conversation[Any]:
     """Perform one ask; ``open`` in a transaction that is open already."""
     if type(needed) is Query or type(needed) is Execute:
-        [result] = yield from _say_group([written(needed.statement, needed.params, clock)], packet_max, open=open)
+        [result] = yield from _say_group([render(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
     assert isinstance(needed, (SeveralStatements, Reserve))
     results: list[Result] = []
-    for group in _groups([written(part.statement, part.params, clock) for part in needed.parts], packet_max):
+    for group in _groups([render(part.statement, part.params, clock) for part in needed.parts], packet_max):
         try:
             results += yield from _say_group(group, packet_max, open=open)
         except MariadbRefused as error:

@@ -19,9 +19,9 @@ from semel.stores.mariadb.errors import (
     Lost,
     MariadbRefused,
     cannot_connect,
+    connection_lost,
     ends_connection,
-    lost,
-    refused,
+    parse_refusal,
     store_error,
 )
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, Result, converse, greet
@@ -70,7 +70,7 @@ class PymysqlThreads:
                     if was_idle and not deadline.is_over:  # else the server hangs
                         said = True
                         continue  # it had died while nobody looked: every verb names its nonce, and may be said again
-                    raise lost(error) from error
+                    raise connection_lost(error) from error
                 if isinstance(error, MariadbRefused):
                     raise or_still_unknown(store_error(error), said) from error
                 raise
@@ -81,7 +81,7 @@ class PymysqlThreads:
         return open_connection(pymysql.connect, self._server, deadline, client_flag=OWN)
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         for connection, _ in self._lifo.forget_idle():
             close(connection)
 
@@ -120,7 +120,7 @@ def is_sound(error: BaseException) -> bool:
 
 
 def wait_for(connection: Any, seconds: float | None) -> None:
-    """How long each answer is waited for from now on; None for as long as it takes."""
+    """Set the timeout of each answer from now on; None for no timeout."""
     connection._read_timeout = connection._write_timeout = seconds  # PyMySQL 1.1: read before each use of the socket
 
 
@@ -137,7 +137,7 @@ def perform(connection: Any, conversation: Conversation[T], deadline: Deadline |
             try:
                 results = say(connection, text)
             except pymysql.MySQLError as error:
-                word = refused(error)
+                word = parse_refusal(error)
                 if word is None:
                     raise Lost(*error.args) from error
                 text = conversation.throw(word)

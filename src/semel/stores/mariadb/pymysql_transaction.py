@@ -18,7 +18,7 @@ import pymysql
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
-from semel.stores.mariadb.errors import Lost, MariadbRefused, lost, store_error
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
@@ -159,7 +159,7 @@ class PymysqlUnit:
         except Lost as error:
             deadline = self._deadline
             if not first or not self._was_idle or deadline is None or deadline.is_over:  # it hangs
-                raise lost(error) from error
+                raise connection_lost(error) from error
         except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
@@ -169,7 +169,7 @@ class PymysqlUnit:
         try:
             return self._perform(make)
         except Lost as error:
-            raise lost(error) from error
+            raise connection_lost(error) from error
         except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
@@ -218,7 +218,7 @@ class PymysqlUnit:
             stands = perform(self.connection, self._transaction.settle(needed), self._deadline)
         except Lost as error:
             self._end(sound=False)
-            raise lost(error) from error
+            raise connection_lost(error) from error
         except MariadbRefused as error:
             if is_sound(error):
                 self.rollback()

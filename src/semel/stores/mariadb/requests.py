@@ -1,4 +1,4 @@
-"""What the MariaDB store asks for beyond single statements: several of them at once."""
+"""The MariaDB store's requests beyond single statements: several at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SeveralStatements(Ask[list[Any]]):
 
 
 class SettleAnd(Execute):
-    """A settlement inside an ATOMIC unit, and what is written behind it if it stands."""
+    """A settlement inside an ATOMIC unit, and the rows to write after it if it succeeds."""
 
     __slots__ = ("also",)
 

@@ -1,4 +1,4 @@
-"""What the MariaDB store does to its rows: claim, settle and replace them, a batch at a time.
+"""The MariaDB store's row operations: claim, settle and replace, a batch at a time.
 
 A claim is one statement, which writes what was never seen and answers the record that stands there; ``decide`` says
 what that means. Who won is read off the nonce, never off a count of rows.
@@ -57,7 +57,7 @@ def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:
     The last one that was answered: Galera says a statement of its own again that another node's has undone
     (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
     """
-    replies = yield from ask(Reserve([Query(SQL["claim"], _wanted(claim, wait)) for claim in claims]))
+    replies = yield from ask(Reserve([Query(SQL["claim"], _claim_params(claim, wait)) for claim in claims]))
     if replies is not None:
         return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
     if len(claims) == 1:
@@ -76,7 +76,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _wanted(claim: Claim, wait: int) -> Mapping[str, Argument]:
+def _claim_params(claim: Claim, wait: int) -> Mapping[str, Argument]:
     terms, scope = claim.terms, claim.scope
     return {
         "wait": wait,

@@ -1,4 +1,4 @@
-"""What a MariaDB server's real settings make of the store's promise."""
+"""Check a MariaDB server's settings against the store's guarantees."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SYNC_WAIT: Final = 7  # reads, UPDATE and DELETE, INSERT: each of Semel's statem
 
 
 def observe() -> Flow[list[Observed]]:
-    """What the server says of itself."""
+    """Read the server's settings."""
     rows = yield from ask(Query(SQL["read_settings"], {}))
-    return list(judged({str(name).lower(): str(value) for name, value in rows}))
+    return list(judge({str(name).lower(): str(value) for name, value in rows}))
 
 
-def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
+def judge(settings: Mapping[str, str]) -> Iterator[Observed]:
     """Findings on these global variables.
 
-    >>> [found.level for found in judged({"innodb_flush_log_at_trx_commit": "0"})]
+    >>> [found.level for found in judge({"innodb_flush_log_at_trx_commit": "0"})]
     ['forgets']
     """
     yield _durability(settings)
@@ -35,7 +35,8 @@ def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
         )  # fmt: skip
     if settings.get("log_bin") == "ON" and settings.get("sync_binlog") != "1":
         yield Observed(
-            "binlog", "note", "sync_binlog is not 1: after a power failure replicas may have what this server lost",
+            "binlog", "note",
+            "sync_binlog is not 1: after a power failure replicas may have transactions that this server lost",
             "set sync_binlog=1",
         )  # fmt: skip
     if settings.get("read_only") not in (None, "OFF", "0"):

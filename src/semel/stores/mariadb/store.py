@@ -31,18 +31,18 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resealed_row, resolved_row
+from semel.core.settle import abandon_row, action_of, mark_row, renew_row, reseal_row, resolve_row
 from semel.core.timing import PURGE_GRACE_US
-from semel.outbox.store import settled_with_events, settling
+from semel.outbox.store import settle_with_events, settling
 from semel.steps.findings import steps_after
-from semel.steps.store import rewrite_steps, stored_steps
+from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.rows import SQL as COMMANDS
 from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
 from semel.stores.mariadb.settings import observe
 from semel.stores.sql.dialect import MARIADB, Dialect
-from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
-from semel.stores.sql.looks import looked, next_page
+from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
+from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
 
@@ -106,7 +106,7 @@ class MariadbStore:
         raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settled_with_events(MARIADB, settle_all, settlements))
+        return (yield from settle_with_events(MARIADB, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         return settling(settle_one(settlement), settlement)
@@ -115,25 +115,25 @@ class MariadbStore:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
+        rules = {renewal.id: _make_rule(partial(mark_row, renewal=renewal)) for renewal in renewals}
         done = yield from VERSIONS.rewrite_all(rules)
         return [renewal.id in done for renewal in renewals]
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        rules = {change.id: _ruled(partial(resealed_row, change=change)) for change in changes}
+        rules = {change.id: _make_rule(partial(reseal_row, change=change)) for change in changes}
         done = yield from VERSIONS.rewrite_all(rules)
         return [change.id in done for change in changes]
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def rule(renewal: Renewal) -> Rule:
-            return lambda row, now: renewed_row(row, renewal, now)
+            return lambda row, now: renew_row(row, renewal, now)
 
         done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
         return [renewal.id in done for renewal in renewals]
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def rule(nonce: bytes) -> Rule:
-            return lambda row, now: abandoned_row(row, nonce, now)
+            return lambda row, now: abandon_row(row, nonce, now)
 
         done: list[bool] = []
         for id, nonce in nonces:  # one id may have been given up twice, by two nonces
@@ -153,7 +153,7 @@ class MariadbStore:
 
     def find(self, query: Find) -> Flow[Found]:
         is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        small, after = yield from looked(query, SQL, is_listed=is_listed)
+        small, after = yield from choose_look(query, SQL, is_listed=is_listed)
         named: dict[str, Argument] = {
             "states": [int(state) for state in query.states or State],
             "lapsed": int(query.lapsed),
@@ -179,11 +179,11 @@ class MariadbStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)  # the record and its line of the audit trail: both or neither
         while True:
-            listed = yield from stored_steps(MARIADB, resolution.id)
+            listed = yield from read_stored_steps(MARIADB, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
             steps = steps_after(row, resolution, listed, now)
-            reply, written = resolved_row(row, resolution, now, steps)
+            reply, written = resolve_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
             if (yield from replace(row, written)):
@@ -228,7 +228,7 @@ class MariadbStore:
         raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
     def counts(self) -> Flow[dict[int, int]]:
-        return (yield from counted(SQL["count_states"]))
+        return (yield from count_states(SQL["count_states"]))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
@@ -277,5 +277,5 @@ def _migration(name: str) -> str:
     return resources.files("semel.stores").joinpath("mariadb", "migrations", f"{name}.sql").read_text("utf-8")
 
 
-def _ruled(rule: Callable[[Record | None], Record | None]) -> Rule:
+def _make_rule(rule: Callable[[Record | None], Record | None]) -> Rule:
     return lambda row, now: rule(row)

@@ -23,7 +23,7 @@ from semel.stores.mariadb.errors import (
     MariadbRefused,
     is_elsewhere,
 )
-from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, written
+from semel.stores.mariadb.protocol import Conversation, Greeting, Result, converse, literal, render
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.statements import Execute
 
@@ -106,9 +106,9 @@ class Transaction:
     def settle(self, needed: Ask[Any]) -> Conversation[bool]:
         """Settle, and end the transaction unless it is joined; False where the claim is not its own any more."""
         assert isinstance(needed, Execute)
-        text = written(needed.statement, needed.params, self._clock)
+        text = render(needed.statement, needed.params, self._clock)
         more = needed.also if isinstance(needed, SettleAnd) else ()
-        also = "".join([f"{written(each.statement, each.params, self._clock)};\n" for each in more])
+        also = "".join([f"{render(each.statement, each.params, self._clock)};\n" for each in more])
         try:
             _ = yield _SETTLE.format(
                 here=self._here, name=self.name, settle=text, also=also, end="" if self._joined else _END

@@ -19,7 +19,7 @@ _DATABASE: Final = re.compile(r"[^/\0]{1,64}")
 
 
 def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
-    """The backend of a ``mysql://`` or ``mariadb://`` URL. Takes what it knows out of ``options``.
+    """The backend of a ``mysql://`` or ``mariadb://`` URL. Removes the options that it knows from ``options``.
 
     Threads use PyMySQL and event loops asyncmy, whichever of them the scheme names: SQLAlchemy's URLs are understood.
 

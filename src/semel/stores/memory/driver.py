@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Literal, TypeVar
 
-from semel.core.decide import kept_answer
+from semel.core.decide import find_replay
 from semel.core.flow import MakeFlow
 from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
 from semel.errors import StoreUnavailable
@@ -66,7 +66,7 @@ class LocalDriver:
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""
         row = None if self._is_inherited else self._table.records.get(id)
-        return None if row is None else kept_answer(row, id, recipe, fingerprint, self._clock())
+        return None if row is None else find_replay(row, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""

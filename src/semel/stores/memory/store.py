@@ -42,14 +42,14 @@ from semel.core.model import (
 )
 from semel.core.record import matches
 from semel.core.settle import (
-    abandoned_row,
+    abandon_row,
     action_of,
-    lapsed_row,
-    marked_row,
-    renewed_row,
-    resealed_row,
-    resolved_row,
-    settled_row,
+    lapse_row,
+    mark_row,
+    renew_row,
+    reseal_row,
+    resolve_row,
+    settle_row,
 )
 from semel.core.timing import may_drop_answer, may_forget
 from semel.quota import Usage, is_over, must_look, take
@@ -207,7 +207,7 @@ def first_row(claim: Claim, grant: Grant) -> Record:
     return row
 
 
-def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
+def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     """The record that a new grant writes over what was there."""
     row_now = first_row(claim, grant)
     if row is None:
@@ -233,14 +233,14 @@ def claim_on(table: Table, claim: Claim, now: int) -> Verdict:
         return _new(Proceed, (grant,))  # type: ignore[no-any-return]
     verdict = decide(row, claim, now, begun=table.has_begun(row))
     if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
-        table.put(granted_row(row, claim, verdict.grant))
+        table.put(grant_row(row, claim, verdict.grant))
     return verdict
 
 
 def settle_on(table: Table, word: Settlement, now: int) -> Settling:
     """Write one holder's last word, if its fence and nonce still stand."""
     id = word.id
-    reply, row = settled_row(table.records.get(id), word, now)
+    reply, row = settle_row(table.records.get(id), word, now)
     if row is not None:
         table.records[id] = row
         if row.state != _PROCESSING:
@@ -298,7 +298,7 @@ class MemoryStore:
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [marked_row(table.records.get(renewal.id), renewal) for renewal in renewals]
+            rows = [mark_row(table.records.get(renewal.id), renewal) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -308,7 +308,7 @@ class MemoryStore:
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [resealed_row(table.records.get(change.id), change) for change in changes]
+            rows = [reseal_row(table.records.get(change.id), change) for change in changes]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -318,7 +318,7 @@ class MemoryStore:
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [renewed_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
+            rows = [renew_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -328,7 +328,7 @@ class MemoryStore:
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [abandoned_row(table.records.get(id), nonce, now) for id, nonce in nonces]
+            rows = [abandon_row(table.records.get(id), nonce, now) for id, nonce in nonces]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -368,7 +368,7 @@ class MemoryStore:
             seen = table.records.get(resolution.id)
             if resolution.ends is not None:
                 _ = steps_after(seen, resolution, None, now)  # there are no steps, and none can be answered for
-            reply, row = resolved_row(seen, resolution, now)
+            reply, row = resolve_row(seen, resolution, now)
             if seen is not None and row is not None and isinstance(reply, Resolved):
                 table.put(row)
                 action = action_of(resolution, seen)
@@ -380,7 +380,7 @@ class MemoryStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
             table.place()  # a little each time, so that no page waits for many
-            lapsed = [row for id in table.running if (row := lapsed_row(table.records[id], now)) is not None]
+            lapsed = [row for id in table.running if (row := lapse_row(table.records[id], now)) is not None]
             lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
             for row in lapsed[:limit]:
                 table.put(row)

@@ -8,7 +8,7 @@ import psycopg
 
 from semel.core.flow import Ask
 from semel.errors import JoinRefused
-from semel.stores.postgres.join import JoinedPostgres, LineFailed, PostgresHome, joined
+from semel.stores.postgres.join import JoinedPostgres, LineFailed, PostgresHome, join_line
 from semel.stores.postgres.psycopg.join import PsycopgLine
 from semel.stores.postgres.rows import SQL
 from semel.stores.sql.django import check_block
@@ -32,7 +32,7 @@ def join_django(connection: Any, home: PostgresHome) -> JoinedPostgres:
         connection.set_rollback(True)  # also where the handler swallows the error: Django would "commit" a failure
 
     line = PsycopgLine(driver, target=connection, is_current=is_current, fail=fail, begun=True)
-    return joined(line, home, JoinedInTest if in_test else JoinedPostgres)
+    return join_line(line, home, JoinedInTest if in_test else JoinedPostgres)
 
 
 class JoinedInTest(JoinedPostgres):
@@ -52,7 +52,7 @@ class JoinedInTest(JoinedPostgres):
         try:
             rows = self._line.execute(*self._values(Query(SQL["settle"], _batch_of_one(needed))))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         if not rows:
             self._line.fail()
         return bool(rows)

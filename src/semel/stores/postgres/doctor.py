@@ -43,7 +43,7 @@ def tables(others: Mapping[str, str]) -> Finding:
             f"unlogged: {names_text(unlogged)}; a server crash empties them, while the record and the answer remain"
         )
     if foreign:
-        said.append(f"foreign: {names_text(foreign)}; they are another server's, with a commit of its own")
+        said.append(f"foreign: {names_text(foreign)}; they are on another server, which commits separately")
     if not said:
         return Finding("tables", "ok", "every table is logged and this server's own")
     ours = any(name.startswith("semel_") for name in others)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import (
     HandlerRefused,
     SchemaError,
@@ -55,8 +55,8 @@ def store_error(sqlstate: str | None, text: str) -> StoreError | SchemaError:
         return StoreTimeout(f"PostgreSQL: the connection was lost ({text}): whether it took effect is not known yet")
     if sqlstate == "3F000":
         return SchemaError(
-            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA what the URL's "
-            "schema= or the search_path names, GRANT USAGE, CREATE on it to whoever migrates; then run: semel migrate"
+            "there is no schema to make Semel's tables in, or it is closed to this user: CREATE SCHEMA for the URL's "
+            "schema= or the search_path, GRANT USAGE, CREATE on it to the user who migrates; then run: semel migrate"
         )
     if sqlstate == "42501" and "for schema" in text:
         return StatementRefused(f"PostgreSQL: {text} ({_MIGRATES})")
@@ -140,4 +140,4 @@ def cannot_connect(text: str, sqlstate: str | None = None) -> StoreUnavailable:
     text = text.strip().splitlines()[0] if text.strip() else "no answer"
     remedy = _CONNECTS if "permission denied for database" in text else _REMEDIES.get(sqlstate or "") or _by_words(text)
     # libpq quotes a URL that it cannot read, with what is secret in it
-    return StoreUnavailable(f"PostgreSQL cannot be reached: {shown_url(text)} ({remedy})")
+    return StoreUnavailable(f"PostgreSQL cannot be reached: {hide_password(text)} ({remedy})")

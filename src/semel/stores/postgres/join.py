@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import shielded
+from semel.engine.shield import run_shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.postgres.psycopg.driver import PostgresServer
@@ -117,7 +117,7 @@ class _Joined:
         assert isinstance(needed, Query)
         return needed.statement.numbered, self._home.server.values(needed.statement, needed.params)
 
-    def _told(self, failed: LineFailed) -> SemelError:
+    def _to_error(self, failed: LineFailed) -> SemelError:
         return JoinRefused(SAVEPOINT) if failed.sqlstate == _DIVISION else failed.error
 
     def _check_outermost(self, rows: list[Any]) -> None:
@@ -125,7 +125,7 @@ class _Joined:
             self._line.fail()
             raise JoinRefused(SAVEPOINT_OPEN)
 
-    def _refused(self, failed: LineFailed) -> bool:
+    def _is_refused(self, failed: LineFailed) -> bool:
         """A settlement that failed: False where the claim is not this transaction's own."""
         self._line.fail()
         if failed.sqlstate == _DIVISION:
@@ -153,7 +153,7 @@ class JoinedPostgres(_Joined):
             result: T = stop.value
             return result
         except LineFailed as failed:
-            raise self._told(failed) from failed.__cause__
+            raise self._to_error(failed) from failed.__cause__
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle; False where the claim is not this transaction's own: then the server lets nobody commit the rest."""
@@ -162,7 +162,7 @@ class JoinedPostgres(_Joined):
         try:
             rows = self._line.execute(*self._values(needed))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         self._check_outermost(rows)
         return True
 
@@ -185,7 +185,7 @@ class AsyncJoinedPostgres(_Joined):
             result: T = stop.value
             return result
         except LineFailed as failed:
-            raise self._told(failed) from failed.__cause__
+            raise self._to_error(failed) from failed.__cause__
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
         """As :meth:`JoinedPostgres.settle`."""
@@ -194,7 +194,7 @@ class AsyncJoinedPostgres(_Joined):
         try:
             rows = await self._line.execute(*self._values(needed))
         except LineFailed as failed:
-            return self._refused(failed)
+            return self._is_refused(failed)
         self._check_outermost(rows)
         return True
 
@@ -203,13 +203,13 @@ class AsyncJoinedPostgres(_Joined):
         await self._line.end()
 
 
-def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
+def join_line(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPostgres) -> JoinedPostgres:
     """Join a line's transaction, once it is known to be in the store's own database. Raises as its ``run``."""
     unit = made(line, home)
     try:
         if not home.knows(line.session):
             if home.unmet:
-                home.meet(shielded(lambda: home.driver.run(home.store.identity)))
+                home.meet(run_shielded(lambda: home.driver.run(home.store.identity)))
             home.admit(line.session, unit.run(home.store.identity))
     except BaseException:
         with suppress(Exception):  # its owner was interrupted in a statement: theirs to close
@@ -218,8 +218,8 @@ def joined(line: Line, home: PostgresHome, made: type[JoinedPostgres] = JoinedPo
     return unit
 
 
-async def joined_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
-    """As :func:`joined`, on an event loop."""
+async def join_line_async(line: Line, home: PostgresHome) -> AsyncJoinedPostgres:
+    """As :func:`join_line`, on an event loop."""
     unit = AsyncJoinedPostgres(line, home)
     try:
         if not home.knows(line.session):

@@ -8,7 +8,14 @@ from typing import Any
 import psycopg
 
 from semel.errors import JoinRefused
-from semel.stores.postgres.join import AsyncJoinedPostgres, JoinedPostgres, Line, PostgresHome, joined, joined_async
+from semel.stores.postgres.join import (
+    AsyncJoinedPostgres,
+    JoinedPostgres,
+    Line,
+    PostgresHome,
+    join_line,
+    join_line_async,
+)
 
 
 def join(connection: Any, home: PostgresHome) -> JoinedPostgres:
@@ -19,12 +26,12 @@ def join(connection: Any, home: PostgresHome) -> JoinedPostgres:
     from semel.stores.postgres.psycopg.join import PsycopgLine
 
     if isinstance(connection, psycopg.Connection):
-        return joined(PsycopgLine(connection), home)
+        return join_line(PsycopgLine(connection), home)
     if "sqlalchemy" in sys.modules:
         from semel.stores.postgres import sqlalchemy as alchemy
 
         if alchemy.is_alchemy(connection):
-            return joined(alchemy.line_of(connection), home)
+            return join_line(alchemy.line_of(connection), home)
         if alchemy.is_async_alchemy(connection):
             raise JoinRefused(_asynchronous(connection))
     if "django.db" in sys.modules:
@@ -56,7 +63,7 @@ async def join_async(connection: Any, home: PostgresHome) -> AsyncJoinedPostgres
         line = await line_of_async(connection)
     else:
         raise JoinRefused(_unknown(connection))
-    return await joined_async(line, home)
+    return await join_line_async(line, home)
 
 
 def _is_asyncpg(connection: Any) -> bool:

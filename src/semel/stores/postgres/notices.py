@@ -1,4 +1,4 @@
-"""The one thing a PostgreSQL server says beside its answers that takes back what a commit has said.
+"""Detects the notice that a commit was not confirmed by the synchronous standby.
 
 A wait for a synchronous standby that is cut short (``pg_cancel_backend``, or a shutdown) ends with OK and a warning:
 what was committed is here, and a failover may lose it.

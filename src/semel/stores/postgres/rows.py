@@ -12,7 +12,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
-from semel.core.decide import decide, first_grant, is_grant_new, kept_answer
+from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -31,10 +31,10 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
-from semel.stores.postgres.text import all_escaped, escaped, record
-from semel.stores.postgres.text import written as texts_written
+from semel.stores.postgres.text import all_escaped, escape, record
+from semel.stores.postgres.text import escape_row as texts_written
 from semel.stores.sql.dialect import POSTGRES
-from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, composed, statements
+from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
@@ -54,13 +54,13 @@ def lock_of(id: bytes) -> int:
 
 
 @cache
-def grown(name: str, digits: int) -> Statement:
+def write_unit(name: str, digits: int) -> Statement:
     """A unit's statement as it is written while the number of units has so many digits.
 
     A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
     text is planned anew, so that by the time of a thousand records none of these plans is used any more.
     """
-    return composed(name, f"/* {'0' * digits} */ {SQL[name].text}")
+    return compose(name, f"/* {'0' * digits} */ {SQL[name].text}")
 
 
 @cache
@@ -69,13 +69,13 @@ def silent_settle(settle: Statement) -> Statement | None:
     settling, found, ends = settle.text.rpartition("\nSELECT 1 / count(*)")
     if not found or ends != ", bool_and(outermost) FROM settled":
         return None
-    return composed(f"{settle.name}_silently", f"{settling}\nSELECT FROM settled HAVING 1 / count(*) IS NULL")
+    return compose(f"{settle.name}_silently", f"{settling}\nSELECT FROM settled HAVING 1 / count(*) IS NULL")
 
 
 def _taking(name: str) -> Statement:
     """A statement that takes places, with that part written out."""
     text = QUOTAS[name].text.replace("TAKEN", QUOTAS["taken"].text, 1)
-    return composed(name, text, planned_once=QUOTAS[name].planned_once)
+    return compose(name, text, planned_once=QUOTAS[name].planned_once)
 
 
 _CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")
@@ -87,10 +87,10 @@ def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
     assert allowance is not None
     params = {**dict(zip(_ALLOWANCE, allowance, strict=True)), "id": claim.id, "lock": lock_of(claim.id)}
     rows = yield from ask(Query(_TAKE_PLACE, params))
-    return _refused(claim, rows[0]) if rows else None
+    return _quota_refusal(claim, rows[0]) if rows else None
 
 
-def _refused(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
+def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
     """Why a claim got no place. Parameters: ``taken`` the time, and the counts, slice, open and unknown ones."""
     now, counts, newest, opens, unknowns = taken
     assert claim.quota is not None
@@ -114,13 +114,13 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
                 continue
             now = cast(int, row[0])
             if row[2] is None and row[3] is not None:
-                verdicts[claim[:2]] = _refused(claim, (now, row[3], *_taken(row)))
+                verdicts[claim[:2]] = _quota_refusal(claim, (now, row[3], *_taken(row)))
                 continue
             if row[2] is None:
                 verdicts[claim[:2]] = Proceed(first_grant(claim, now))
                 continue
             seen = record(row[1:])
-            kept = kept_answer(seen, claim.id, claim.recipe, claim.fingerprint, now)
+            kept = find_replay(seen, claim.id, claim.recipe, claim.fingerprint, now)
             if kept is not None:  # what the rule says of it, too: nothing is written for it, and nothing else looked at
                 verdicts[claim[:2]] = kept
                 continue
@@ -143,7 +143,7 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
 
 
 def _claiming(claims: list[Claim], statement: Statement) -> Query:
-    wanted = _wanted(claims)
+    wanted = _claim_columns(claims)
     return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
 
@@ -151,7 +151,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _wanted(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
+def _claim_columns(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of claims."""
     given = columns(Claim._fields, claims)
     scopes = columns(Scope._fields, given["scope"])
@@ -220,7 +220,7 @@ def wanted_here(claim: Claim) -> Mapping[str, Value]:
 
 @lru_cache(maxsize=1024)
 def _names_of(scope: Scope) -> Mapping[str, Value]:
-    return {name: escaped(text) for name, text in scope._asdict().items()}
+    return {name: escape(text) for name, text in scope._asdict().items()}
 
 
 @lru_cache(maxsize=256)
@@ -248,7 +248,7 @@ def replace(
     params["seen_state"] = seen.state
     params["seen_lease_until"] = seen.lease_until
     params["seen_answer_kind"] = seen.answer_kind
-    params["seen_doubt"] = escaped(seen.doubt)
+    params["seen_doubt"] = escape(seen.doubt)
     params["seen_steps"] = steps
     if audit is not None:
         params.update(audit)
@@ -288,11 +288,11 @@ def word_here(settlement: Settlement) -> Mapping[str, Value]:
         "fence": settlement.fence,
         "nonce": settlement.nonce,
         "state": int(settlement.state),
-        "doubt": escaped(settlement.doubt),
-        "error_code": escaped(settlement.error_code),
-        "business_ref": escaped(settlement.business_ref),
-        "resource_type": escaped(settlement.resource_type),
-        "resource_id": escaped(settlement.resource_id),
+        "doubt": escape(settlement.doubt),
+        "error_code": escape(settlement.error_code),
+        "business_ref": escape(settlement.business_ref),
+        "resource_type": escape(settlement.resource_type),
+        "resource_id": escape(settlement.resource_id),
         "answer_kind": int(kind),
         "answer_digest": None if answer is None or block is None else answer_digest(answer.status, block, answer.body),
         "status": None if answer is None else answer.status,

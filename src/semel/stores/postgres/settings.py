@@ -19,14 +19,14 @@ def observe() -> Flow[list[Observed]]:
     """What the server says of itself, and of the rights of this user."""
     settings = yield from ask(Query(SQL["read_settings"], {}))
     lacking = yield from ask(Query(SQL["read_grants"], {}))
-    found = list(judged({str(name): str(value) for name, value in settings}))
-    return [*found, granted([(str(table), str(right)) for table, right in lacking])]
+    found = list(judge({str(name): str(value) for name, value in settings}))
+    return [*found, judge_rights([(str(table), str(right)) for table, right in lacking])]
 
 
-def judged(settings: Mapping[str, str]) -> Iterator[Observed]:
+def judge(settings: Mapping[str, str]) -> Iterator[Observed]:
     """Findings on these settings.
 
-    >>> [found.level for found in judged({"synchronous_commit": "off"}) if found.check == "durability"]
+    >>> [found.level for found in judge({"synchronous_commit": "off"}) if found.check == "durability"]
     ['forgets']
     """
     version = int(settings.get("server_version_num", VERSION_MIN))
@@ -65,7 +65,7 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
     names, level = settings.get("synchronous_standby_names", ""), settings.get("synchronous_commit", "on")
     if names and level == "local":
         yield Observed(
-            "standbys", "warning", "synchronous_commit is local: a failover forgets what no standby has",
+            "standbys", "warning", "synchronous_commit is local: a failover loses commits that no standby has",
             "set synchronous_commit = on for this role or database",
         )  # fmt: skip
     elif names:
@@ -77,10 +77,10 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
         )  # fmt: skip
 
 
-def granted(lacking: Sequence[tuple[str, str]]) -> Observed:
+def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
     """The finding on the rights that this user lacks: (table, right) each.
 
-    >>> granted([("semel_record", "UPDATE")]).remedy
+    >>> judge_rights([("semel_record", "UPDATE")]).remedy
     'GRANT UPDATE ON semel_record to this user'
     """
     if not lacking:
@@ -92,4 +92,4 @@ def granted(lacking: Sequence[tuple[str, str]]) -> Observed:
     return Observed("grants", "unusable", f"this user lacks {listed}: no end of a command could be written", remedy)
 
 
-__all__ = ["granted", "judged", "observe"]
+__all__ = ["judge", "judge_rights", "observe"]

@@ -33,28 +33,28 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resealed_row, resolved_row
+from semel.core.settle import abandon_row, action_of, mark_row, renew_row, reseal_row, resolve_row
 from semel.core.timing import PURGE_GRACE_US
-from semel.outbox.store import settled_with_events, settling
+from semel.outbox.store import settle_with_events, settling
 from semel.steps.findings import steps_after
-from semel.steps.store import rewrite_steps, stored_steps
+from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.postgres.rows import (
     QUOTAS,
     VERSIONS,
     claim_all,
-    grown,
     look,
     replace,
     settle_all,
     take_place,
     word_here,
+    write_unit,
 )
 from semel.stores.postgres.rows import SQL as COMMANDS
 from semel.stores.postgres.settings import observe
-from semel.stores.postgres.text import escaped, record, unescaped
+from semel.stores.postgres.text import escape, record, unescape
 from semel.stores.sql.dialect import POSTGRES, Dialect
-from semel.stores.sql.lapsed_scan import Horizon, Walk, counted
-from semel.stores.sql.looks import looked, next_page
+from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
+from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 from semel.stores.versions import Rule, Verdicts
 
@@ -118,42 +118,42 @@ class PostgresStore:
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
-        yield from claim_all([claim], verdicts, grown("claim_here", len(str(self._units))))
+        yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units))))
         return verdicts[claim[:2]]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
         return take_place(claim)
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settled_with_events(POSTGRES, settle_all, settlements))
+        return (yield from settle_with_events(POSTGRES, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        statement = grown("settle_here", len(str(self._units)))
+        statement = write_unit("settle_here", len(str(self._units)))
         return settling(Query(statement, word_here(settlement)), settlement)
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        rules = {renewal.id: _ruled(partial(marked_row, renewal=renewal)) for renewal in renewals}
+        rules = {renewal.id: _make_rule(partial(mark_row, renewal=renewal)) for renewal in renewals}
         done = yield from VERSIONS.rewrite_all(rules)
         return [renewal.id in done for renewal in renewals]
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        rules = {change.id: _ruled(partial(resealed_row, change=change)) for change in changes}
+        rules = {change.id: _make_rule(partial(reseal_row, change=change)) for change in changes}
         done = yield from VERSIONS.rewrite_all(rules)
         return [change.id in done for change in changes]
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def rule(renewal: Renewal) -> Rule:
-            return lambda row, now: renewed_row(row, renewal, now)
+            return lambda row, now: renew_row(row, renewal, now)
 
         done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
         return [renewal.id in done for renewal in renewals]
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def rule(nonce: bytes) -> Rule:
-            return lambda row, now: abandoned_row(row, nonce, now)
+            return lambda row, now: abandon_row(row, nonce, now)
 
         done: list[bool] = []
         for id, nonce in nonces:  # one id may have been given up twice, by two nonces
@@ -172,7 +172,7 @@ class PostgresStore:
 
     def find(self, query: Find) -> Flow[Found]:
         is_listed = query.attention or (bool(query.states) and _WANTED.issuperset(query.states))
-        small, after = yield from looked(query, SQL, is_listed=is_listed)
+        small, after = yield from choose_look(query, SQL, is_listed=is_listed)
         named: dict[str, Argument] = {
             "states": [int(state) for state in query.states] or None,
             "lapsed": query.lapsed,
@@ -183,9 +183,9 @@ class PostgresStore:
         else:
             named |= {"before": query.before, **({} if small else {"after": after})}
             named |= {
-                "tenant": escaped(query.tenant),
-                "caller": escaped(query.caller),
-                "operation": escaped(query.operation),
+                "tenant": escape(query.tenant),
+                "caller": escape(query.caller),
+                "operation": escape(query.operation),
             }
         statement = "find_needing" if query.is_census else "find_unknown" if small else "find"
         rows = yield from ask(Query(SQL[statement], named))
@@ -198,18 +198,18 @@ class PostgresStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         yield from ask(TOGETHER)
         while True:
-            listed = yield from stored_steps(POSTGRES, resolution.id)
+            listed = yield from read_stored_steps(POSTGRES, resolution.id)
             found = yield from look([resolution.id])
             now, row = found.get(resolution.id, (0, None))
             steps = steps_after(row, resolution, listed, now)
-            reply, written = resolved_row(row, resolution, now, steps)
+            reply, written = resolve_row(row, resolution, now, steps)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
             audit: dict[str, Argument] = {
                 "at": now,
-                "actor": escaped(resolution.actor),
-                "action": escaped(action_of(resolution, row)),
-                "reason": escaped(resolution.reason),
+                "actor": escape(resolution.actor),
+                "action": escape(action_of(resolution, row)),
+                "reason": escape(resolution.reason),
             }
             if (yield from replace(row, written, audit)):
                 yield from rewrite_steps(POSTGRES, written, steps)
@@ -235,7 +235,7 @@ class PostgresStore:
         return cast(int, gone)
 
     def counts(self) -> Flow[dict[int, int]]:
-        return (yield from counted(SQL["count_states"]))
+        return (yield from count_states(SQL["count_states"]))
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
@@ -286,8 +286,8 @@ def _migration(name: str) -> str:
 
 def _audit(row: Row) -> Audit:
     at, id, actor, action, reason, fence = cast("tuple[int, bytes, str, str, str, int]", row)
-    return Audit(at, id, unescaped(actor), action, unescaped(reason), fence)
+    return Audit(at, id, unescape(actor), action, unescape(reason), fence)
 
 
-def _ruled(rule: Callable[[Record | None], Record | None]) -> Rule:
+def _make_rule(rule: Callable[[Record | None], Record | None]) -> Rule:
     return lambda row, now: rule(row)

@@ -1,6 +1,6 @@
 """Text that PostgreSQL cannot hold as it is: U+0000 is written as ``\\0``, and so the backslash as ``\\\\``.
 
->>> escaped("a\\x00b"), unescaped(escaped("a\\x00b")) == "a\\x00b"
+>>> escape("a\\x00b"), unescape(escape("a\\x00b")) == "a\\x00b"
 ('a\\\\0b', True)
 """
 
@@ -22,7 +22,7 @@ _TEXTS: Final = tuple(
 _texts: Final[Callable[[Row], tuple[Any, ...]]] = itemgetter(*_TEXTS)
 
 
-def escaped(text: str | None) -> str | None:
+def escape(text: str | None) -> str | None:
     """As it is written. None stays None."""
     if text is None or ("\x00" not in text and "\\" not in text):
         return text
@@ -32,10 +32,10 @@ def escaped(text: str | None) -> str | None:
 def all_escaped(texts: Sequence[str | None]) -> list[str | None]:
     """A column as it is written: most hold nothing that must be."""
     whole = "".join(filter(None, texts))
-    return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escaped, texts))
+    return list(texts) if "\x00" not in whole and "\\" not in whole else list(map(escape, texts))
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """As it was."""
     return _ESCAPE.sub(lambda match: "\x00" if match[1] == "0" else match[1], text)
 
@@ -47,16 +47,16 @@ def record(row: Row) -> Record:
     values: list[Any] = list(row)
     for place in _TEXTS:
         if values[place] is not None:
-            values[place] = unescaped(values[place])
+            values[place] = unescape(values[place])
     return Record._make(values)
 
 
-def written(row: Record) -> Record:
+def escape_row(row: Record) -> Record:
     """A record with its texts as they are written."""
     return row._replace(
-        doubt=escaped(row.doubt),
-        business_ref=escaped(row.business_ref),
-        resource_type=escaped(row.resource_type),
-        resource_id=escaped(row.resource_id),
-        error_code=escaped(row.error_code),
+        doubt=escape(row.doubt),
+        business_ref=escape(row.business_ref),
+        resource_type=escape(row.resource_type),
+        resource_id=escape(row.resource_id),
+        error_code=escape(row.error_code),
     )

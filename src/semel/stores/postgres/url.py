@@ -78,7 +78,7 @@ def _check_ports(url: SplitResult) -> None:
     """Refuse a port that is none, of any of the hosts; libpq would look it up as the name of a service."""
     for place in url.netloc.rpartition("@")[2].split(","):
         if place.count(":") > 1 and not place.startswith("["):
-            raise UrlError("an IPv6 address stands in brackets: postgresql://app@[::1]:5432/app")
+            raise UrlError("write an IPv6 address in brackets: postgresql://app@[::1]:5432/app")
         port = place.rpartition(":")[2] if ":" in place.rpartition("]")[2] else ""
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise UrlError("the port of the store URL must be a number from 1 to 65535; in a password write : as %3A")

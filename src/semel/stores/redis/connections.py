@@ -21,8 +21,8 @@ from semel.errors import StoreError
 from semel.stores.deadline import Deadline
 from semel.stores.loops import cut
 from semel.stores.pool import AsyncLifo, Lifo
-from semel.stores.redis.errors import cannot_connect, error_reply, lost
-from semel.stores.redis.packing import packed
+from semel.stores.redis.errors import cannot_connect, error_reply, judge_lost
+from semel.stores.redis.packing import pack
 from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, NodeExchange, Replies, RouteTerms, Single
 from semel.stores.redis.sentinel import Sentinel
 
@@ -96,9 +96,9 @@ class RedisThreads:
             return error
         replies: Replies
         try:
-            replies = self._connected(connection, wanted.node, was_idle, deadline)
+            replies = self._check_connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
-                replies = _said(connection, wanted, deadline)
+                replies = _execute(connection, wanted, deadline)
         except BaseException:
             connection.disconnect()
             pool.gone()
@@ -118,7 +118,7 @@ class RedisThreads:
         _connect(connection, node, deadline)
         return connection
 
-    def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
+    def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         """Make sure that the server has not hung up meanwhile."""
         if not was_idle:
             return []
@@ -149,12 +149,12 @@ def _connect(connection: Any, node: Node, deadline: Deadline) -> None:
         raise cannot_connect(node, error) from error
 
 
-def _said(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
+def _execute(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:
         connection._sock.settimeout(deadline.for_answer())
-        connection.send_packed_command([packed(wanted.commands)], check_health=False)
+        connection.send_packed_command([pack(wanted.commands)], check_health=False)
         for _ in wanted.commands:
             connection._sock.settimeout(deadline.for_answer())
             try:
@@ -164,7 +164,7 @@ def _said(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
                 replies.append(refused)
                 taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:
-        return lost(wanted, replies, error)
+        return judge_lost(wanted, replies, error)
     if taken_over:  # its name may lead to another server by now, and this one may live on: it would be asked for ever
         connection.disconnect()
     return replies
@@ -197,9 +197,9 @@ class RedisLoop:
             return error
         replies: Replies
         try:
-            replies = await self._connected(connection, wanted.node, was_idle, deadline)
+            replies = await self._check_connected(connection, wanted.node, was_idle, deadline)
             if not isinstance(replies, StoreError):
-                replies = await _said_async(connection, wanted, deadline)
+                replies = await _execute_async(connection, wanted, deadline)
         except BaseException:
             await connection.disconnect(nowait=True)
             pool.gone()
@@ -231,7 +231,7 @@ class RedisLoop:
             await connection.disconnect(nowait=True)
             raise cannot_connect(node, error) from error
 
-    async def _connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
+    async def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
         if not was_idle:
             return []
         try:
@@ -270,12 +270,12 @@ def drop(connection: Any) -> None:
         cut(writer.transport)
 
 
-async def _said_async(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
+async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
     replies: list[Any] = []
     taken_over = False
     try:
         async with asyncio.timeout(deadline.for_answer()):
-            await connection.send_packed_command([packed(wanted.commands)], check_health=False)
+            await connection.send_packed_command([pack(wanted.commands)], check_health=False)
             for _ in wanted.commands:
                 try:
                     replies.append(await connection.read_response())
@@ -284,7 +284,7 @@ async def _said_async(connection: Any, wanted: NodeExchange, deadline: Deadline)
                     replies.append(refused)
                     taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
-        return lost(wanted, replies, error)
+        return judge_lost(wanted, replies, error)
     if taken_over:  # as in ``_said``
         await connection.disconnect(nowait=True)
     return replies

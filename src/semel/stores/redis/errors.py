@@ -63,7 +63,7 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
     return StoreUnavailable(f"Redis at {node} cannot be reached: {text} ({remedy})")
 
 
-def lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
+def judge_lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
     """What became of an exchange whose connection failed."""
     if not replies and isinstance(error, redis.exceptions.BusyLoadingError):
         return [RedisRefused("LOADING", _line(error))] * len(wanted.commands)

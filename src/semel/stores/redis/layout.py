@@ -94,21 +94,23 @@ class Damaged(ValueError):
 _PLACE: Final = re.compile(r"field\(record, '(\w+)'\)|AT\.(\w+)\[([12])\]|\b(HEAD|BLANKS)\b")
 
 
-def placed(script: str) -> str:
+def write_places(script: str) -> str:
     """A script with what it says of the layout written out, as Lua counts places.
 
-    >>> placed("if field(record, 'state') == BLANKS then return AT.fence[1] + HEAD end").replace(BLANKS.decode(), "~")
+    >>> write_places("if field(record, 'state') == BLANKS then return AT.fence[1] + HEAD end").replace(
+    ...     BLANKS.decode(), "~"
+    ... )
     "if sub(record, 3, 4) == '~' then return 6 + 277 end"
     """
 
-    def written(found: re.Match[str]) -> str:
+    def write_place(found: re.Match[str]) -> str:
         field, name, end, word = found.groups()
         if word:
             return str(HEAD_BYTES) if word == "HEAD" else f"'{BLANKS.decode()}'"
         place = PLACES[field or name]
         return f"sub(record, {place[0] + 1}, {place[1]})" if field else str(place[0] + 1 if end == "1" else place[1])
 
-    return _PLACE.sub(written, script)
+    return _PLACE.sub(write_place, script)
 
 
 def number(value: int | None) -> bytes:
@@ -156,7 +158,7 @@ def encode(row: Record) -> bytes:
     return b"".join((*head, claimed, small, large))
 
 
-def seen(row: Record) -> bytes:
+def record_prefix(row: Record) -> bytes:
     """The beginning of this record's string: equal as long as nobody has written."""
     return b"%s%02d%d%016d%016d%s" % (
         MAGIC,
@@ -188,9 +190,9 @@ def decode(data: bytes, *, small: bool = False) -> Record:
         lease_us, answer_us, tombstone_us, claimed_bytes, small_bytes = map(int, head[14:])
         claimed_end = HEAD_BYTES + claimed_bytes
         small_end = claimed_end + small_bytes
-        (id, *named), at = _unframed(data, HEAD_BYTES, _NAMED_KINDS)
-        effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _granted(data[at:claimed_end])
-        settled = _settled(data[claimed_end:small_end])
+        (id, *named), at = _unframe(data, HEAD_BYTES, _NAMED_KINDS)
+        effects, holder, attempt, lapses, generation, attempts_max, after_expiry = _parse_grant(data[at:claimed_end])
+        settled = _parse_settlement(data[claimed_end:small_end])
         if len(data) < small_end:
             raise ValueError("cut short")
         large = (None,) * _LARGE if small else _answer(data, small_end)
@@ -204,7 +206,7 @@ def decode(data: bytes, *, small: bool = False) -> Record:
                 *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
             )
         )
-        if not data.startswith(seen(row)):  # a compare-and-set would never meet it
+        if not data.startswith(record_prefix(row)):  # a compare-and-set would never meet it
             raise ValueError("written in another way")
         return row
     except (ValueError, TypeError, struct.error) as error:
@@ -273,7 +275,7 @@ def _maybe(digits: bytes) -> int | None:
     return None if digits == BLANK else int(digits)
 
 
-def _unframed(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], int]:
+def _unframe(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any], int]:
     """As many fields as there are kinds, from a place on; and the place behind them."""
     found: list[Any] = []
     for kind in kinds:
@@ -293,7 +295,7 @@ def _unframed(data: bytes, at: int, kinds: tuple[type, ...]) -> tuple[list[Any],
 
 def _whole(data: bytes, at: int, kinds: tuple[type, ...]) -> list[Any]:
     """The fields up to the end."""
-    return _unframed(data, at, kinds)[0]
+    return _unframe(data, at, kinds)[0]
 
 
 def _answer(data: bytes, at: int) -> Sequence[Any]:
@@ -309,7 +311,7 @@ def _answer(data: bytes, at: int) -> Sequence[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _granted(data: bytes) -> tuple[Any, ...]:
+def _parse_grant(data: bytes) -> tuple[Any, ...]:
     """What a claim says beside its names: few combinations, one for each holder and policy."""
     return tuple(_whole(data, 0, _GRANTED_KINDS))
 
@@ -318,12 +320,12 @@ def _granted(data: bytes) -> tuple[Any, ...]:
 def _is_granted(data: bytes) -> bool:
     """Whether each of these fields is there, in the form of its kind."""
     try:
-        return tuple(map(type, _granted(data))) == _GRANTED_KINDS
+        return tuple(map(type, _parse_grant(data))) == _GRANTED_KINDS
     except ValueError:
         return False
 
 
-def _settled(data: bytes) -> list[Any]:
+def _parse_settlement(data: bytes) -> list[Any]:
     """What a settlement says beside its answer. Most say nothing but the answer's digest and status."""
     if data.startswith(_PLAIN) and len(data) > _PLAIN_BYTES:
         return [*_PLAIN_FIELDS, data[len(_PLAIN) : _PLAIN_BYTES], *_status(data[_PLAIN_BYTES:])]

@@ -9,11 +9,11 @@ from functools import cache
 from semel.stores.redis.routes import Command
 
 
-def packed(commands: Sequence[Command]) -> bytes:
+def pack(commands: Sequence[Command]) -> bytes:
     """Commands as the server reads them, by hiredis where it is installed: redis-py takes several times as long."""
     pack_command = _pack_command()
     if pack_command is None:
-        return packed_here(commands)
+        return pack_in_python(commands)
     return b"".join([pack_command(command) for command in commands])
 
 
@@ -27,10 +27,10 @@ def _pack_command() -> Callable[[Command], bytes] | None:
     return found
 
 
-def packed_here(commands: Sequence[Command]) -> bytes:
+def pack_in_python(commands: Sequence[Command]) -> bytes:
     """The same without hiredis.
 
-    >>> packed_here([("GET", b"k"), ("WAIT", 1)])
+    >>> pack_in_python([("GET", b"k"), ("WAIT", 1)])
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*2\\r\\n$4\\r\\nWAIT\\r\\n$1\\r\\n1\\r\\n'
     """
     parts: list[bytes] = []

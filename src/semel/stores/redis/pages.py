@@ -13,10 +13,10 @@ from typing import Final
 from semel.core.flow import Flow, ask
 from semel.core.model import STORED_ANSWERS, AnswerKind, Audit, Find, Found, Purged, Record, Resolution
 from semel.core.record import matches
-from semel.core.settle import lapsed_row
+from semel.core.settle import lapse_row
 from semel.core.timing import may_drop_answer, may_forget
 from semel.stores.redis.keys import PLACE_BITS, TAGS, below, newer_first
-from semel.stores.redis.layout import PLACES, seen
+from semel.stores.redis.layout import PLACES, record_prefix
 from semel.stores.redis.rows import LUA, UNENDED, Rows, due_at
 from semel.stores.redis.scripts import Calls, RedisCall
 
@@ -145,21 +145,21 @@ class Pages:
         lapsed: list[tuple[Record, Record, int]] = []
         others: list[RedisCall] = []
         for id, (now, row) in zip(ids, (yield from self._rows.look_all(ids)), strict=True):
-            written = None if row is None else lapsed_row(row, now)
+            written = None if row is None else lapse_row(row, now)
             if row is not None and written is not None:
                 lapsed.append((row, written, now))
             else:
-                others.append(self._rows.forget_call(id, None) if row is None else self._postponed(row, now))
+                others.append(self._rows.forget_call(id, None) if row is None else self._postpone(row, now))
         lapsed = sorted(lapsed, key=lambda each: each[0].lease_until)[:limit]
         calls = (*(self._rows.replace_call(*each) for each in lapsed), *others)
         replies = (yield from ask(Calls(calls))) if calls else []
         return [written for (_, written, _), done in zip(lapsed, replies, strict=False) if int(done) == 1]
 
-    def _postponed(self, row: Record, now: int) -> RedisCall:
+    def _postpone(self, row: Record, now: int) -> RedisCall:
         due = due_at(row)
         later = b"" if due is None or due <= now else due  # due, and yet not to be marked: no rule ever will
         keys = (self._keys.record(row.id), self._keys.due(row.id))
-        return RedisCall(LUA["postpone"], keys, (row.id, seen(row), later))
+        return RedisCall(LUA["postpone"], keys, (row.id, record_prefix(row), later))
 
     # --- the audit trail --------------------------------------------------------------------
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from semel.core.decide import crashed
+from semel.core.decide import count_crash
 from semel.core.flow import Flow, ask
 from semel.core.model import Effects, Record, State
 from semel.core.timing import PURGE_GRACE_US
 from semel.stores.redis.keys import Keys
-from semel.stores.redis.layout import SMALL_READ, decode_any, encode, placed, seen, small_bytes
+from semel.stores.redis.layout import SMALL_READ, decode_any, encode, record_prefix, small_bytes, write_places
 from semel.stores.redis.scripts import Calls, RedisCall, scripts
 
-LUA: Final = scripts("semel.stores.redis", "scripts.lua", placed)
+LUA: Final = scripts("semel.stores.redis", "scripts.lua", write_places)
 UNENDED: Final = frozenset({State.CLAIMED, State.PROCESSING, State.UNKNOWN})
 _EMPTY: Final = b""
 
@@ -79,7 +79,7 @@ class Rows:
             LUA["replace"],
             (keys.record(id), named, keys.all(id), keys.open(id), keys.due(id), keys.audit(id)),
             (
-                *(id, seen(old), encode(written), ttl, b"1" if written.state in UNENDED else b"0"),
+                *(id, record_prefix(old), encode(written), ttl, b"1" if written.state in UNENDED else b"0"),
                 *(_EMPTY if due is None else due, audit, _EMPTY if former == named else former),
             ),
         )
@@ -91,7 +91,7 @@ class Rows:
         return RedisCall(
             LUA["forget"],
             (keys.record(id), named, keys.all(id), keys.open(id), keys.due(id)),
-            (id, _EMPTY if row is None else seen(row)),
+            (id, _EMPTY if row is None else record_prefix(row)),
         )
 
     def rewrite(self, id: bytes, rule: Rule) -> Flow[bool]:
@@ -109,6 +109,6 @@ def due_at(row: Record) -> int | None:
     """When a reaper has to look at this record: the first time that ``lapsed_row`` may say UNKNOWN; None for never."""
     if row.state != State.PROCESSING:
         return None
-    if row.effects == Effects.IDEMPOTENT and row.lapses + crashed(row) < row.attempts_max:
+    if row.effects == Effects.IDEMPOTENT and row.lapses + count_crash(row) < row.attempts_max:
         return max(row.lease_until, row.dedup_until)
     return row.lease_until

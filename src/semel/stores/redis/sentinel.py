@@ -59,7 +59,7 @@ class Sentinel:
                 said.append(str(answer))
                 continue
             self._deaf.discard(sentinel)
-            named = self._named(sentinel, answer[0])
+            named = self._read_named(sentinel, answer[0])
             if isinstance(named, str):
                 said.append(named)
             elif named not in asked:
@@ -72,7 +72,7 @@ class Sentinel:
                 said.append(why)
         raise StoreUnavailable(said[-1])
 
-    def _named(self, sentinel: Node, reply: Any) -> Node | str:
+    def _read_named(self, sentinel: Node, reply: Any) -> Node | str:
         """The primary that a Sentinel names, or why it names none."""
         if type(reply) is RedisRefused:
             if "unknown command" in reply.text:

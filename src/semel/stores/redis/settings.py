@@ -23,7 +23,7 @@ def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]
     servers = {facts.get("run_id", ""): facts for facts in map(info, (yield from ask(Calls(calls))))}
     found: dict[Observed, None] = {}
     for facts in servers.values():
-        found.update(dict.fromkeys(_judged(facts, wait_replicas)))
+        found.update(dict.fromkeys(_judge(facts, wait_replicas)))
     return list(found)
 
 
@@ -51,7 +51,7 @@ def info(text: bytes) -> Mapping[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def _judged(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed]:
+def _judge(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed]:
     yield _version(facts)
     if facts.get("role") == "slave":
         yield Observed("role", "unusable", "the server is a replica", "point the URL at the primary")
@@ -60,7 +60,7 @@ def _judged(facts: Mapping[str, str], wait_replicas: int) -> Iterator[Observed]:
         yield Observed(
             "persistence",
             "forgets",
-            "the server keeps no append-only file: when it restarts, it has forgotten what it acknowledged",
+            "the server keeps no append-only file: a restart loses acknowledged writes",
             "set appendonly yes",
         )
     elif facts.get("aof_last_write_status", "ok") != "ok":

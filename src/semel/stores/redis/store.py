@@ -42,11 +42,11 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import DIGEST_BYTES, answer_digest, pack_headers
-from semel.core.settle import abandoned_row, action_of, marked_row, renewed_row, resealed_row, resolved_row, settled_row
+from semel.core.settle import abandon_row, action_of, mark_row, renew_row, reseal_row, resolve_row, settle_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
 from semel.steps.findings import steps_after
-from semel.stores.memory.store import granted_row
+from semel.stores.memory.store import grant_row
 from semel.stores.redis.keys import TAGS, Keys
 from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
@@ -171,7 +171,7 @@ class RedisStore:
             verdict = decide(row, claim, now, begun=False)  # there are no steps on Redis
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
                 return verdict
-            if (yield from self._rows.replace(row, granted_row(row, claim, verdict.grant), now)):
+            if (yield from self._rows.replace(row, grant_row(row, claim, verdict.grant), now)):
                 return verdict
             now, row = yield from self._rows.look(claim.id)
         return (yield from self.claim((claim,)))[0]  # forgotten in the meantime
@@ -241,27 +241,27 @@ class RedisStore:
     def _settle_by_rule(self, word: Settlement) -> Flow[Settling]:
         while True:
             now, row = yield from self._rows.look(word.id)
-            reply, written = settled_row(row, word, now)
+            reply, written = settle_row(row, word, now)
             if row is None or written is None or (yield from self._rows.replace(row, written, now)):
                 return reply
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done: list[bool] = []
         for renewal in renewals:
-            done.append((yield from self._rows.rewrite(renewal.id, partial(_marked, renewal=renewal))))
+            done.append((yield from self._rows.rewrite(renewal.id, partial(_mark, renewal=renewal))))
         return done
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
         done: list[bool] = []
         for change in changes:
-            done.append((yield from self._rows.rewrite(change.id, partial(_resealed, change=change))))
+            done.append((yield from self._rows.rewrite(change.id, partial(_reseal_rule, change=change))))
         return done
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         replies = (yield from ask(Calls(tuple([self._renew_call(each) for each in renewals])))) if renewals else []
         done: list[bool] = []
         for renewal, reply in zip(renewals, replies, strict=True):
-            by_rule = partial(_renewed, renewal=renewal)
+            by_rule = partial(_renew_rule, renewal=renewal)
             done.append(int(reply) == 1 or (yield from self._rows.rewrite(renewal.id, by_rule)))
         return done
 
@@ -273,7 +273,7 @@ class RedisStore:
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         done: list[bool] = []
         for id, nonce in nonces:
-            done.append((yield from self._rows.rewrite(id, partial(_abandoned, nonce=nonce))))
+            done.append((yield from self._rows.rewrite(id, partial(_abandon_rule, nonce=nonce))))
         return done
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
@@ -281,7 +281,7 @@ class RedisStore:
             now, row = yield from self._rows.look(resolution.id)
             if resolution.ends is not None:
                 _ = steps_after(row, resolution, None, now)  # there are no steps, and none can be answered for
-            reply, written = resolved_row(row, resolution, now)
+            reply, written = resolve_row(row, resolution, now)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
             line = audit_line(now, resolution, action_of(resolution, row), written.fence)
@@ -349,7 +349,9 @@ class RedisStore:
         observed = yield from observe(self.keys.tags, self._wait_replicas)
         gone = (yield from self._missing_markers()) if self._marked else 0
         if gone:
-            observed.append(Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are gone)", LOST_REMEDY))
+            observed.append(
+                Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are missing)", LOST_REMEDY)
+            )
         return observed
 
     def _missing_markers(self) -> Flow[int]:
@@ -457,20 +459,20 @@ def _first_due(terms: Terms) -> bytes:
     return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"
 
 
-def _marked(row: Record | None, now: int, renewal: Renewal) -> Record | None:
-    return marked_row(row, renewal)
+def _mark(row: Record | None, now: int, renewal: Renewal) -> Record | None:
+    return mark_row(row, renewal)
 
 
-def _resealed(row: Record | None, now: int, change: Reseal) -> Record | None:
-    return resealed_row(row, change)
+def _reseal_rule(row: Record | None, now: int, change: Reseal) -> Record | None:
+    return reseal_row(row, change)
 
 
-def _renewed(row: Record | None, now: int, renewal: Renewal) -> Record | None:
-    return renewed_row(row, renewal, now)
+def _renew_rule(row: Record | None, now: int, renewal: Renewal) -> Record | None:
+    return renew_row(row, renewal, now)
 
 
-def _abandoned(row: Record | None, now: int, nonce: bytes) -> Record | None:
-    return abandoned_row(row, nonce, now)
+def _abandon_rule(row: Record | None, now: int, nonce: bytes) -> Record | None:
+    return abandon_row(row, nonce, now)
 
 
 __all__ = ["LUA", "MIGRATIONS", "RedisStore"]

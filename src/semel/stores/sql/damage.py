@@ -74,7 +74,7 @@ _IDS: Final = frozenset({"operation_id", "record_id", "bulk_id"})
 
 
 def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row, naming its column; None where nothing is. Columns that are not given are not looked at.
+    """The damage of a row, naming its column; None if it is sound. Checks only the given columns.
 
     >>> damage_of("messages", {"consumer": "billing", "message_id": "m-1", "tries": 3}) is None
     True
@@ -110,10 +110,10 @@ def _is_id(noun: str, column: str) -> bool:
     return column in _IDS or (noun, column) == ("imports", "id")
 
 
-def mended(noun: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def repair(noun: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The row with a value of the right type in every column that is given, so that it can be shown.
 
-    >>> mended("messages", {"consumer": b"x", "message_id": "m-1", "tries": "three"})
+    >>> repair("messages", {"consumer": b"x", "message_id": "m-1", "tries": "three"})
     {'consumer': "b'x'", 'message_id': 'm-1', 'tries': 0}
     """
     return {name: _fitting(noun, name, value) for name, value in values.items()}

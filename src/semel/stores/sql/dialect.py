@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from semel.core.flow import Flow, ask
 from semel.errors import ConfigurationError
 from semel.stores.mariadb.requests import SeveralStatements
-from semel.stores.postgres.text import escaped, unescaped
+from semel.stores.postgres.text import escape, unescape
 from semel.stores.sql.statements import (
     NOW,
     NOW_LOCKED,
@@ -46,7 +46,7 @@ _ROOMS: Final[Mapping[str, str]] = {
 
 
 class Dialect(Protocol):
-    """How one database is spoken to."""
+    """The dialect of one database."""
 
     @property
     def name(self) -> str:
@@ -65,16 +65,16 @@ class Dialect(Protocol):
         """
 
     def write(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[int]:
-        """How many rows a writing statement has changed. On PostgreSQL it ends with ``RETURNING 1``."""
+        """The number of rows that a writing statement changed. On PostgreSQL it ends with ``RETURNING 1``."""
 
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
-        """The same statement for many rows, in one round trip where the database can; the sum of what it changed.
+        """The same statement for many rows, in one round trip if the database can; returns the number of changed rows.
 
         On PostgreSQL every parameter but ``:now`` is the array of a column, and the statement unnests them.
         """
 
     def together(self) -> Flow[None]:
-        """What follows in this flow is committed as one."""
+        """Commit the rest of this flow as one."""
 
 
 class Sqlite:
@@ -121,7 +121,7 @@ class Postgres:
         return statements(_ROOMS[noun], f"sql/postgres_{noun}.sql")
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
-        found = yield from ask(Query(statement, {name: _written(value) for name, value in params.items()}))
+        found = yield from ask(Query(statement, {name: _to_parameter(value) for name, value in params.items()}))
         return [_read(row) for row in found]
 
     def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
@@ -179,17 +179,17 @@ def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argum
     return {name: [params[name] for params in each] for name in names}
 
 
-def _written(value: Argument) -> Argument:
+def _to_parameter(value: Argument) -> Argument:
     if isinstance(value, str):
-        return escaped(value)
+        return escape(value)
     if value is None or isinstance(value, (int, bytes)):
         return value
-    return [escaped(each) if isinstance(each, str) else each for each in value]
+    return [escape(each) if isinstance(each, str) else each for each in value]
 
 
 def _read(row: Row) -> Row:
     if any(isinstance(value, str) and "\\" in value for value in row):
-        return tuple(unescaped(value) if isinstance(value, str) else value for value in row)
+        return tuple(unescape(value) if isinstance(value, str) else value for value in row)
     return row
 
 
@@ -199,7 +199,7 @@ MARIADB: Final = Mariadb()
 
 
 def dialect_of(store: Any, noun: str) -> Dialect:
-    """How a store's database is spoken to.
+    """The dialect of a store's database.
 
     Parameters: ``store`` any store; ``noun`` what it is needed for, such as ``"steps"``.
 

@@ -100,7 +100,7 @@ def is_in_block() -> bool:
 
 
 def close_connections() -> None:
-    """Close this thread's connections: it ends, and nobody else will."""
+    """Close this thread's connections, because the thread ends."""
     connections.close_all()
 
 
@@ -117,7 +117,7 @@ _ELSEWHERE_WRITTEN: Final = (
 
 
 def refusing_writes(alias: str, name: str) -> AbstractContextManager[None]:
-    """Refuse meanwhile what is written on Django's connection of this thread. Raises ConfigurationError there."""
+    """Refuse writes on this thread's Django connection meanwhile. Such writes raise ConfigurationError."""
 
     def execute(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         if str(sql).lstrip("( \t\r\n").partition(" ")[0].upper() not in _READS:
@@ -151,7 +151,7 @@ def store_url_of(alias: str) -> str:
             raise ConfigurationError(
                 f"DATABASES[{alias!r}] is an SQLite database in memory ({name!r}), which other connections cannot see; "
                 "give it a file, in tests by 'TEST': {'NAME': BASE_DIR / 'test.sqlite3'}, or set SEMEL['URL'] to a "
-                "store of its own, such as memory:// in tests without effects='atomic'"
+                "separate store, such as memory:// in tests without effects='atomic'"
             )
         return f"sqlite:///{quote(str(Path(name).absolute()))}"
     if vendor != "postgresql":

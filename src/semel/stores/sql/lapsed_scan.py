@@ -1,4 +1,4 @@
-"""How a reaper finds lapsed records without an index that every settlement would have to change.
+"""Find lapsed records without an index that every settlement would have to update.
 
 It walks what was created since, in order of creation, and remembers what it saw open: each record is read
 once. What stays open for long, and what became UNKNOWN, goes to a small table, so that the walk of a
@@ -14,7 +14,7 @@ from typing import Final, cast
 from semel.core.contract import REAPER, Turn
 from semel.core.flow import Flow, ask
 from semel.core.model import Record
-from semel.core.settle import lapsed_row
+from semel.core.settle import lapse_row
 from semel.stores.sql.statements import Params, Query, Statement
 from semel.stores.versions import Versions
 
@@ -30,7 +30,7 @@ SEQ_MAX: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class Horizon:
-    """Where one process's reaper has come to: behind ``after``, only ``open`` records may still be open."""
+    """The position of one process's reaper: before ``after``, only ``open`` records may still be open."""
 
     after: int | None = None
     open: dict[bytes, int] = field(default_factory=dict)  # record id -> seq
@@ -57,7 +57,7 @@ class Walk:
         if due:
             found = yield from self.versions.look(sorted(cast(bytes, id) for _, id in due))
             for now, row in sorted(found.values(), key=lambda seen: seen[1].lease_until):
-                written = lapsed_row(row, now)
+                written = lapse_row(row, now)
                 if written is not None and (yield from self.versions.replace(row, written)):
                     marked.append(written)
                     horizon.open.pop(row.id, None)
@@ -107,8 +107,8 @@ class Walk:
         return young
 
 
-def counted(statement: Statement) -> Flow[dict[int, int]]:
-    """How many records stand in each state, a page in order of creation at a time.
+def count_states(statement: Statement) -> Flow[dict[int, int]]:
+    """Count the records in each state, reading pages in order of creation.
 
     All in one statement would take longer than a call may, once there are some millions. Parameters: ``statement``
     answers state, count and the last place for each state of the page after ``:after``.

@@ -1,4 +1,4 @@
-"""How far one page of a list looks in a SQL store: in its short list of open records, or along all records."""
+"""Choose how a SQL store searches one page of a list: in the short list of open records, or along all records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.core.model import Find
 from semel.stores.sql.statements import Query, Statement
 
 
-def looked(query: Find, sql: Mapping[str, Statement], *, is_listed: bool) -> Flow[tuple[bool, int]]:
+def choose_look(query: Find, sql: Mapping[str, Statement], *, is_listed: bool) -> Flow[tuple[bool, int]]:
     """Whether the page comes from the short list, and the cursor behind which it looks at no record.
 
     The short list has no order of its own: a page reads all of it. Where it is longer than ``query.looks``, the page

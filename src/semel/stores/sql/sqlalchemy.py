@@ -132,7 +132,7 @@ class JoinedSession:
         def get_bind(*args: Any, **kwargs: Any) -> Engine:
             found = find(*args, **kwargs).engine
             if found is not home:
-                raise ConfigurationError(_OTHER.format(name=name, home=shown(home), other=shown(found)))
+                raise ConfigurationError(_OTHER.format(name=name, home=engine_label(home), other=engine_label(found)))
             return unit
 
         session.rollback()  # it has only read so far
@@ -146,7 +146,7 @@ class JoinedSession:
             raise ConfigurationError(_SECOND.format(name=self._name))
 
     def leave(self) -> None:
-        """Undo what was not committed, and give the session back to its own engine."""
+        """Roll back uncommitted changes, and return the session to its own engine."""
         _joined.set(self._outer)
         try:
             if self._session.in_transaction():
@@ -159,7 +159,7 @@ _joined: Final[ContextVar[JoinedSession | None]] = ContextVar("semel_joined", de
 _owners: Final[weakref.WeakKeyDictionary[Connection, weakref.ref[Session]]] = weakref.WeakKeyDictionary()
 
 
-def shown(engine: Engine) -> str:
+def engine_label(engine: Engine) -> str:
     """A database as an error names it, without its password."""
     return engine.url.render_as_string(hide_password=True)
 
@@ -227,9 +227,9 @@ def check_same_database(bind: Engine, store_url: str, path: str | None) -> None:
         same = bind.url.database == store.database
     if not same:
         raise ConfigurationError(
-            f"effects='atomic' commits the record with the session's rows, and the session's database {shown(bind)} is "
-            f"not the store {store.render_as_string(hide_password=True)}: give both one database, declare "
-            "effects='external', or say session=None where views write on permit.connection alone"
+            f"effects='atomic' commits the record with the session's rows, and the session's database "
+            f"{engine_label(bind)} is not the store {store.render_as_string(hide_password=True)}: give both one "
+            "database, declare effects='external', or say session=None where views write on permit.connection alone"
         )
 
 
@@ -240,7 +240,7 @@ def check_joinable_bind(bind: Engine, join: Callable[[Any], Any]) -> None:
             connection.begin()
             join(connection)
     except JoinRefused as error:
-        raise ConfigurationError(f"effects='atomic' on the session's database {shown(bind)}: {error}") from error
+        raise ConfigurationError(f"effects='atomic' on the session's database {engine_label(bind)}: {error}") from error
 
 
 def bound_engine(name: str, server: tuple[Any, ...], borrow: Callable[[Dialect], Any]) -> Engine:
@@ -284,7 +284,7 @@ def _dialect_of(connection: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def postgres_server(connection: Any) -> tuple[Any, ...]:
-    """What tells the server and database of a psycopg connection from others."""
+    """The identity of a psycopg connection's server and database."""
     info = connection.info
     return info.host, info.port, info.dbname, info.server_version
 

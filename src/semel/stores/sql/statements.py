@@ -91,7 +91,7 @@ class Script(Ask[None]):
 
 
 class Together(Ask[None]):
-    """What this flow asks from here on is one transaction. A driver that makes every flow one ignores it."""
+    """Run the rest of this flow as one transaction. A driver that makes every flow one ignores it."""
 
     __slots__ = ()
 
@@ -110,11 +110,11 @@ def statements(package: str, file: str) -> Mapping[str, Statement]:
     found = {}
     for name, once, block in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
-        found[name] = composed(name, text, planned_once=once is not None)
+        found[name] = compose(name, text, planned_once=once is not None)
     return found
 
 
-def composed(name: str, text: str, *, planned_once: bool = False) -> Statement:
+def compose(name: str, text: str, *, planned_once: bool = False) -> Statement:
     """A statement of this text, with ``:name`` parameters."""
     names = tuple(_PARAMETER.findall(text))
     distinct = tuple(dict.fromkeys(names))

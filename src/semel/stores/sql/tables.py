@@ -127,7 +127,7 @@ UNSAID: Final = frozenset({"last_event", "handled", "import_turns"})  # of holdi
 
 
 class Holdings(NamedTuple):
-    """How much a store holds beside records. ``steps``: executions without an outcome that have recorded some.
+    """The number of rows other than records. ``steps``: executions without an outcome that have recorded some.
 
     ``outside`` counts the imports whose kept bytes are in a folder or an object store; ``files`` the kept files in the
     database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` tell whether somebody writes meanwhile
@@ -182,7 +182,7 @@ class Copies:
         self._sql = self._dialect.statements(NOUN)
 
     def holdings(self) -> Flow[Holdings]:
-        """How much there is. Counts every row."""
+        """Count the rows. Reads all of them."""
         [row] = yield from self._dialect.rows(self._sql["tally"], {})
         return Holdings._make(cast("tuple[int, ...]", row))
 
@@ -205,7 +205,7 @@ class Copies:
         return {name_of(noun, row): row for row in found}
 
     def put(self, noun: Noun, rows: Sequence[Row]) -> Flow[None]:
-        """Write rows in their order, in one commit; what is there already stays."""
+        """Write rows in their order, in one commit; existing rows stay unchanged."""
         yield from self._dialect.together()
         names = [_parameter(column) for column in noun.columns]
         each = [dict(zip(names, row[: len(names)], strict=True)) for row in rows]
@@ -213,22 +213,22 @@ class Copies:
 
 
 def _parameter(column: str) -> str:
-    """What a column is called in a statement's parameters, which are letters alone."""
+    """A column's parameter name in a statement, which has only letters."""
     return "digest" if column == "sha256" else column
 
 
 def name_of(noun: Noun, row: Row) -> tuple[Value, ...]:
-    """What names a row."""
+    """The identifying values of a row."""
     return tuple(row[noun.columns.index(column)] for column in noun.key)
 
 
 def place_of(noun: Noun, row: Row) -> tuple[Value, ...]:
-    """Where the next page begins behind a row."""
+    """The place of a row, after which the next page begins."""
     return (row[-1],) if noun.order != noun.key else name_of(noun, row)
 
 
 def is_behind(noun: Noun, row: Row, copy: Row) -> bool:
-    """Whether a copy does not know yet what has become true of its original."""
+    """Whether a copy lacks a later change of its original."""
     if noun.name == "steps":
         return row[1] == copy[1] and row != copy
     if noun.grows is None:
@@ -238,14 +238,14 @@ def is_behind(noun: Noun, row: Row, copy: Row) -> bool:
 
 
 def is_alike(noun: Noun, row: Row, copy: Row) -> bool:
-    """Whether a copy says what its original says; one that has gone further since does."""
+    """Whether a copy equals its original, or has progressed since."""
     if is_behind(noun, row, copy):
         return False
     free = () if noun.grows is None else (noun.grows, *noun.told)
     return all(row[at] == copy[at] for at, column in enumerate(noun.columns) if column not in free)
 
 
-def shown(noun: Noun, row: Row) -> str:
+def describe_row(noun: Noun, row: Row) -> str:
     """Describe a row for people."""
     name, other = row[0], row[1]
     match noun.name:

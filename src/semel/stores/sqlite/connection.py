@@ -74,14 +74,14 @@ def _create_private(path: str) -> None:
 
 
 def why_not(file: Path) -> str:
-    """Why a process cannot open a database file and write it, with the remedy."""
+    """The reason that a process cannot open and write a database file, with the remedy."""
     try:
-        return _looked_at(file)
+        return _explain_path(file)
     except OSError as error:  # the disk that refuses SQLite may refuse this look as well
         return f"{error.strerror}; check the disk, and the permissions of its folder"
 
 
-def _looked_at(file: Path) -> str:
+def _explain_path(file: Path) -> str:
     folder = file.absolute().parent
     if file.is_dir():
         return f"it is a directory; name a file in it, such as sqlite:///{file}/semel.db"
@@ -97,7 +97,7 @@ def _looked_at(file: Path) -> str:
 
 
 def undecodable() -> sqlite3.DatabaseError:
-    """What Python's UnicodeDecodeError on a connection means: SQLite's own message quotes a damaged schema."""
+    """The meaning of a UnicodeDecodeError on a connection: SQLite's own message quotes a damaged schema."""
     error = sqlite3.DatabaseError("database disk image is malformed")
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
@@ -170,7 +170,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def outlives_its_cause(error: BaseException) -> bool:
-    """Whether a process may go on meeting this error when its cause is gone, as long as it has the file open.
+    """Whether a process may keep getting this error after its cause is fixed, while it has the file open.
 
     A connection opened on a failing disk stays read-only, and one whose unlock failed keeps the lock: then all are to
     be closed. Not where room is missing: a file that is opened anew needs some, also for reading.
@@ -183,7 +183,7 @@ def outlives_its_cause(error: BaseException) -> bool:
 
 
 def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = False) -> StoreError | SchemaError:
-    """What a SQLite error means to Semel: one place for all of them, with the remedy in the message.
+    """Map a SQLite error to Semel's, with the remedy in the message.
 
     Parameters: ``path`` of the file, where it is known: what is wrong with it is looked up.
     """

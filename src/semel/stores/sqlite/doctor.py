@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a SQLite file: its journal, its promises at power loss, its integrity, its backlog.
+"""The checks of `semel doctor` for a SQLite file: journal, durability, integrity, backlog.
 
 And what is around it: its file system, its room, who may write and read it.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from semel.admin.doctor.finding import Finding, size_text
-from semel.cli.progress import told
+from semel.cli.progress import show_elapsed
 from semel.cli.terminal import span_text
 from semel.core.flow import ask
 from semel.core.timing import PURGE_GRACE_US
@@ -74,7 +74,7 @@ def _look_at_integrity(engine: Engine, path: Path, *, full: bool, progress: bool
     if size > CHECKED_BYTES_MAX and not full:
         yield Finding("integrity", "note", f"not checked: the file has {size_text(size)}", "run: semel doctor --full")
         return
-    said = str(told("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
+    said = str(show_elapsed("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
     if said == "ok":
         yield Finding("integrity", "ok", f"the file is sound ({size_text(size)})")
     else:
@@ -116,7 +116,7 @@ _ELSEWHERE: Final = "put the file on a local disk of the host (in a container: a
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file lies: the mount's place, its file system's type, and its options."""
+    """The mount of a file: its path, file system type and options."""
 
     place: str
     kind: str

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import Any, Final, Literal, TypeVar
 
-from semel.core.decide import kept_answer
+from semel.core.decide import find_replay
 from semel.core.flow import MakeFlow
 from semel.core.model import Record, Replay
 from semel.errors import StoreUnavailable
@@ -164,7 +164,7 @@ class SqliteDriver:
             self._give_up(reader, error)
             raise
         self._readers.give_back(reader)
-        return kept_answer(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
+        return find_replay(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
 
     def submit(self, job: FlowJob[Any]) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""

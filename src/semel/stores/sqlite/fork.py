@@ -1,4 +1,4 @@
-"""SQLite and ``fork``: what a child process may not inherit.
+"""SQLite and ``fork``: prevent a child process from using inherited connections.
 
 SQLite notes in memory which locks its process holds, per file. A child inherits the note but not the
 locks: a connection it opens beside an inherited one takes no lock of its own, so that the parent may delete
@@ -27,7 +27,7 @@ class Forking(Protocol):
     path: str
 
     def before_fork(self) -> bool:
-        """Close what is idle and hold still; whether that was all."""
+        """Close idle connections and pause; returns whether none was in use."""
 
     def after_fork(self) -> None:
         """In the parent: go on."""

@@ -142,14 +142,14 @@ class SqliteUnitConnection(sqlite3.Connection):
         return cursor.executescript(sql_script)
 
     def commit(self) -> None:
-        """Keep what was written so far, whatever is rolled back later. The unit commits at its end."""
+        """Keep the writes so far, whatever is rolled back later. The unit commits at its end."""
         with self.turn:
             if self._guarded:
                 self.execute(f"RELEASE {_SAVEPOINT}")
                 self.execute(f"SAVEPOINT {_SAVEPOINT}")
 
     def rollback(self) -> None:
-        """Undo what was written since the last ``commit``. The record stays claimed."""
+        """Undo the writes since the last ``commit``. The record stays claimed."""
         with self.turn:
             if self._guarded:
                 self.execute(f"ROLLBACK TO {_SAVEPOINT}")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class FlowJob(Generic[T]):
-    """A flow, where it stands, and who waits for it: a thread's event or a loop's future.
+    """A flow, its position, and its waiter: a thread's event or a loop's future.
 
     A job that ``lends`` is no flow: it asks for the gate itself (see ``sqlite_unit``).
     """
@@ -66,7 +66,7 @@ class FlowJob(Generic[T]):
         return with_(self._needed)
 
     def advance(self, answer: Callable[[Ask[Any]], Any], *, until: Callable[[Ask[Any]], bool] | None = None) -> bool:
-        """Perform asks, from where the flow stands to its end, or to the first ask that ``until`` holds for."""
+        """Perform requests from the flow's position to its end, or to the first one for which ``until`` holds."""
         flow = self._flow
         try:
             if flow is None:
@@ -97,7 +97,7 @@ class FlowJob(Generic[T]):
         self.done = True
 
     def result(self) -> T:
-        """What it ended with, once; raises what it failed with."""
+        """The flow's result, once; raises its error."""
         if self._error is not None:
             try:
                 raise self._error
@@ -117,7 +117,7 @@ def _nothing_to_lend() -> Any:
 
 
 def refuse_overdue(queue: deque[FlowJob[Any]]) -> None:
-    """Refuse what has waited too long for its turn: it has written nothing."""
+    """Refuse a flow that waited too long for its turn: it has written nothing."""
     now = time.monotonic()
     overdue = [job for job in list(queue) if job.deadline <= now]
     for job in overdue:

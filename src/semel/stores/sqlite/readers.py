@@ -67,7 +67,7 @@ class Readers:
             self.discard(reader)
 
     def discard(self, reader: Reader) -> None:
-        """Close what was taken."""
+        """Close a connection that was taken."""
         try:
             reader.connection.close()
         finally:

@@ -42,23 +42,23 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.core.settle import (
-    abandoned_row,
+    abandon_row,
     action_of,
-    lapsed_row,
-    marked_row,
-    renewed_row,
-    resealed_row,
-    resolved_row,
-    settled_row,
+    lapse_row,
+    mark_row,
+    renew_row,
+    reseal_row,
+    resolve_row,
+    settle_row,
 )
 from semel.core.timing import may_drop_answer, may_forget
-from semel.outbox.store import settled_with_events
+from semel.outbox.store import settle_with_events
 from semel.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
 from semel.steps.findings import steps_after
-from semel.steps.store import decide_with_steps, rewrite_steps, stored_steps
-from semel.stores.memory.store import granted_row
+from semel.steps.store import decide_with_steps, read_stored_steps, rewrite_steps
+from semel.stores.memory.store import grant_row
 from semel.stores.sql.dialect import SQLITE, Dialect
-from semel.stores.sql.looks import looked, next_page
+from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import (
     NOW,
     NOW_LOCKED,
@@ -144,7 +144,7 @@ class SqliteStore:
         raise NotImplementedError("this store's units count new keys themselves: it declares no settles_by_proof")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        return (yield from settled_with_events(SQLITE, self._settle, settlements))
+        return (yield from settle_with_events(SQLITE, self._settle, settlements))
 
     def _settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         replies: list[Settling] = []
@@ -167,27 +167,27 @@ class SqliteStore:
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
         for renewal in renewals:
-            done.append((yield from _rewrite(renewal.id, partial(marked_row, renewal=renewal))))
+            done.append((yield from _rewrite(renewal.id, partial(mark_row, renewal=renewal))))
         return done
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
         done = []
         for change in changes:
-            done.append((yield from _rewrite(change.id, partial(resealed_row, change=change))))
+            done.append((yield from _rewrite(change.id, partial(reseal_row, change=change))))
         return done
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         done = []
         now = yield from ask(NOW_LOCKED)
         for renewal in renewals:
-            done.append((yield from _rewrite(renewal.id, partial(renewed_row, renewal=renewal, now=now))))
+            done.append((yield from _rewrite(renewal.id, partial(renew_row, renewal=renewal, now=now))))
         return done
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         done = []
         now = yield from ask(NOW)
         for id, nonce in nonces:
-            done.append((yield from _rewrite(id, partial(abandoned_row, nonce=nonce, now=now))))
+            done.append((yield from _rewrite(id, partial(abandon_row, nonce=nonce, now=now))))
         return done
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
@@ -207,7 +207,7 @@ class SqliteStore:
         now = yield from ask(NOW)
         states = f",{','.join(str(int(state)) for state in query.states)}," if query.states else None
         is_listed = bool(query.states) and _SEARCHED.issuperset(query.states)
-        small, after = yield from looked(query, SQL, is_listed=is_listed)
+        small, after = yield from choose_look(query, SQL, is_listed=is_listed)
         rows = yield from ask(
             Query(
                 SQL["find_open" if small else "find_records"],
@@ -232,8 +232,8 @@ class SqliteStore:
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         now = yield from ask(NOW_LOCKED)
         row = yield from _read(resolution.id)
-        steps = steps_after(row, resolution, (yield from stored_steps(SQLITE, resolution.id)), now)
-        reply, written = resolved_row(row, resolution, now, steps)
+        steps = steps_after(row, resolution, (yield from read_stored_steps(SQLITE, resolution.id)), now)
+        reply, written = resolve_row(row, resolution, now, steps)
         if row is None or written is None or not isinstance(reply, Resolved):
             return reply
         if not (yield from _replace(row, written)):
@@ -256,7 +256,7 @@ class SqliteStore:
         marked = []
         for (id,) in found:
             row = yield from _read(cast(bytes, id))
-            lapsed = None if row is None else lapsed_row(row, now)
+            lapsed = None if row is None else lapse_row(row, now)
             if row is not None and lapsed is not None and (yield from _replace(row, lapsed)):
                 marked.append(lapsed)
         return marked
@@ -347,7 +347,7 @@ def _grant(claim: Claim) -> Flow[Verdict]:
         if refused is not None:
             return refused
     grant = first_grant(claim, now)
-    if (yield from ask(Execute(_INSERT, (*granted_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
+    if (yield from ask(Execute(_INSERT, (*grant_row(None, claim, grant)[:_CLAIMED], AnswerKind.NONE)))) == 1:
         return Proceed(grant)
     row = yield from _read(claim.id)
     if row is None:  # forgotten between the two statements: cannot happen inside the writer's lock
@@ -357,7 +357,7 @@ def _grant(claim: Claim) -> Flow[Verdict]:
         verdict, steps = yield from decide_with_steps(SQLITE, row, claim, now)
     if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
         return verdict
-    if not (yield from _replace(row, granted_row(row, claim, verdict.grant), steps)):
+    if not (yield from _replace(row, grant_row(row, claim, verdict.grant), steps)):
         return (yield from _grant(claim))
     return verdict
 
@@ -464,7 +464,7 @@ def _settlement(word: Settlement, now: int) -> Row:
 
 def _settle_by_rule(word: Settlement, now: int) -> Flow[Settling]:
     row = yield from _read(word.id)
-    reply, written = settled_row(row, word, now)
+    reply, written = settle_row(row, word, now)
     if row is None or written is None:
         return reply
     if not (yield from _replace(row, written)):

@@ -1,4 +1,4 @@
-"""Which worker looks next at a SQLite file: written to a small file beside it, never to the database.
+"""Take turns at a SQLite file between workers, through a small file beside it, never through the database.
 
 A commit each second would wear the disk and wait for the file's writers. All processes of one SQLite file run on one
 host, so that they can share a few bytes in the page cache; nothing is synced, and what is lost begins anew.

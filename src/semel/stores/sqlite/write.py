@@ -1,4 +1,4 @@
-"""Writing in the user's transaction on SQLite, begun or not: for what comes with their writes and needs no claim.
+"""Write in the user's transaction on SQLite, begun or not, for writes that need no claim.
 
 Nothing is begun here: where no transaction is open, the user's own library begins it with this write, as with others.
 """
@@ -30,19 +30,19 @@ def writing(connection: Any, path: str, clock: Clock) -> JoinedUnit:
         begins = connection.isolation_level is not None and getattr(connection, "autocommit", None) is not True
         if not connection.in_transaction and not begins:
             raise JoinRefused(ALONE)
-        return _checked(connection, executing(connection), file)
+        return _join_checked(connection, executing(connection), file)
     if "sqlalchemy" in sys.modules:
         from semel.stores.sql import sqlalchemy as alchemy
 
         if isinstance(connection, (alchemy.Session, alchemy.Connection)):
-            return _checked(connection, alchemy.executing_on(connection), file)
+            return _join_checked(connection, alchemy.executing_on(connection), file)
     if "django.db" in sys.modules:
         from semel.stores.sql import django
 
         if django.is_django(connection):
             if not connection.in_atomic_block:
                 raise JoinRefused(ALONE)
-            return _checked(connection, executing(connection.connection), file)
+            return _join_checked(connection, executing(connection.connection), file)
     raise JoinRefused(unknown(connection))
 
 
@@ -57,7 +57,7 @@ async def writing_async(connection: Any, path: str, clock: Clock) -> JoinedUnit:
     return writing(connection, path, clock)
 
 
-def _checked(connection: Any, execute: Execute, file: StoreFile) -> JoinedUnit:
+def _join_checked(connection: Any, execute: Execute, file: StoreFile) -> JoinedUnit:
     if not is_of_file(execute, file):
         raise JoinRefused(ELSEWHERE)
     return JoinedUnit(connection, execute, file.clock)

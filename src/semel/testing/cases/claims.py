@@ -1,4 +1,4 @@
-"""Claiming: what an attempt is granted or told, what a grant writes, and how it is read back or given up."""
+"""Claims: verdicts of attempts, the rows of grants, reading a claim back, and releasing it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
     """One key, one request: checked before the state, whatever that is."""
     other = attempt(nonce=9, request=1)
 
-    def refused(state: State) -> None:
+    def check_refused(state: State) -> None:
         row = bench.row()
         verdict = bench.claim(other)
         assert isinstance(verdict, KeyReused)
@@ -67,26 +67,26 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
         assert bench.row() == row
 
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT, starts=State.CLAIMED))
-    refused(State.CLAIMED)  # live
+    check_refused(State.CLAIMED)  # live
     bench.clock.advance(LEASE_US)
-    refused(State.CLAIMED)  # lapsed: not granted to another request either
+    check_refused(State.CLAIMED)  # lapsed: not granted to another request either
     grant = bench.grant(attempt(nonce=2, policy=IDEMPOTENT))
-    refused(State.PROCESSING)  # live
+    check_refused(State.PROCESSING)  # live
     bench.clock.advance(LEASE_US)
-    refused(State.PROCESSING)  # lapsed: the next attempt may finish it
+    check_refused(State.PROCESSING)  # lapsed: the next attempt may finish it
     bench.settle(grant, State.UNKNOWN, doubt="error")
-    refused(State.UNKNOWN)
+    check_refused(State.UNKNOWN)
     bench.settle(grant, State.FAILED_NOT_REPLAYABLE)
-    refused(State.PROCESSING)  # given back: the attempt before it may have begun
+    check_refused(State.PROCESSING)  # given back: the attempt before it may have begun
     grant = bench.grant(attempt(nonce=3, policy=IDEMPOTENT))
-    refused(State.PROCESSING)
+    check_refused(State.PROCESSING)
     bench.settle(grant)
-    refused(State.SUCCEEDED)
+    check_refused(State.SUCCEEDED)
     bench.clock.advance(DAY_US)
-    refused(State.SUCCEEDED)  # EXPIRED
+    check_refused(State.SUCCEEDED)  # EXPIRED
     bench.clock.advance(DAY_US)
     bench.purge()
-    refused(State.SUCCEEDED)  # a tombstone without its answer
+    check_refused(State.SUCCEEDED)  # a tombstone without its answer
 
 
 def another_request_is_refused_on_a_definite_refusal_too(bench: Bench) -> None:

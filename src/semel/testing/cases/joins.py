@@ -51,7 +51,7 @@ async def _never(bench: JoinBench, target: Any, command: Command | None = None) 
         raise AssertionError("this must not run")
 
 
-async def _raised(act: Awaitable[object]) -> BaseException:
+async def _catch(act: Awaitable[object]) -> BaseException:
     try:
         await act
     except BaseException as error:  # noqa: BLE001 - the case judges it
@@ -72,7 +72,7 @@ async def the_users_commit_makes_the_record_and_the_writes_final(bench: JoinBenc
     await _replays(bench, user, "k1")
     await user.commit()
     await user.begin()
-    assert isinstance(await _raised(_never(bench, user.target, bench.command("k1", request=1))), KeyReusedError)
+    assert isinstance(await _catch(_never(bench, user.target, bench.command("k1", request=1))), KeyReusedError)
     await user.insert(3)  # the transaction is the user's still
     await user.commit()
     assert bench.rows == [1, 2, 3]
@@ -88,7 +88,7 @@ async def without_the_users_commit_nothing_remains_and_the_key_is_free(bench: Jo
             raise Failed
 
     await user.begin()
-    assert isinstance(await _raised(fails()), Failed)
+    assert isinstance(await _catch(fails()), Failed)
     await user.rollback()
     assert (bench.rows, bench.states) == ([], [])
     await user.begin()
@@ -123,7 +123,7 @@ async def a_transaction_that_has_written_is_refused_untouched(bench: JoinBench) 
     user = await bench.user()
     await user.begin()
     await user.insert(7)
-    assert isinstance(await _raised(_never(bench, user.target)), JoinRefused)
+    assert isinstance(await _catch(_never(bench, user.target)), JoinRefused)
     await user.commit()
     assert (bench.rows, bench.states) == ([7], [])
 
@@ -150,7 +150,7 @@ async def a_savepoint_inside_of_the_block_is_the_users_own(bench: JoinBench) -> 
 
     await user.begin()
     async with bench.join(user.target, bench.command()) as once:
-        assert isinstance(await _raised(undone()), Failed)
+        assert isinstance(await _catch(undone()), Failed)
         async with user.savepoint():
             await user.insert()
         once.answer = OK
@@ -169,7 +169,7 @@ async def a_join_inside_of_a_savepoint_is_refused(bench: JoinBench) -> None:
         async with user.savepoint():
             await _never(bench, user.target)
 
-    assert isinstance(await _raised(joins()), JoinRefused)
+    assert isinstance(await _catch(joins()), JoinRefused)
     await user.commit()
     assert (bench.rows, bench.states) == ([7] if bench.subject.joins_begun else [], [])
 
@@ -189,7 +189,7 @@ async def a_savepoint_that_is_open_at_the_end_takes_nothing_back(bench: JoinBenc
 
     await user.begin()
     if is_refused:
-        error = await _raised(leaves_it_open())
+        error = await _catch(leaves_it_open())
         assert isinstance(error, JoinRefused), error
         assert "still open" in str(error)
         with suppress(Exception):  # what a library thinks of the end of its savepoint is its own
@@ -197,7 +197,7 @@ async def a_savepoint_that_is_open_at_the_end_takes_nothing_back(bench: JoinBenc
         await user.rollback()
     else:
         await leaves_it_open()
-        assert isinstance(await _raised(user.execute("ROLLBACK TO SAVEPOINT mine")), Exception)
+        assert isinstance(await _catch(user.execute("ROLLBACK TO SAVEPOINT mine")), Exception)
         with suppress(Exception):  # the block's own end meets the same
             await left_open[0].__aexit__(None, None, None)
         await user.commit()
@@ -207,7 +207,7 @@ async def a_savepoint_that_is_open_at_the_end_takes_nothing_back(bench: JoinBenc
 async def without_a_transaction_it_is_refused(bench: JoinBench) -> None:
     """A connection that commits each statement would commit the record alone."""
     user = await bench.user()
-    assert isinstance(await _raised(_never(bench, user.target)), JoinRefused)
+    assert isinstance(await _catch(_never(bench, user.target)), JoinRefused)
     assert (bench.rows, bench.states) == ([], [])
 
 
@@ -218,7 +218,7 @@ async def another_database_is_refused(bench: JoinBench) -> None:
         return
     user = await bench.user(stranger)
     await user.begin()
-    assert isinstance(await _raised(_never(bench, user.target)), JoinRefused)
+    assert isinstance(await _catch(_never(bench, user.target)), JoinRefused)
     await user.execute("SELECT 1")
     await user.rollback()
     assert bench.states == []
@@ -227,7 +227,7 @@ async def another_database_is_refused(bench: JoinBench) -> None:
 async def what_is_no_connection_is_refused(bench: JoinBench) -> None:
     """With a sentence that says what can be joined."""
     for thing in (None, "a text", object(), asyncio):
-        assert isinstance(await _raised(_never(bench, thing)), JoinRefused)
+        assert isinstance(await _catch(_never(bench, thing)), JoinRefused)
 
 
 async def a_command_that_is_not_atomic_is_refused(bench: JoinBench) -> None:
@@ -236,7 +236,7 @@ async def a_command_that_is_not_atomic_is_refused(bench: JoinBench) -> None:
     await user.begin()
     for effects in ("external", "idempotent"):
         command = bench.command(policy=Policy.of(effects=effects))
-        assert isinstance(await _raised(_never(bench, user.target, command)), PolicyError)
+        assert isinstance(await _catch(_never(bench, user.target, command)), PolicyError)
     await user.rollback()
     assert bench.states == []
 
@@ -252,11 +252,11 @@ async def an_early_commit_is_told_and_unknown(bench: JoinBench) -> None:
             once.answer = OK
 
     await user.begin()
-    assert isinstance(await _raised(commits()), EarlyCommit)
+    assert isinstance(await _catch(commits()), EarlyCommit)
     if user.autobegins:
         await user.rollback()
     await user.begin()
-    error = await _raised(_never(bench, user.target))
+    error = await _catch(_never(bench, user.target))
     assert isinstance(error, OutcomeUnknownError), error
     assert "committed-early" in str(error)
     await user.rollback()
@@ -278,7 +278,7 @@ async def an_early_rollback_is_told_and_leaves_no_record(bench: JoinBench) -> No
 
     for again in (False, True):
         await user.begin()
-        error = await _raised(rolls_back(again=again))
+        error = await _catch(rolls_back(again=again))
         assert isinstance(error, (SupersededError, StoreUnavailable)), error
         with suppress(Exception):
             await user.commit()
@@ -298,19 +298,19 @@ async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) 
     async def swallows() -> None:
         async with bench.join(user.target, bench.command()) as once:
             await user.insert()
-            assert isinstance(await _raised(user.execute("SELECT 1/0")), Exception)
+            assert isinstance(await _catch(user.execute("SELECT 1/0")), Exception)
             once.answer = OK
 
     await user.begin()
-    assert isinstance(await _raised(swallows()), StoreUnavailable)
+    assert isinstance(await _catch(swallows()), StoreUnavailable)
     with suppress(Exception):
         await user.commit()  # against the advice
     if user.autobegins:
         await user.rollback()
     assert (bench.rows, bench.states) == ([], [])
     await user.begin()
-    assert isinstance(await _raised(user.execute("SELECT 1/0")), Exception)
-    assert isinstance(await _raised(_never(bench, user.target)), SemelError)
+    assert isinstance(await _catch(user.execute("SELECT 1/0")), Exception)
+    assert isinstance(await _catch(_never(bench, user.target)), SemelError)
     await user.rollback()
     await user.begin()
     await _makes(bench, user)
@@ -325,7 +325,7 @@ async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None
 
     async def meanwhile() -> None:
         await user.begin()
-        error = await _raised(_never(bench, user.target))
+        error = await _catch(_never(bench, user.target))
         assert isinstance(error, InProgressError if tells else StoreUnavailable), error
         if tells:
             await user.insert(2)
@@ -377,7 +377,7 @@ async def a_read_only_transaction_replays_and_runs_nothing(bench: JoinBench) -> 
     await user.rollback()
     await user.begin()
     await user.execute(bench.subject.read_only)
-    assert isinstance(await _raised(_never(bench, user.target, bench.command("new"))), StoreReadOnly)
+    assert isinstance(await _catch(_never(bench, user.target, bench.command("new"))), StoreReadOnly)
     await user.rollback()
     assert (bench.rows, bench.states) == ([1], [State.SUCCEEDED])
 

@@ -16,7 +16,7 @@ SLICE_US = 3_000_000  # of a window of a minute
 WINDOW_US = SLICES * SLICE_US
 
 
-def counted(
+def make_counted_claim(
     key: str,
     *,
     new_keys: int | None = 3,
@@ -34,7 +34,7 @@ def counted(
 def _is_counting(bench: Bench) -> bool:
     if bench.store.capabilities.counts_new_keys:
         return True
-    assert all(isinstance(bench.claim(counted(str(number), new_keys=1)), Proceed) for number in range(3))
+    assert all(isinstance(bench.claim(make_counted_claim(str(number), new_keys=1)), Proceed) for number in range(3))
     return False
 
 
@@ -42,19 +42,19 @@ def only_new_keys_take_a_place(bench: Bench) -> None:
     """A retry is answered and a mismatch told while the quota is used up; nothing of the refused claim is written."""
     if not _is_counting(bench):
         return
-    first = bench.grant(counted("0"))
+    first = bench.grant(make_counted_claim("0"))
     bench.settle(first)
     for _ in range(5):
-        assert isinstance(bench.claim(counted("0", nonce=2)), Replay)
-    bench.grant(counted("1"))
-    bench.grant(counted("2"))
-    refused = bench.claim(counted("3"))
+        assert isinstance(bench.claim(make_counted_claim("0", nonce=2)), Replay)
+    bench.grant(make_counted_claim("1"))
+    bench.grant(make_counted_claim("2"))
+    refused = bench.claim(make_counted_claim("3"))
     assert isinstance(refused, QuotaExceeded)
     assert refused.limit == "new_keys"
-    assert bench.do(lambda: bench.store.read((counted("3").id,))) == [None]
-    assert isinstance(bench.claim(counted("0", nonce=3)), Replay)
-    assert not isinstance(bench.claim(counted("1", nonce=2, request=1)), QuotaExceeded)
-    assert isinstance(bench.claim(counted("3", caller="bob")), Proceed)
+    assert bench.do(lambda: bench.store.read((make_counted_claim("3").id,))) == [None]
+    assert isinstance(bench.claim(make_counted_claim("0", nonce=3)), Replay)
+    assert not isinstance(bench.claim(make_counted_claim("1", nonce=2, request=1)), QuotaExceeded)
+    assert isinstance(bench.claim(make_counted_claim("3", caller="bob")), Proceed)
     assert isinstance(bench.claim(attempt("4")), Proceed)
 
 
@@ -62,8 +62,10 @@ def a_batch_gets_the_places_that_are_left(bench: Bench) -> None:
     """Of several new keys in one batch as many are granted as there is room for; another caller's are not touched."""
     if not _is_counting(bench):
         return
-    bench.grant(counted("first"))
-    claims = [counted(str(number)) for number in range(5)] + [counted(f"b{n}", caller="bob") for n in range(2)]
+    bench.grant(make_counted_claim("first"))
+    claims = [make_counted_claim(str(number)) for number in range(5)] + [
+        make_counted_claim(f"b{n}", caller="bob") for n in range(2)
+    ]
     claims.append(attempt("uncounted"))
     verdicts = bench.do(lambda: bench.store.claim(claims))
     assert [isinstance(verdict, Proceed) for verdict in verdicts[5:]] == [True, True, True]
@@ -80,14 +82,14 @@ def a_place_is_free_after_the_window_and_a_slice(bench: Bench) -> None:
         return
     bench.clock.set(WINDOW_US * 1000 + SLICE_US - 1)
     for number in range(3):
-        bench.grant(counted(str(number)))
-    refused = bench.claim(counted("late"))
+        bench.grant(make_counted_claim(str(number)))
+    refused = bench.claim(make_counted_claim("late"))
     assert isinstance(refused, QuotaExceeded)
     assert WINDOW_US - SLICE_US <= refused.retry_us <= WINDOW_US + SLICE_US
     bench.clock.advance(refused.retry_us - 1)
-    assert isinstance(bench.claim(counted("late")), QuotaExceeded)
+    assert isinstance(bench.claim(make_counted_claim("late")), QuotaExceeded)
     bench.clock.advance(1)
-    assert isinstance(bench.claim(counted("late")), Proceed)
+    assert isinstance(bench.claim(make_counted_claim("late")), Proceed)
 
 
 def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
@@ -98,7 +100,7 @@ def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
     granted: list[int] = []
     for number in range(300):
         bench.clock.advance(pick.randrange(SLICE_US // 2))
-        verdict = bench.claim(counted(str(number), new_keys=10))
+        verdict = bench.claim(make_counted_claim(str(number), new_keys=10))
         if isinstance(verdict, Proceed):
             granted.append(bench.clock())
         else:
@@ -115,16 +117,16 @@ def a_clock_set_back_frees_nothing(bench: Bench) -> None:
     if not _is_counting(bench):
         return
     for number in range(3):
-        bench.grant(counted(str(number)))
+        bench.grant(make_counted_claim(str(number)))
     now = bench.clock()
     for back in (SLICE_US, WINDOW_US * 1440):
         bench.clock.set(now - back)
-        assert isinstance(bench.claim(counted("late")), QuotaExceeded)
+        assert isinstance(bench.claim(make_counted_claim("late")), QuotaExceeded)
     bench.clock.set(now + SLICE_US)
-    refused = bench.claim(counted("late"))
+    refused = bench.claim(make_counted_claim("late"))
     assert isinstance(refused, QuotaExceeded)
     bench.clock.set(now - WINDOW_US * 1440)
-    told = bench.claim(counted("late"))
+    told = bench.claim(make_counted_claim("late"))
     assert isinstance(told, QuotaExceeded)
     assert told.retry_us <= WINDOW_US + SLICE_US
 
@@ -134,8 +136,8 @@ def another_window_keeps_what_was_counted(bench: Bench) -> None:
     if not _is_counting(bench):
         return
     for number in range(3):
-        bench.grant(counted(str(number)))
-    late = counted("late")
+        bench.grant(make_counted_claim(str(number)))
+    late = make_counted_claim("late")
     assert late.quota is not None
     longer = late._replace(quota=late.quota._replace(slice_us=10 * SLICE_US))
     assert isinstance(bench.claim(longer), QuotaExceeded)
@@ -148,7 +150,7 @@ def unfinished_commands_are_bounded(bench: Bench) -> None:
         return
 
     def claim(key: str) -> Verdict:
-        return bench.claim(counted(key, new_keys=None, open_max=2))
+        return bench.claim(make_counted_claim(key, new_keys=None, open_max=2))
 
     first = claim("0")
     assert isinstance(first, Proceed)
@@ -168,7 +170,7 @@ def unknown_outcomes_are_bounded(bench: Bench) -> None:
         return
 
     def claim(key: str) -> Verdict:
-        return bench.claim(counted(key, new_keys=None, open_max=5, unknown_max=2))
+        return bench.claim(make_counted_claim(key, new_keys=None, open_max=5, unknown_max=2))
 
     grants = []
     for number in range(2):
@@ -188,11 +190,11 @@ def a_record_that_is_granted_again_takes_no_place(bench: Bench) -> None:
     """What had no effect runs again under its key although the quota is used up."""
     if not _is_counting(bench):
         return
-    bench.settle(bench.grant(counted("0")), State.FAILED_NOT_REPLAYABLE)
-    bench.grant(counted("1"))
-    bench.grant(counted("2"))
-    assert isinstance(bench.claim(counted("3")), QuotaExceeded)
-    assert isinstance(bench.claim(counted("0", nonce=2)), Proceed)
+    bench.settle(bench.grant(make_counted_claim("0")), State.FAILED_NOT_REPLAYABLE)
+    bench.grant(make_counted_claim("1"))
+    bench.grant(make_counted_claim("2"))
+    assert isinstance(bench.claim(make_counted_claim("3")), QuotaExceeded)
+    assert isinstance(bench.claim(make_counted_claim("0", nonce=2)), Proceed)
 
 
 def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
@@ -200,12 +202,12 @@ def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
     if not _is_counting(bench):
         return
     for number in range(3):
-        bench.settle(bench.grant(counted(str(number), open_max=5)))
+        bench.settle(bench.grant(make_counted_claim(str(number), open_max=5)))
     bench.do(bench.store.forget_quotas)
-    assert isinstance(bench.claim(counted("late", open_max=5)), QuotaExceeded)
+    assert isinstance(bench.claim(make_counted_claim("late", open_max=5)), QuotaExceeded)
     bench.clock.advance(2 * WINDOW_US)
     bench.do(bench.store.forget_quotas)
-    assert isinstance(bench.claim(counted("late", open_max=5)), Proceed)
+    assert isinstance(bench.claim(make_counted_claim("late", open_max=5)), Proceed)
 
 
 ALL = (

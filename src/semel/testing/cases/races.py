@@ -1,4 +1,4 @@
-"""Races: many at once on one key, by threads or by tasks; and whether the store is what it declares to be."""
+"""Races on one key, by threads and tasks; and whether the store matches its declared capabilities."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def the_store_is_what_it_declares(bench: Bench) -> None:
     grant = bench.grant()
     bench.settle(grant)
 
-    def seen_elsewhere() -> bool:
+    def is_seen_elsewhere() -> bool:
         other = bench.subject.elsewhere()
         try:
             identity = other.driver.run(other.store.identity)
@@ -126,9 +126,9 @@ def the_store_is_what_it_declares(bench: Bench) -> None:
             other.driver.close()
 
     bench_row = bench.row()
-    assert seen_elsewhere() is declared.shared_between_processes
+    assert is_seen_elsewhere() is declared.shared_between_processes
     bench.close()
-    assert seen_elsewhere() is declared.survives_process_crash
+    assert is_seen_elsewhere() is declared.survives_process_crash
     assert (bench.backend.unit is not None) is declared.atomic_with_business_writes
 
 

@@ -52,7 +52,7 @@ async def _never(db: Writes) -> Answer:
     raise AssertionError("a replay ran the handler again")
 
 
-def _raised(act: Callable[[], object]) -> BaseException:
+def _catch(act: Callable[[], object]) -> BaseException:
     try:
         act()
     except BaseException as error:  # noqa: BLE001 - the case judges it
@@ -63,7 +63,7 @@ def _raised(act: Callable[[], object]) -> BaseException:
 def _ends(bench: UnitBench, key: str, handler: Handler, end: Answer | BaseException, policy: Policy = ATOMIC) -> None:
     """Run a command whose handler ends like this, and see its caller get just that."""
     if isinstance(end, BaseException):
-        assert _raised(lambda: bench.run(key, handler, policy)) is end
+        assert _catch(lambda: bench.run(key, handler, policy)) is end
     else:
         assert bench.run(key, handler, policy).answer == end
 
@@ -95,7 +95,7 @@ def writes_record_and_answer_are_one_commit(bench: UnitBench) -> None:
     assert (bench.rows, bench.states) == ([1, 2], [State.SUCCEEDED])
     again = bench.start().run("k", _never)
     assert (again.replayed, again.answer) == (True, OK)
-    assert isinstance(_raised(partial(bench.process.run, "k", _never, request=1)), KeyReusedError)
+    assert isinstance(_catch(partial(bench.process.run, "k", _never, request=1)), KeyReusedError)
 
 
 def what_proves_nothing_is_rolled_back_and_runs_again(bench: UnitBench) -> None:
@@ -177,9 +177,9 @@ def an_early_commit_is_unknown_however_the_handler_ends(bench: UnitBench) -> Non
             await db.end_early("COMMIT")
             return _end(end)
 
-        assert type(_raised(partial(bench.run, f"k{n}", handler))) is EarlyCommit
+        assert type(_catch(partial(bench.run, f"k{n}", handler))) is EarlyCommit
         for process in (bench.process, bench.start()):
-            met = _raised(partial(process.run, f"k{n}", _never))
+            met = _catch(partial(process.run, f"k{n}", _never))
             assert isinstance(met, OutcomeUnknownError), met
             assert "committed-early" in str(met)
     assert (bench.rows, bench.states) == ([1, 2, 3, 4, 5], [State.UNKNOWN] * 5)
@@ -193,7 +193,7 @@ def an_early_rollback_leaves_nothing(bench: UnitBench) -> None:
         await db.end_early("ROLLBACK")
         return OK
 
-    assert isinstance(_raised(lambda: bench.run("k", handler)), StoreUnavailable)
+    assert isinstance(_catch(lambda: bench.run("k", handler)), StoreUnavailable)
     assert (bench.rows, bench.states) == ([], [])
     assert not bench.run("k", _inserts()).replayed
     assert bench.rows == [1]
@@ -231,7 +231,7 @@ def a_constraint_that_only_the_commit_checks_leaves_nothing(bench: UnitBench) ->
         return OK
 
     for _ in range(2):
-        met = _raised(lambda: bench.run("k", handler))
+        met = _catch(lambda: bench.run("k", handler))
         assert isinstance(met, HandlerRefused), met
         assert "correct the handler" in str(met)
         assert (bench.rows, bench.states) == ([], [])
@@ -248,9 +248,9 @@ def a_write_that_no_rollback_undoes_is_unknown(bench: UnitBench) -> None:
         await db.execute(statement)
         raise Failed
 
-    assert type(_raised(lambda: bench.run("k", handler))) is EarlyCommit
+    assert type(_catch(lambda: bench.run("k", handler))) is EarlyCommit
     assert bench.states == [State.UNKNOWN]
-    assert isinstance(_raised(lambda: bench.run("k", _never)), OutcomeUnknownError)
+    assert isinstance(_catch(lambda: bench.run("k", _never)), OutcomeUnknownError)
 
 
 def what_reaches_beyond_the_transaction_is_refused(bench: UnitBench) -> None:
@@ -299,7 +299,7 @@ def a_running_command_is_run_by_nobody_else(bench: UnitBench) -> None:
 
     async def handler(db: Writes) -> Answer:
         await db.insert(1)
-        thread = threading.Thread(target=lambda: met.append(_raised(lambda: other.run("k", _never))))
+        thread = threading.Thread(target=lambda: met.append(_catch(lambda: other.run("k", _never))))
         thread.start()
         thread.join(30)
         return OK
@@ -366,7 +366,7 @@ def a_commit_whose_answer_was_lost_is_read_back(bench: UnitBench) -> None:
 def a_commit_that_never_arrived_leaves_nothing(bench: UnitBench) -> None:
     """The caller is told that it may retry, and the retry runs."""
     process = bench.start(lambda backend: _losing(backend, arrives=False))
-    assert isinstance(_raised(lambda: process.run("k", _inserts())), StoreError)
+    assert isinstance(_catch(lambda: process.run("k", _inserts())), StoreError)
     assert (bench.rows, bench.states) == ([], [])
     assert not bench.run("k", _inserts()).replayed
     assert bench.rows == [1]

@@ -1,4 +1,4 @@
-"""What happens to records beside their commands: lapses, retention, the purge, pages for operators."""
+"""Maintenance of records: lapses, retention, the purge, pages for operators."""
 
 from __future__ import annotations
 
@@ -153,28 +153,28 @@ def pages_are_found_by_what_is_asked(bench: Bench) -> None:
     names = {attempt(n, within=w).id: n for n in "1234" for w in (scope(tenant="a"), scope(tenant="a", caller="bob"))}
     names |= {attempt(n, within=scope("refund", tenant="b")).id: n for n in "34"}
 
-    def found(**asked: object) -> str:
+    def find_ids(**asked: object) -> str:
         page = bench.do(lambda: bench.store.find(Find(**asked)))  # type: ignore[arg-type]
         assert page.next_before is None
         return "".join(names[row.id] for row in page.records)
 
-    assert found() == "4321"
-    assert found(limit=4) == "4321"
-    assert found(looks=4) == "4321"  # so does a look that ends with the last record
-    assert found(states=(State.PROCESSING,)) == "41"
-    assert found(states=(State.SUCCEEDED,)) == "2"
-    assert found(states=(State.SUCCEEDED, State.UNKNOWN)) == "32"
-    assert found(states=(State.FAILED_REPLAYABLE,)) == ""
-    assert found(tenant="a") == "21"
-    assert found(tenant="a", caller="alice") == "1"
-    assert found(operation="refund") == "43"
-    assert found(operation="refund", states=(State.UNKNOWN,)) == "3"
-    assert found(lapsed=True) == "1"
-    assert found(lapsed=True, states=(State.PROCESSING, State.UNKNOWN)) == "1"
-    assert found(states=(State.UNKNOWN,), attention=True) == "3"
-    needing = found(states=(State.CLAIMED, State.PROCESSING, State.UNKNOWN), attention=True)
+    assert find_ids() == "4321"
+    assert find_ids(limit=4) == "4321"
+    assert find_ids(looks=4) == "4321"  # so does a look that ends with the last record
+    assert find_ids(states=(State.PROCESSING,)) == "41"
+    assert find_ids(states=(State.SUCCEEDED,)) == "2"
+    assert find_ids(states=(State.SUCCEEDED, State.UNKNOWN)) == "32"
+    assert find_ids(states=(State.FAILED_REPLAYABLE,)) == ""
+    assert find_ids(tenant="a") == "21"
+    assert find_ids(tenant="a", caller="alice") == "1"
+    assert find_ids(operation="refund") == "43"
+    assert find_ids(operation="refund", states=(State.UNKNOWN,)) == "3"
+    assert find_ids(lapsed=True) == "1"
+    assert find_ids(lapsed=True, states=(State.PROCESSING, State.UNKNOWN)) == "1"
+    assert find_ids(states=(State.UNKNOWN,), attention=True) == "3"
+    needing = find_ids(states=(State.CLAIMED, State.PROCESSING, State.UNKNOWN), attention=True)
     assert needing in ("431", "43", "31", "3")  # a list may lack what is open and young
-    assert found(tenant="nobody") == ""
+    assert find_ids(tenant="nobody") == ""
 
 
 def pages_that_look_at_few_records_lead_to_all(bench: Bench) -> None:

@@ -59,7 +59,7 @@ def assert_idempotent(
     >>> engine.close()
     """
     __tracebackhide__ = True
-    return _asserted(check_idempotent(target, request, effects=effects, **options))
+    return _require_ok(check_idempotent(target, request, effects=effects, **options))
 
 
 async def assert_idempotent_async(
@@ -77,10 +77,10 @@ async def assert_idempotent_async(
             "Semel's async engine runs on asyncio, and this test does not",
             "run it on asyncio: with anyio, let the fixture anyio_backend return 'asyncio'",
         ) from None
-    return _asserted(await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False))
+    return _require_ok(await run_checks(target, _case(request, effects, options), tuple(CHECKS), strict=False))
 
 
-def _asserted(report: Report) -> Report:
+def _require_ok(report: Report) -> Report:
     __tracebackhide__ = True
     if not report.ok:
         raise NotIdempotent(report)
@@ -96,7 +96,7 @@ def _case(request: str | Case, effects: Effects | None, options: CaseOptions) ->
         return request
     if effects is None:
         raise ConfigurationError(
-            "effects= is missing: without a count it cannot be told whether something happened twice; give a function "
-            "that returns how often the effect has happened, such as effects=lambda: provider.count()"
+            "effects= is missing: a count is needed to detect an effect that happened twice; give a function that "
+            "returns how often the effect has happened, such as effects=lambda: provider.count()"
         )
     return Case.of(request=request, effects=effects, **options)

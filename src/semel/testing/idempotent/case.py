@@ -1,4 +1,4 @@
-"""One operation as a test describes it: the request, who sends it, what another request looks like, what is counted."""
+"""One operation under test: its request, its callers, a different request, and the effect to count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent once: over HTTP a method, a target, headers and a body; to a function its arguments.
+    """One request: over HTTP a method, a target, headers and a body; for a function its arguments.
 
     >>> Request("POST", "/payments", body=b"{}").text()
     'POST /payments'
@@ -101,7 +101,7 @@ class Case:
             )
         if self.events is not None and not callable(self.events) and not _is_list(self.events):
             raise ConfigurationError(
-                "events= must be a list of what was published, or a function that returns it; it is "
+                "events= must be the list of published events, or a function that returns it; it is "
                 f"{self.events!r:.80}"
             )
         if self.request:
@@ -129,22 +129,22 @@ class Case:
 
     def first(self, number: int = 1) -> Request:
         """The request under test, of the command with this number."""
-        return self._made(_of(self.json, number), self.body, _of(self.arguments, number))
+        return self._make(_of(self.json, number), self.body, _of(self.arguments, number))
 
     def another(self, number: int = 1, members: tuple[str, ...] = ()) -> Request | None:
         """A request with another payload; None where none can be made up. ``members`` of JSON that must differ."""
         value, arguments = _of(self.json, number), _of(self.arguments, number)
         if self.changed is not None:
             if isinstance(self.changed, bytes):
-                return self._made(None, self.changed, arguments)
+                return self._make(None, self.changed, arguments)
             if self.request:
-                return self._made(self.changed, None, arguments)
-            return self._made(None, None, {**arguments, **self.changed})
+                return self._make(self.changed, None, arguments)
+            return self._make(None, None, {**arguments, **self.changed})
         if value is not None:
-            return self._made(altered(value, members), None, arguments)
+            return self._make(alter(value, members), None, arguments)
         if self.body:
-            return self._made(None, _altered_bytes(self.body, members), arguments)
-        return self._made(None, None, altered(dict(arguments), members)) if arguments else None
+            return self._make(None, _alter_bytes(self.body, members), arguments)
+        return self._make(None, None, alter(dict(arguments), members)) if arguments else None
 
     def as_other(self, request: Request) -> Request | None:
         """A request as another caller sends it; None where none was given."""
@@ -161,7 +161,7 @@ class Case:
         kept = {name: value for name, value in request.headers.items() if name.lower() not in _AUTHENTICATING}
         return None if len(kept) == len(request.headers) else replace(request, headers=kept)
 
-    def _made(self, value: Any, body: bytes | None, arguments: Mapping[str, Any]) -> Request:
+    def _make(self, value: Any, body: bytes | None, arguments: Mapping[str, Any]) -> Request:
         method, _, path = self.request.partition(" ")
         encoded = body if body is not None else b"" if value is None else json_module.dumps(value).encode()
         return Request(method, path, {**_type(value), **self.headers}, encoded, arguments)
@@ -179,16 +179,16 @@ def _type(value: Any) -> dict[str, str]:
 
 
 def _of(given: Any, number: int) -> Any:
-    """A payload, or what the function makes that was given in its place."""
+    """A payload, or the result of the function that was given in its place."""
     if not callable(given):
         return given
     return given(number) if inspect.signature(given).parameters else given()
 
 
-def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
-    """A JSON value of the same shape that says something else, in the first of ``members`` where they are given.
+def alter(value: Any, members: tuple[str, ...] = ()) -> Any:
+    """Change a JSON value but keep its shape, in the first of ``members`` if they are given.
 
-    >>> altered({"amount": 1250, "currency": "EUR"}), altered(["a"]), altered(True), altered({})
+    >>> alter({"amount": 1250, "currency": "EUR"}), alter(["a"]), alter(True), alter({})
     ({'amount': 1251, 'currency': 'EUR'}, ['a2'], False, {'another': 1})
     """
     match value:
@@ -201,24 +201,24 @@ def altered(value: Any, members: tuple[str, ...] = ()) -> Any:
         case dict() if members:
             name, _, inner = members[0].partition(".")
             below = value.get(name, {} if inner else None)
-            return {**value, name: altered(below, (inner,) if inner else ())}
+            return {**value, name: alter(below, (inner,) if inner else ())}
         case dict() if value:
             name = _first_number(value) or next(iter(value))
-            return {**value, name: altered(value[name])}
+            return {**value, name: alter(value[name])}
         case dict():
             return {"another": 1}
         case list() if value:
-            return [altered(value[0]), *value[1:]]
+            return [alter(value[0]), *value[1:]]
         case _:
             return 1
 
 
-def _altered_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
+def _alter_bytes(body: bytes, members: tuple[str, ...]) -> bytes:
     try:
         value = json_module.loads(body)
     except ValueError:
         return body + b"2"
-    return json_module.dumps(altered(value, members)).encode()  # more than whitespace must differ
+    return json_module.dumps(alter(value, members)).encode()  # more than whitespace must differ
 
 
 def _first_number(members: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""How often the effect has happened: the user's own counter, a spied function, or the rows of a table."""
+"""Count effects: with the user's counter, a spied function, or the rows of a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semel.testing.idempotent.report import CannotRun
 _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?").fullmatch
 
 
-async def counted(effects: Effects) -> int:
+async def read_count(effects: Effects) -> int:
     """The counter's number now. Raises CannotRun where it cannot be asked or is no number."""
     if isinstance(effects, Sized):  # first, because a spy can be called as well
         return len(effects)
@@ -70,7 +70,7 @@ class Spy:
 
     @property
     def count(self) -> int:
-        """How often it was called."""
+        """The number of calls."""
         return len(self.calls)
 
 

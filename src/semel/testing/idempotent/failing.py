@@ -24,7 +24,7 @@ _SETTLE: Final = "settle"  # an engine's method
 
 
 class Place(Enum):
-    """Where the process dies."""
+    """The place where the process dies."""
 
     BEFORE_THE_HANDLER = "after the claim, before the handler"
     BEFORE_THE_SETTLE = "after the handler, before its answer is stored"
@@ -39,7 +39,7 @@ class Struck:
 
     @property
     def times(self) -> int:
-        """How often."""
+        """The number of times."""
         return len(self.permits)
 
 
@@ -55,7 +55,7 @@ def dying(engines: tuple[AnyEngine, ...], place: Place) -> Iterator[Struck]:
 
 @contextmanager
 def impatient(engines: tuple[AnyEngine, ...]) -> Iterator[None]:
-    """Duplicates are told at once that a command is running: nobody who is dead is waited for."""
+    """Answer duplicates at once while a command runs, instead of waiting for a dead holder."""
     kept = [(engine.core, engine.core.waiters_max) for engine in engines]
     for core, _ in kept:
         core.waiters_max = 0
@@ -68,8 +68,7 @@ def impatient(engines: tuple[AnyEngine, ...]) -> Iterator[None]:
 
 @contextmanager
 def overtaken(engines: tuple[AnyEngine, ...], meanwhile: Callable[[], Awaitable[None]]) -> Iterator[Struck]:
-    """The first holder that is about to store its answer stands still, until ``meanwhile`` has happened; then it goes
-    on."""
+    """Pause the first holder before it stores its answer until ``meanwhile`` has happened, then continue it."""
     struck = Struck()
     with ExitStack() as stack:
         for engine in engines:

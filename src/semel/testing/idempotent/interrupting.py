@@ -25,7 +25,7 @@ from semel.testing.faults import Crash
 
 
 class Moment(Enum):
-    """When the run dies."""
+    """The moment at which the run dies."""
 
     BETWEEN_CHUNKS = "when some items were finished, before the next ones"
     AFTER_HANDLERS = "after the handlers of some items, before their outcomes were stored"
@@ -44,7 +44,7 @@ class Witness:
 
 
 @contextmanager
-def watched(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
+def watch(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterator[Witness]:
     """Bulks on these engines are watched meanwhile, and the first one dies, where a moment is given."""
     witness = Witness()
     stores = [engine.backend.store for engine in engines]
@@ -92,19 +92,19 @@ class _WatchedRun(BulkRun):
             return tally
 
     def _before(self, items: Sequence[ListedItem]) -> None:
-        if self._dies is Moment.BETWEEN_CHUNKS and self._finished():
+        if self._dies is Moment.BETWEEN_CHUNKS and self._count_finished():
             self._die()
         places = {item.place for item in items}
         self._handed |= places
         self._witness.handed |= places
 
-    def _finished(self) -> set[int]:
-        """Inside, what its last commit has counted; outside, what was handed out by an earlier ask."""
+    def _count_finished(self) -> set[int]:
+        """Inside, the count at its last commit; outside, the items handed out by an earlier request."""
         return {place for place in self._handed if not self.inside or place < self.tally.done}
 
     def _die(self) -> None:
         self._witness.died = True
-        self._witness.finished |= self._finished() if self._dies is Moment.BETWEEN_CHUNKS else set()
+        self._witness.finished |= self._count_finished() if self._dies is Moment.BETWEEN_CHUNKS else set()
         self.items = _Dead(self.store)
         raise Crash("the process died")
 

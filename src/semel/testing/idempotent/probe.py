@@ -1,4 +1,4 @@
-"""One target under test: sends attempts, counts effects, and collects what was found. It decides nothing."""
+"""One target under test: sends attempts, counts effects, and collects findings. It decides nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from semel.http.settings import AnyEngine
 from semel.policy import Policy
 from semel.recipe import Members
 from semel.testing.idempotent.case import Case, Request
-from semel.testing.idempotent.counting import counted
+from semel.testing.idempotent.counting import read_count
 from semel.testing.idempotent.failing import Clocks
-from semel.testing.idempotent.interrupting import Witness, watched
+from semel.testing.idempotent.interrupting import Witness, watch
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import CannotRun, Finding, NotGiven, title
 from semel.testing.idempotent.targets.target import Fate, Target
@@ -40,7 +40,7 @@ _AUTHENTICATE: Final = "give the headers of a caller that may do this: headers={
 
 
 class Attempted:
-    """One command under one key: how often its effect happened so far, and what came."""
+    """One command under one key: the number of its effects so far, and its replies."""
 
     def __init__(self, probe: Probe, key: str, number: int, before: int) -> None:
         self._probe = probe
@@ -56,7 +56,7 @@ class Attempted:
         return self._probe.case.first(self.number)
 
     async def send(self, request: Request | None = None, fate: Fate = Fate.ANSWERED) -> Reply:
-        """One attempt; ``last`` says how often the effect happened meanwhile, ``grown`` how often in all."""
+        """Send one attempt; ``last`` counts its effects, ``grown`` all effects so far."""
         probe = self._probe
         reply = await probe.target.attempt(self.request if request is None else request, self.key, fate)
         await self.count()
@@ -66,7 +66,7 @@ class Attempted:
 
     async def count(self) -> int:
         """Count again; how often the effect happened since it was counted last."""
-        now = await counted(self._probe.case.effects)
+        now = await read_count(self._probe.case.effects)
         self.last, self.counted = now - self.counted, now
         self.grown += self.last
         return self.last
@@ -124,17 +124,17 @@ class Probe:
     async def command(self, purpose: str) -> Attempted:
         """A new command under a new key."""
         self._numbers += 1
-        return Attempted(self, self.key(purpose), self._numbers, await counted(self.case.effects))
+        return Attempted(self, self.key(purpose), self._numbers, await read_count(self.case.effects))
 
     def find(self, check: str, sent: str, came: str, means: str, change: str) -> None:
-        """Note what is wrong. Where a plain retry fails already, that is the cause to name."""
+        """Record a finding. If a plain retry already fails, name that as the cause."""
         if self.cause and check in _CONSEQUENCES:
             told = next((each for each in self.findings if each.change == self.cause), None)
             change = self.cause if told is None else f"the cause is most likely that of: {title(told.check)}"
         self.findings.append(Finding(check, sent, came, means, change))
 
     def remark(self, text: str) -> None:
-        """Note what is worth knowing and not wrong, once."""
+        """Record a remark, once."""
         if text not in self.remarks:
             self.remarks.append(text)
 
@@ -177,7 +177,7 @@ class Probe:
         if self.first is not None:
             return self.first
         command = await self.command("baseline")
-        with watched(self.engines) as witness:
+        with watch(self.engines) as witness:
             reply = await command.send()
         self.bulk = None if witness.policy is None else witness
         if not reply.done:
@@ -185,14 +185,15 @@ class Probe:
         if command.grown < 1:
             raise CannotRun(
                 f"{self.case.name} was done ({reply.text()}), but the effect counter did not grow",
-                "effects= must count what this handler does, at the very provider or database that the application "
-                "under test uses (not a second instance, and not a transaction that is not committed yet)",
+                "effects= must count the effects of this handler, at the same provider or database that the "
+                "application under test uses (not a second instance, and not in an uncommitted transaction)",
             )
         self.unit = command.grown
         if self.unit > 1 and self.bulk is None:
             self.remark(
-                f"the first request grew the effect counter by {self.unit}; that is taken for once. If one request has "
-                "one effect, then something does it, or counts it, more than once: look outside of what is protected"
+                f"the first request grew the effect counter by {self.unit}; that counts as one effect. If a request "
+                "should have one effect, something does it, or counts it, more than once: look outside the protected "
+                "handler"
             )
         self.first = reply
         self.cause = self._cause(await command.send(), command.last)
@@ -216,7 +217,7 @@ class Probe:
                 )
 
     def _cause(self, retry: Reply, grown: int) -> str:
-        """Why a plain retry is not safe; empty where it is."""
+        """The reason that a plain retry is unsafe; empty if it is safe."""
         if retry.came is Came.KEY_REUSED:
             return (
                 "something changes the request between two attempts (a timestamp, a trace id, a new nonce in the "
@@ -228,7 +229,7 @@ class Probe:
         if retry.replay:
             part = "the effect" if grown >= self.unit else "a part of the effect"
             return (
-                f"{part} stands outside of what is protected, before the claim: in a dependency, a middleware or a "
+                f"{part} is outside the protected handler, before the claim: in a dependency, a middleware or a "
                 "signal. Move it into the handler, below @semel.command"
             )
         if self.makes_keys:

@@ -1,4 +1,4 @@
-"""What came back from one attempt, over HTTP or from a call, in words that both have in common."""
+"""The reply to one attempt, over HTTP or from a call, in shared terms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODE_HEADER: Final = "semel-code"
 
 
 class Came(Enum):
-    """What an attempt came to."""
+    """The result of an attempt."""
 
     DONE = "it was done"
     MISSING_KEY = "refused: the key is missing"
@@ -76,7 +76,7 @@ _BY_ERROR: Final[tuple[tuple[type[BaseException], Came], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one attempt came to.
+    """The reply to one attempt.
 
     Parameters: ``status`` and ``headers`` of an HTTP answer (None and empty for calls); ``body`` its bytes, or the
     representation of what a call returned; ``error`` what was raised instead; ``replay`` whether the answer says of
@@ -101,7 +101,7 @@ class Reply:
 
     @property
     def came(self) -> Came:
-        """What it came to."""
+        """The result of the attempt."""
         if self.lost:
             return Came.LOST
         if self.error is not None:
@@ -129,13 +129,13 @@ class Reply:
             return f"{type(self.error).__name__}: {str(self.error).splitlines()[0] if str(self.error) else ''}".strip()
         mark = ", marked as a replay" if self.replay else ""
         head = "" if self.status is None else f"{self.status} "
-        return f"{head}{self.code or shown(self.body)}{mark}"
+        return f"{head}{self.code or shorten_body(self.body)}{mark}"
 
 
-def shown(body: bytes) -> str:
+def shorten_body(body: bytes) -> str:
     """The beginning of a body, on one line.
 
-    >>> shown(b'{"id": 1}'), shown(b""), shown(b"\\xff")
+    >>> shorten_body(b'{"id": 1}'), shorten_body(b""), shorten_body(b"\\xff")
     ('{"id": 1}', '(no body)', '(1 bytes that are no text)')
     """
     if not body:

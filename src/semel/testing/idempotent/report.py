@@ -1,4 +1,4 @@
-"""What a check says: a finding that a colleague could have written, and the report that holds them all.
+"""A check's findings, and the report that contains them.
 
 A finding has four parts, always in this order: what was sent, what came, what that means, what to change. Nothing
 random stands in it (keys are named by what they were for), so that two runs of the same fault read the same.
@@ -27,7 +27,7 @@ class Finding:
     def text(self) -> str:
         """As lines for people."""
         parts = (("sent", self.sent), ("came", self.came), ("means", self.means), ("change", self.change))
-        return "\n".join(_labelled(label, text) for label, text in parts)
+        return "\n".join(_label_lines(label, text) for label, text in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NotTried:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was seen of one target: what held, what did not, what was not tried, and remarks."""
+    """The observations about one target: passed checks, failures, skipped checks and remarks."""
 
     target: str
     request: str
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong (what was not tried is not counted)."""
+        """Whether no check failed (untried checks do not count)."""
         return not self.findings
 
     def text(self) -> str:
@@ -60,17 +60,17 @@ class Report:
         for number, finding in enumerate(self.findings, start=1):
             lines += ["", f"{number}. {title(finding.check)}", finding.text()]
         if self.held:
-            lines += ["", _listed("held", [title(name) for name in self.held])]
+            lines += ["", _list_lines("held", [title(name) for name in self.held])]
         if self.not_tried:
             lines.append("")
-            lines += [_labelled("not tried", f"{title(each.check)}: {each.reason}") for each in self.not_tried]
+            lines += [_label_lines("not tried", f"{title(each.check)}: {each.reason}") for each in self.not_tried]
         if self.remarks:
             lines.append("")
-            lines += [_labelled("remark", remark) for remark in self.remarks]
+            lines += [_label_lines("remark", remark) for remark in self.remarks]
         return "\n".join(lines)
 
     def untried(self) -> str:
-        """What was not tried, and what to give so that it is; empty where everything was."""
+        """The untried checks, and the arguments that they need; empty if all were tried."""
         checks: dict[str, list[str]] = {}
         for each in self.not_tried:
             checks.setdefault(each.reason, []).append(each.check)
@@ -96,17 +96,17 @@ class NotIdempotent(AssertionError):
 
 
 class NotTriedWarning(UserWarning):
-    """The target is safe to retry as far as it was tried, and something was not tried; the text says what to give.
+    """The tested checks passed, but some were not tried; the text names the missing arguments.
 
     With ``filterwarnings = ["error::semel.testing.idempotent.NotTriedWarning"]`` it fails the test.
     """
 
 
 class CannotRun(AssertionError):
-    """The test itself cannot be run as it stands: ``reason`` says why, ``remedy`` what to change."""
+    """The test cannot run: ``reason`` explains why, ``remedy`` what to change."""
 
     def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"this cannot be tested: {reason}\n{_labelled('remedy', remedy)}")
+        super().__init__(f"this cannot be tested: {reason}\n{_label_lines('remedy', remedy)}")
         self.reason = reason
         self.remedy = remedy
 
@@ -124,7 +124,7 @@ def title(check: str) -> str:
     return check.replace("_", " ")
 
 
-def _labelled(label: str, text: str) -> str:
+def _label_lines(label: str, text: str) -> str:
     lines = [
         line
         for number, part in enumerate(text.splitlines() or [""])
@@ -140,5 +140,5 @@ def _labelled(label: str, text: str) -> str:
     return "\n".join(lines)
 
 
-def _listed(label: str, names: list[str]) -> str:
-    return _labelled(label, ", ".join(names))
+def _list_lines(label: str, names: list[str]) -> str:
+    return _label_lines(label, ", ".join(names))

@@ -1,4 +1,4 @@
-"""How the checks become a suite: a class for pytest, and the same as a list of named tests for everybody else.
+"""The checks as a suite: a class for pytest, and a list of named tests for other runners.
 
 Nothing is left out silently: what differs by declaration (an optional key, effects, one caller) is derived from the
 declared policy, and what cannot be tried fails with the reason and the remedy.
@@ -109,19 +109,19 @@ def suite(
 def _check(app: Any, cases: Sequence[Case]) -> None:
     if isinstance(app, (str, UrlTarget)):
         raise ConfigurationError(
-            "a running server cannot be crashed, nor its clock be moved, from outside: give the application itself, or "
-            "use assert_idempotent with the URL, which says what it did not try"
+            "these tests cannot crash a running server or move its clock: give the application itself, or use "
+            "assert_idempotent with the URL, which reports the checks that it skipped"
         )
     names = [case.name for case in cases]
     if not cases or len(set(names)) != len(names):
         raise ConfigurationError(
-            "operations needs one Case for each operation, each with a name of its own"
-            f"{'' if not cases else ': ' + ', '.join(names)}"
+            "operations needs one Case for each operation, each with a unique "
+            f"name{'' if not cases else ': ' + ', '.join(names)}"
         )
 
 
 def why(name: str) -> str:
-    """Why a test is required.
+    """The reason that a test is required.
 
     >>> why("missing_key_refused")[:59]
     'A client that forgets its key is not protected, and nobody '
@@ -137,10 +137,10 @@ def _test(name: str, cases: Sequence[Case]) -> Callable[..., None]:
     test.__name__ = f"test_{name}"
     test.__qualname__ = f"Required.test_{name}"
     test.__doc__ = why(name)
-    return _parametrized(test, cases)
+    return _parametrize(test, cases)
 
 
-def _parametrized(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
+def _parametrize(test: Callable[..., None], cases: Sequence[Case]) -> Callable[..., None]:
     """With pytest's mark, where there is pytest: without it the class still has ``checks``."""
     try:
         import pytest

@@ -14,7 +14,7 @@ from typing import Any, Final
 from semel.check.answers import CheckAnswer, answers, as_document
 from semel.check.application import load
 from semel.check.discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
-from semel.check.reconcilers import known_reconcilers
+from semel.check.reconcilers import load_reconcilers
 from semel.check.server import server_answers
 from semel.cli.arguments import Commands, Parser, add_command, near
 from semel.cli.exits import Exit, UsageFailed
@@ -39,9 +39,9 @@ def add(commands: Commands[Parser]) -> None:
         "semel check shop.main:app --unprotected-ok 'POST /login'\n"
         "semel check shop.main:app --reconcile shop.reconcilers:ask_provider\n"
         "semel check --run tests.test_payments:TestPayments",
-        "What a declaration does not say stays open, with what to find out or to declare. Exit code 1 where an answer "
-        "is unsafe or a test fails; open questions do not fail. The application is imported, not started, and its "
-        "servers are asked for their settings; --run starts it.",
+        "A question that the declaration does not answer is reported as open, with the next thing to find out or "
+        "declare. Exit code 1 where an answer is unsafe or a test fails; open questions do not fail. The application "
+        "is imported, not started, and its servers are asked for their settings; --run starts it.",
     )
     parser.add_argument(
         "application", nargs="?", metavar="APPLICATION", help="module:app, module:make_app(), or a module of functions"
@@ -58,7 +58,7 @@ def add(commands: Commands[Parser]) -> None:
         action="append",
         default=[],
         metavar="MODULE:NAME",
-        help="a reconciler that runs somewhere, as semel worker --reconcile names it; may be repeated",
+        help="a reconciler that runs elsewhere, as given to semel worker --reconcile; may be repeated",
     )
     parser.add_argument(
         "--run", dest="tests", metavar="TESTS", help="module:name of a suite of semel.testing.required, to be run"
@@ -86,8 +86,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _questions(options: argparse.Namespace, document: dict[str, Any], out: Output) -> int:
     spec, allowed = options.application, options.unprotected_ok
-    found = _found(spec)
-    reconcilers = known_reconcilers(spec, options.reconcile)
+    found = _discover(spec)
+    reconcilers = load_reconcilers(spec, options.reconcile)
     unknown = [route for route in allowed if route not in found.routes]
     if unknown:
         raise UsageFailed(f"--unprotected-ok {unknown[0]!r} is no route of {spec}{near(unknown[0], found.routes)}")
@@ -111,8 +111,10 @@ def _questions(options: argparse.Namespace, document: dict[str, Any], out: Outpu
     for mistake in found.mistakes:
         _say(CheckAnswer("installation", "unsafe", mistake.said, mistake.remedy), out)
     for route in bare:
-        _say(_unprotected(route), out)
-    levels = [answer.level for _, each in given for answer in each] + [_unprotected(route).level for route in bare]
+        _say(_unprotected_answer(route), out)
+    levels = [answer.level for _, each in given for answer in each] + [
+        _unprotected_answer(route).level for route in bare
+    ]
     levels += [answer.level for answer in servers]
     unsafe = levels.count("unsafe") + len(found.mistakes)
     document["open"] = levels.count("open")
@@ -120,14 +122,14 @@ def _questions(options: argparse.Namespace, document: dict[str, Any], out: Outpu
     return unsafe
 
 
-def _unprotected(route: str) -> CheckAnswer:
+def _unprotected_answer(route: str) -> CheckAnswer:
     method = route.partition(" ")[0]
     if method in _REPEATABLE:
         return CheckAnswer(
             "not declared",
             "open",
             f"{route} is not protected; {method} may be repeated by its definition",
-            "see that a repetition does no harm, also after somebody else's change; or declare it",
+            "make sure that a repetition is harmless, even after another client's change; or declare it",
         )
     return CheckAnswer(
         "not declared",
@@ -144,7 +146,7 @@ def _say(answer: CheckAnswer, out: Output) -> None:
         out.say_hanging(f"  {'':<7} {'':<{_WIDTH}} → ", answer.remedy)
 
 
-def _found(spec: str) -> Discovered:
+def _discover(spec: str) -> Discovered:
     thing = load(spec)
     try:
         if isinstance(thing, ModuleType) or function_operation(thing) is not None:

@@ -28,7 +28,7 @@ def add(commands: Commands[Parser]) -> None:
         'eval "$(semel completion bash)"              for this shell only\n'
         "semel completion zsh > ~/.zfunc/_semel          with fpath+=~/.zfunc before compinit\n"
         "semel completion fish > ~/.config/fish/completions/semel.fish",
-        "Made by shtab (of the extra `cli`), which is not needed afterwards. Make it anew after an upgrade.",
+        "Uses shtab (in the extra `cli`), which is not needed afterwards. Run it again after an upgrade.",
     )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.set_defaults(run=run)
@@ -63,7 +63,7 @@ def script(shell: str) -> str:
 
 
 def _teach(action: Any, shtab: Any) -> None:
-    """What the grammar does not say of itself: which arguments are files, and the names of the states."""
+    """Add to the grammar the file arguments and the names of the states."""
     if action.metavar == "FILE":
         action.complete = shtab.FILE
     elif action.dest == "state":

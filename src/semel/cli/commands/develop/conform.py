@@ -1,4 +1,4 @@
-"""`semel conform`: where does any HTTP API stand with its ``Idempotency-Key``? The checks are in ``semel.conform``."""
+"""`semel conform`: test any HTTP API's handling of ``Idempotency-Key``. The checks are in ``semel.conform``."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "conform",
-        "check any HTTP API, in any language, for what its Idempotency-Key promises",
+        "test how any HTTP API, in any language, handles its Idempotency-Key",
         "semel conform http://127.0.0.1:8000 --case payments.toml\n"
         "semel conform http://127.0.0.1:8000 --case payments.toml --profile stripe --level must\n"
         "semel conform http://127.0.0.1:8000 --case payments.toml --only race --junit out.xml --html out.html",
-        "The case file says how to send a valid request and how to count its effects (docs/conformance.md). Wrong and "
-        "many requests are sent, so only loopback and private addresses are tested without --i-own-this-api. Exit code "
-        "1 where a must or should failed, 3 where the API cannot be tested.",
+        "The case file describes how to send a valid request and how to count its effects (docs/conformance.md). The "
+        "checks send many requests, some of them invalid; an address that is neither loopback nor private therefore "
+        "needs --i-own-this-api. Exit code 1 where a must or should failed, 3 where the API cannot be tested.",
     )
     parser.add_argument("target", metavar="URL", help="the API's base, such as http://127.0.0.1:8000")
     parser.add_argument("--case", required=True, metavar="FILE", help="the case file (TOML)")
-    parser.add_argument("--profile", choices=PROFILES, default="draft-07", help="what is expected (default: draft-07)")
+    parser.add_argument(
+        "--profile", choices=PROFILES, default="draft-07", help="the expected behaviour (default: draft-07)"
+    )
     parser.add_argument(
         "--level", default="must,should,best", metavar="LEVELS", help="which levels are run (default: must,should,best)"
     )
@@ -47,7 +49,7 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--junit", metavar="FILE", help="write a JUnit file")
     parser.add_argument("--markdown", metavar="FILE", help="write a page in Markdown")
     parser.add_argument("--html", metavar="FILE", help="write a page in HTML")
-    parser.add_argument("--all", action="store_true", help="print a line also for what passed")
+    parser.add_argument("--all", action="store_true", help="also print a line for each passed check")
     parser.add_argument(
         "--i-own-this-api", dest="own_api", action="store_true", help="test an address that is not private, too"
     )
@@ -56,7 +58,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Run the checks, and write what was asked for."""
+    """Run the checks and write the reports."""
     from semel.conform import CannotRun, CaseError, Report, Selection, conform, load_case
 
     selection = Selection(options.profile, _words(options.level), options.only)

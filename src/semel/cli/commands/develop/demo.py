@@ -12,7 +12,7 @@ from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.commands.serve.serve import check_installed
 from semel.cli.exits import Exit
 from semel.cli.terminal import Output
-from semel.reference.demo.stage import staged
+from semel.reference.demo.stage import open_stage
 from semel.reference.demo.story import Teller, tell
 
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     started = time.monotonic()
     teller = Teller(out)
-    with tempfile.TemporaryDirectory(prefix="semel-demo-") as folder, staged(Path(folder)) as stage:
+    with tempfile.TemporaryDirectory(prefix="semel-demo-") as folder, open_stage(Path(folder)) as stage:
         out.say(f"The reference service runs on {stage.url}: real processes, a real SQLite file, real HTTP.")
         tell(stage, teller)
         tell_effects(stage, teller)

@@ -37,7 +37,7 @@ def add(commands: Commands[Parser]) -> None:
         "openapi",
         "print the OpenAPI document of an application, with the key, the refusals and the promise of each operation",
         "semel openapi shop.main:app > openapi.json\nsemel openapi 'shop.main:make_app()'",
-        "A FastAPI application's own document, completed; of any other application the operations that are declared to "
+        "Completes a FastAPI application's own document; for any other application, prints the operations declared to "
         "Semel. The application is imported, not started.",
     )
     parser.add_argument("application", metavar="APPLICATION", help="module:app or module:make_app()")
@@ -97,7 +97,7 @@ def _own_document(app: Any) -> dict[str, Any]:
 
 
 def _bare(operation: CheckedOperation) -> dict[str, Any]:
-    """What is known of an operation without its framework's description: its path's parameters."""
+    """Describe an operation that its framework does not: only the parameters of its path."""
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _SCHEMAS.get(kind, {"type": "string"})}
         for name, kind in _PARAMETER.findall(operation.path)
@@ -127,7 +127,7 @@ def _add_status(paths: dict[str, Any], operation: CheckedOperation) -> None:
     one = {"name": "operation_id", "in": "path", "required": True, "schema": {"type": "string", "format": "uuid"}}
     known = {_PARAMETER.sub("{}", each) for each in paths}
     if path.replace("{id}", "{}") not in known:
-        summary = "Where an operation stands"
+        summary = "The status of an operation"
         paths[path.replace("{id}", "{operation_id}")] = {
             "get": {"summary": summary, "parameters": [one], "responses": responses}
         }

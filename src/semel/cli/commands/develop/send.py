@@ -26,16 +26,16 @@ semel send --resume --header-file ~/.shop-token
 semel send --list
 semel send --forget rent-june"""
 _DESCRIPTION: Final = (
-    "The key and the request are written to the journal before the first byte leaves, so that --resume can go on after "
-    "a crash with the same key. Credentials are never written: give --header or --header-file each time. Exit code 0: "
-    "every command is done; 1: one is refused, in doubt or open."
+    "Writes the key and the request to the journal before it sends the first byte, so that --resume can continue "
+    "after a crash with the same key. Never writes credentials: give --header or --header-file each time. Exit code "
+    "0: every command is done; 1: one is refused, in doubt or open."
 )
 
 
 def add(commands: Commands[Parser]) -> None:
     """Declare the command."""
     parser = add_command(
-        commands, "send", "send a command that is safe to retry, or go on with open ones", _EXAMPLES, _DESCRIPTION
+        commands, "send", "send a command that is safe to retry, or resume open ones", _EXAMPLES, _DESCRIPTION
     )
     parser.add_argument("method", nargs="?", metavar="METHOD", help="such as POST")
     parser.add_argument("address", nargs="?", metavar="ADDRESS", help="the whole http:// or https:// address")
@@ -50,20 +50,21 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--body", metavar="TEXT|@FILE|-", help="the body: text, @file, or - for stdin")
     parser.add_argument(
-        "--content-type", default="application/json", metavar="TYPE", help="of the body (default application/json)"
+        "--content-type",
+        default="application/json",
+        metavar="TYPE",
+        help="the body's media type (default application/json)",
     )
-    parser.add_argument("--name", help="your own reference; the same name is the same command, with the same key")
-    parser.add_argument("--key", help="a key that you have made yourself")
+    parser.add_argument("--name", help="your own reference; the same name means the same command, with the same key")
+    parser.add_argument("--key", help="a key of your own")
     parser.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
     parser.add_argument(
         "--header-file", metavar="FILE", help="header lines in a file, so that no token is in the process list"
     )
     parser.add_argument(
-        "--journal", default="intents.db", metavar="FILE", help="where commands are kept (default intents.db)"
+        "--journal", default="intents.db", metavar="FILE", help="the journal's file (default intents.db)"
     )
-    parser.add_argument(
-        "--attempts", type=whole_number(1, 100), default=3, help="at most, for each command (default 3)"
-    )
+    parser.add_argument("--attempts", type=whole_number(1, 100), default=3, help="maximum for each command (default 3)")
     parser.add_argument(
         "--seconds", type=seconds(0.001, 86_400), default=20.0, help="the total deadline of each command (default 20)"
     )
@@ -74,8 +75,8 @@ def add(commands: Commands[Parser]) -> None:
     group.add_argument(
         "--forget",
         metavar="NAME",
-        help="forget the command of this name (or key), so that the name may be sent anew, under a new key: only when "
-        "you know what has become of it",
+        help="delete the command with this name (or key) from the journal, so that the name can be used again, with a "
+        "new key: only when you know its outcome",
     )
     parser.set_defaults(run=run)
 
@@ -160,7 +161,7 @@ def _resume(client: Client, out: Output) -> int:
 
 def _list(journal: Journal, out: Output) -> int:
     entries = journal.open()
-    out.document({"commands": [_shown(entry) for entry in entries]})
+    out.document({"commands": [_entry_document(entry) for entry in entries]})
     rows = [(entry.name or "-", entry.method, _place(entry), str(entry.sends), entry.code or "-") for entry in entries]
     out.table(("NAME", "METHOD", "ADDRESS", "ATTEMPTS", "LAST"), rows)
     return Exit.OK
@@ -173,7 +174,7 @@ def _forget(journal: Journal, name: str, out: Output) -> int:
         raise CommandFailed(f"{name!r} is not forgotten: {error}") from None
     if dropped is None:
         raise CommandFailed(f"the journal has no command {name!r}: nothing was forgotten (see semel send --list)")
-    out.document({"forgotten": _shown(dropped), "state": dropped.state, "operation": dropped.operation_url})
+    out.document({"forgotten": _entry_document(dropped), "state": dropped.state, "operation": dropped.operation_url})
     out.say(f"forgotten: {dropped.method} {_place(dropped)}, which was {_STATES[dropped.state]}")
     return Exit.OK
 
@@ -181,7 +182,7 @@ def _forget(journal: Journal, name: str, out: Output) -> int:
 _STATES: Final = {"open": "open", "done": "done", "refused": "refused", "doubt": "in doubt"}
 
 
-def _shown(entry: JournalEntry) -> Json:
+def _entry_document(entry: JournalEntry) -> Json:
     return {
         "name": entry.name,
         "method": entry.method,
@@ -192,7 +193,7 @@ def _shown(entry: JournalEntry) -> Json:
 
 
 def _place(entry: JournalEntry) -> str:
-    """The address without what may be private in it."""
+    """The address without its private parts."""
     return entry.url.partition("?")[0].partition("#")[0]
 
 
@@ -205,17 +206,17 @@ def _say(out: Output, name: str, outcome: Outcome) -> None:
                 out.say(*answer.body.decode("utf-8", "replace").splitlines())
         case Refused(code=code, detail=detail, key_action=action):
             remedy = "remove the obstacle and resume" if action == "keep" else "correct the request, under a new name"
-            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}{_explained(outcome)}")
+            out.say(f"{name}refused: {code}{_after(detail)}; {remedy}{_explanation_link(outcome)}")
         case InDoubt(code=code, operation_url=url, detail=detail):
             where = f"; see {url}" if url is not None else ""
-            out.say(f"{name}in doubt: {code}{_after(detail)}{where}{_explained(outcome)}")
+            out.say(f"{name}in doubt: {code}{_after(detail)}{where}{_explanation_link(outcome)}")
         case NotYet(code=code, detail=detail, retry_after=wait):
             when = f" after {wait:.0f} s" if 1 <= wait < float("inf") else ""
             out.say(f"{name}no outcome yet: {code}{_after(detail)}; go on{when} with semel send --resume")
 
 
-def _explained(outcome: Outcome) -> str:
-    """Where the server explains its refusal."""
+def _explanation_link(outcome: Outcome) -> str:
+    """The link to the server's explanation of its refusal."""
     found = None if outcome.answer is None else outcome.answer.documentation
     return f" (explained at {found})" if found is not None else ""
 

@@ -25,7 +25,7 @@ from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.commands.records.explain import find
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Record
@@ -44,13 +44,13 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "bulk",
-        "how far a bulk command is, and what became of its items",
+        "show the progress of a bulk command and the outcome of each item",
         f"semel bulk\nsemel bulk {_ID}\n"
         "semel bulk monday --operation cases.approve --tenant default --caller alice\n"
         f"semel bulk {_ID} --items failed --json\n"
         "semel bulk monday --failed-retryable --list list.jsonl > again.jsonl",
-        "It may be asked while the bulk runs. Items are stored by their names and outcomes, not by their content: what "
-        "may be tried again is taken out of the same list, which the bulk's fingerprint tells.",
+        "Works while the bulk runs. Semel stores the names and outcomes of items, not their content: give the "
+        "original list to get the items to retry. The bulk's fingerprint proves that it is the same list.",
     )
     parser.add_argument(
         "key",
@@ -63,15 +63,15 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--tenant", help="only of this tenant")
     parser.add_argument("--caller", help="only of this caller")
     parser.add_argument("--items", choices=("all", *_STATES), help="print the items too, or those of one state")
-    parser.add_argument("--after", type=whole_number(0, 10**12), help="begin behind this place")
-    parser.add_argument("--before", metavar="ID", help="without KEY: the next page, where the former ended")
+    parser.add_argument("--after", type=whole_number(0, 10**12), help="start after this place")
+    parser.add_argument("--before", metavar="ID", help="without KEY: the next page: start where the previous one ended")
     parser.add_argument(
-        "--limit", type=whole_number(1, 10_000), default=100, help="how many items, or bulks, at most (default 100)"
+        "--limit", type=whole_number(1, 10_000), default=100, help="maximum number of items, or bulks (default 100)"
     )
     parser.add_argument(
         "--failed-retryable",
         action="store_true",
-        help="print only the items that failed and may be tried again, as JSON lines: the list of a new bulk",
+        help="print only the failed items that may be retried, as JSON lines: the list for a new bulk",
     )
     parser.add_argument("--list", metavar="FILE", help="with --failed-retryable: the same list, as JSON lines")
     parser.add_argument(
@@ -85,13 +85,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.key is None:
         return _list(options, out)
     if options.before is not None:
-        raise UsageFailed("--before is of the list of bulks, which has no KEY")
+        raise UsageFailed("--before belongs to the list of bulks: leave out KEY")
     if options.failed_retryable is (options.list is None):
-        raise UsageFailed("--failed-retryable and --list FILE belong together: what an item holds is not stored")
+        raise UsageFailed("--failed-retryable and --list FILE belong together: the content of items is not stored")
     if not is_beginning(options.key):
         key_of(options.key, "KEY")
-    with opened(options) as engine:
-        record, id, tally = _found(engine, options)
+    with open_store(options) as engine:
+        record, id, tally = _find(engine, options)
         items = Items(engine.store)
         if options.failed_retryable:
             _again(engine, items, record, id, options, out)
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if record is not None:
         out.say(f"{record.operation} of {record.tenant}/{record.caller}, {bulk_standing(record, now)}")
     for each in codes:
-        again = ", may be tried again" if each.retryable else ""
+        again = ", may be retried" if each.retryable else ""
         out.say(f"  {each.state.name} {each.error_code or '(no code)'}: {each.items}{again}")
     for item in page:
         name = ItemState(item.state).name
@@ -128,7 +128,7 @@ def _list(options: argparse.Namespace, out: Output) -> int:
     before = ANY_BULK if options.before is None else uuid_bytes(options.before)
     if before is None:
         raise UsageFailed("--before must be an operation id, as semel bulk prints it")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         bulks = newest_bulks(engine, before, options.limit)
     more = uuid_text(bulks[-1].id) if len(bulks) == options.limit else None
     out.document({"bulks": [bulk.document() for bulk in bulks], "nextBefore": more})
@@ -142,7 +142,7 @@ def _list(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
-def _found(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
+def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, bytes, Tally]:
     """The bulk's record (None: it is forgotten, its items not yet), operation id and tally. Raises NotFound."""
     items = Items(engine.store)
     id = uuid_bytes(options.key)
@@ -162,8 +162,8 @@ def _again(
 ) -> None:
     """Those of the same list that failed and may be tried again, a page at a time."""
     if record is None:
-        raise NotFound("the bulk's record is forgotten: nothing tells whether FILE is its list")
-    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused(engine, items, id))) as spool:
+        raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
+    with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused_places(engine, items, id))) as spool:
         try:
             fill(spool, Path(options.list))
             same = spool.fingerprint() == record.fingerprint
@@ -171,11 +171,11 @@ def _again(
             raise CommandFailed(f"--list: {refused}") from None
         if not same:
             raise CommandFailed(
-                "--list: it is not the list of this bulk: order, names and contents must be the same; where another "
+                "--list: this is not the list of the bulk: order, names and contents must be the same; where another "
                 "member than clientItemId names its items, give --member"
             )
         after = -1
-        while page := _failed(engine, items, id, after, retryable=True):
+        while page := _failed_items(engine, items, id, after, retryable=True):
             for outcome in page:
                 [listed] = spool.page(outcome.place, 1)
                 out.raw(listed.raw.decode() + "\n")
@@ -183,15 +183,15 @@ def _again(
     out.flush()
 
 
-def _refused(engine: Engine, items: Items, id: bytes) -> set[int]:
-    """The places of items that the bulk's own limits refused, which nobody else knows; they failed without a name."""
+def _refused_places(engine: Engine, items: Items, id: bytes) -> set[int]:
+    """The places of items that the bulk's own limits refused; these items failed without a name."""
     places: set[int] = set()
     after = -1
-    while page := _failed(engine, items, id, after, retryable=False):
+    while page := _failed_items(engine, items, id, after, retryable=False):
         places.update(outcome.place for outcome in page if outcome.item_id == unnamed_id(outcome.place))
         after = page[-1].place
     return places
 
 
-def _failed(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
+def _failed_items(engine: Engine, items: Items, id: bytes, after: int, *, retryable: bool) -> list[ItemOutcome]:
     return engine.perform("bulk", lambda: items.page(id, after, PAGE, ItemState.FAILED, retryable))

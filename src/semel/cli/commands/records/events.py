@@ -1,4 +1,4 @@
-"""`semel events`: what waits in the outbox, what is parked and why; try it again, or give it up."""
+"""`semel events`: list waiting and parked events; retry, park or drop them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from semel.admin.receivers import Behind, enable_endpoints, receivers_behind
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
@@ -24,7 +24,7 @@ LIMIT_MAX: Final = 1000
 PLACE_MAX: Final = 2**63 - 1
 _HEADS: Final = ("PLACE", "ID", "TOPIC", "AGGREGATE", "TRIES", "STATE", "REASON")
 _RECEIVER_HEADS: Final = ("RECEIVER", "WAITING", "OLDEST", "PARKED", "REASON")
-_DONE: Final = {"park": "parked", "retry": "will be tried again", "drop": "given up for good"}
+_DONE: Final = {"park": "parked", "retry": "will be retried", "drop": "no more attempts"}
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -32,7 +32,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "events",
-        "what waits in the outbox; park, retry or drop an event",
+        "list the events that wait in the outbox; park, retry or drop an event",
         "semel events\n"
         "semel events --parked --json\n"
         "semel events retry 0b1f0f2e-6c59-8d1e-9a34-5f1d7c1c2f10\n"
@@ -43,40 +43,48 @@ def add(commands: Commands[Parser]) -> None:
         "semel events retry --topic receiver.shop\n"
         "semel events enable --topic receiver.shop\n"
         "semel events replay --to shop --receivers receivers.toml --since 2026-11-20",
-        "Payloads are not shown. A parked event holds back those of its aggregate behind it, unless the workers run "
-        "with --parked skip. A dropped one is never published. The id of a damaged event may be unreadable: name it by "
+        "Payloads are not shown. A parked event blocks the later events of its aggregate, unless the workers run with "
+        "--parked skip. A dropped event is never published. The id of a damaged event may be unreadable: name it by "
         "its PLACE.",
     )
     parser.add_argument(
         "action", nargs="?", choices=("list", "park", "retry", "drop", "enable", "replay"), default="list"
     )
-    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="of park, retry and drop: its id, or its place")
+    parser.add_argument("id", nargs="?", metavar="EVENT_ID", help="for park, retry and drop: the event's id or place")
     parser.add_argument("--parked", action="store_true", help="list parked events alone")
     parser.add_argument("--reason", help="why it is parked")
     parser.add_argument(
         "--topic",
-        help="list this topic alone; of retry, drop and enable, without an EVENT_ID: all parked events of this topic",
+        help="list only this topic; for retry, drop and enable without an EVENT_ID: all parked events of this topic",
     )
     parser.add_argument(
         "--to",
         metavar="RECEIVER",
-        help="of replay: the receiver that gets the published events which it has never had, as far as they are kept",
+        help=(
+            "for replay: the receiver to send to; it gets the published events that it never received, as far as the "
+            "outbox still has them"
+        ),
     )
-    parser.add_argument("--receivers", metavar="FILE", help="of replay: the file that declares it")
+    parser.add_argument("--receivers", metavar="FILE", help="for replay: the file that declares the receiver")
     parser.add_argument(
-        "--since", type=_moment, metavar="WHEN", help="of replay: events from then on, such as 2026-11-20T08:00Z (UTC)"
+        "--since",
+        type=_moment,
+        metavar="WHEN",
+        help="for replay: events from this time on, such as 2026-11-20T08:00Z (UTC)",
     )
     parser.add_argument(
         "--late",
         action="store_true",
-        help="of replay: also events that come too late for the order of their aggregate",
+        help="for replay: also send events that would arrive out of order within their aggregate",
     )
-    parser.add_argument("--by-topic", action="store_true", help="how much waits of each topic, the slowest first")
+    parser.add_argument(
+        "--by-topic", action="store_true", help="how many events of each topic wait, the slowest topic first"
+    )
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     parser.add_argument(
-        "--after", type=whole_number(0, PLACE_MAX), default=0, help="the next page: where the former ended"
+        "--after", type=whole_number(0, PLACE_MAX), default=0, help="the next page: start where the previous one ended"
     )
     parser.set_defaults(run=run)
 
@@ -95,8 +103,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _all_of(options, out)
     if options.action == "park" and not options.reason:
         raise UsageFailed("semel events park needs a --reason: an operator who finds it parked must know why")
-    event = _named(options.action, options.id)
-    with opened(options) as engine:
+    event = _parse_name(options.action, options.id)
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         flows: dict[str, Callable[[], Flow[bool]]] = {
             "park": lambda: events.park(event, options.reason),
@@ -113,7 +121,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _by_topic(options: argparse.Namespace, out: Output) -> int:
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         found = engine.perform("events", lambda: events.topics(options.limit))
     out.document(
@@ -138,7 +146,7 @@ def _by_topic(options: argparse.Namespace, out: Output) -> int:
 def _all_of(options: argparse.Namespace, out: Output) -> int:
     """Retry or drop every parked event of one topic, a page at a time."""
     count, after = 0, 0
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         change = events.retry if options.action == "retry" else events.drop
         while page := engine.perform("events", partial(events.find, after, 500, parked=True, topic=options.topic)):
@@ -156,7 +164,7 @@ def _enable(options: argparse.Namespace, out: Output) -> int:
     """Send to webhook endpoints again that have answered 410 Gone."""
     if options.id is not None:
         raise UsageFailed("semel events enable takes no EVENT_ID: --topic receiver.NAME, or nothing for every endpoint")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         count = enable_endpoints(engine, options.topic)
     if not count:
         of = "" if options.topic is None else f" of the topic {options.topic!r}"
@@ -176,7 +184,7 @@ def _moment(text: str) -> int:
 
 
 def _replay(options: argparse.Namespace, out: Output) -> int:
-    """Give a receiver what it has missed."""
+    """Send a receiver the events that it missed."""
     from semel.outbox.receivers import read_receivers, replay_to
 
     if options.to is None or options.receivers is None or options.id is not None:
@@ -184,7 +192,7 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
     declared = {each.name: each for each in read_receivers(options.receivers, secrets=False)}
     if options.to not in declared:
         raise UsageFailed(f"{options.receivers} declares no receiver {options.to!r}; it has {', '.join(declared)}")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         found = replay_to(engine, declared[options.to], since_us=options.since or 0, late=options.late)
     oldest = None if found.oldest_us is None else datetime.fromtimestamp(found.oldest_us / 1_000_000, UTC)
     out.document(
@@ -196,18 +204,20 @@ def _replay(options: argparse.Namespace, out: Output) -> int:
             "oldest": None if oldest is None else oldest.isoformat(),
         }
     )
-    out.say(f"{options.to}: {found.copied} events will be delivered; {found.there} it has, or waits for, already")
+    out.say(
+        f"{options.to}: {found.copied} events will be delivered; {found.there} have been received, or wait, already"
+    )
     if found.late:
         out.say(
-            f"{found.late} would come after later events of their aggregates, and are left out; --late sends them, too"
+            f"{found.late} would arrive after later events of their aggregates and are skipped; --late sends them, too"
         )
     if oldest is not None and (options.since is None or options.since < (found.oldest_us or 0)):
         out.say(f"the outbox keeps events from {oldest:%Y-%m-%d %H:%M:%S} UTC on; older ones are forgotten")
     return Exit.OK
 
 
-def _named(action: str, given: str | None) -> str | int:
-    """The id or the place of the event that is meant. Raises UsageFailed."""
+def _parse_name(action: str, given: str | None) -> str | int:
+    """Parse an event's id or place. Raises UsageFailed."""
     raw = None if given is None else uuid_bytes(given)
     if raw is not None:
         return uuid_text(raw)
@@ -220,7 +230,7 @@ def _named(action: str, given: str | None) -> str | int:
 
 
 def _list(options: argparse.Namespace, out: Output) -> int:
-    with opened(options) as engine:
+    with open_store(options) as engine:
         events = Events(dialect_of(engine.store, "events"))
         depth = engine.perform("events", events.depth)
         page = _page(engine, events, options)

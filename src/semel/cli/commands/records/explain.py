@@ -1,11 +1,11 @@
-"""`semel explain`: why is this key where it is, what would the next attempt get, and what can anybody do."""
+"""`semel explain`: the state of a key, the reason for it, what the next attempt would get, and what to do."""
 
 from __future__ import annotations
 
 import argparse
 import textwrap
 
-from semel.admin.damaged import mended
+from semel.admin.damaged import repair
 from semel.admin.describe import record_document
 from semel.admin.explain import NextAttempt, Story, tell
 from semel.admin.find import (
@@ -20,11 +20,11 @@ from semel.admin.find import (
     walk,
 )
 from semel.admin.reconciliations import standing_document, standing_lines, standing_of
-from semel.admin.settling import begun_steps
+from semel.admin.settling import read_steps
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.commands.records.records import AUDIT_LINES
 from semel.cli.exits import Exit, NotFound
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import add_progress
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
@@ -39,7 +39,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "explain",
-        "explain why a key is where it is, what the next attempt would get, and what to do",
+        "explain the state of a key, what the next attempt would get, and what to do",
         "semel explain 8e03978e-40d5-43e8-bc93-6894a57f9324 --operation payments.create --tenant demo --caller alice\n"
         "semel explain rent-june\n"
         "semel explain 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
@@ -63,16 +63,16 @@ def add(commands: Commands[Parser]) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Find the record and tell its story."""
     _check(options.key)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         record = find(engine, options)
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
         asked = standing_of(engine, record)
-        listed = begun_steps(engine, record)
+        listed = read_steps(engine, record)
     story = tell(record, audit, now, listed)
     document = {**record_document(record, now, audit), "story": story.document()}
     out.document(document if asked is None else {**document, "reconciliation": standing_document(asked)})
-    _print(mended(record), story, out)
+    _print(repair(record), story, out)
     if asked is not None:
         _paragraph(out, "What reconcilers found", standing_lines(asked))
     return Exit.OK
@@ -85,7 +85,7 @@ def _check(text: str) -> None:
 
 
 def find(engine: Engine, options: argparse.Namespace) -> Record:
-    """The record that was meant. Raises NotFound, and CommandFailed where several fit."""
+    """Find the record. Raises NotFound, and CommandFailed if several match."""
     text = options.key
     try:
         key = parse_key((text.encode("utf-8", "surrogateescape"),))
@@ -111,7 +111,7 @@ def find(engine: Engine, options: argparse.Namespace) -> Record:
 
 
 def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> str:
-    """What there is to say where nothing was found: perhaps the same key stands in another scope."""
+    """The message for a key without a record, with other scopes in which the key exists."""
     given = [name for name in ("tenant", "caller", "operation") if getattr(options, name)]
     if key is not None and given:
         anywhere = argparse.Namespace(**{**vars(options), "tenant": None, "caller": None, "operation": None})
@@ -119,26 +119,26 @@ def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> st
         if others:
             named = ", ".join(name_of(record) for record in others[:3])
             return (
-                "KEY was never seen in this scope (an attempt would run), but it was in another: "
-                f"{named}; check {', '.join(f'--{name}' for name in given)}"
+                f"KEY was never used in this scope (an attempt would run), but in another one: {named}; check "
+                f"{', '.join(f'--{name}' for name in given)}"
             )
     return (
-        "KEY names no record: it was never seen here, or its tombstone is over and it was forgotten; an attempt would "
-        "run, as a new command. Check --url, and: semel list"
+        "KEY has no record: it was never used here, or its tombstone has expired; an attempt would run as a new "
+        "command. Check --url, and: semel list"
     )
 
 
 def _print(record: Record, story: Story, out: Output) -> None:
     out.say_styled("bold", f"{record.operation}, operation {uuid_text(record.operation_id)}")
     _paragraph(out, "What happened", story.happened)
-    _paragraph(out, "The next attempt", [f"With the same request: {_said(story.same)}",
-                                         f"With another request: {_said(story.other)}"])  # fmt: skip
+    _paragraph(out, "The next attempt", [f"With the same request: {_attempt_text(story.same)}",
+                                         f"With another request: {_attempt_text(story.other)}"])  # fmt: skip
     _paragraph(out, "What you can do", story.operator)
     _paragraph(out, "How long it is kept", [story.kept])
     _paragraph(out, "What to tell the client", [story.client])
 
 
-def _said(attempt: NextAttempt) -> str:
+def _attempt_text(attempt: NextAttempt) -> str:
     answer = attempt.answer
     http = "" if answer is None else f" Over HTTP: {answer['status']} {answer['code']}."
     return f"{attempt.verdict}: {attempt.meaning}. Why: {attempt.why}.{http}"

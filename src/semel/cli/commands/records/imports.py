@@ -1,4 +1,4 @@
-"""`semel imports`: the files that suppliers sent, what became of their rows, and what an operator does about them."""
+"""`semel imports`: list the files that suppliers sent and the outcomes of their rows; retry or purge imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semel.bulk.store import Items
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.commands.records.watch import rest
 from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.core.identity import uuid_bytes, uuid_text
 from semel.engine.sync_engine import Engine
@@ -38,15 +38,15 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "imports",
-        "files that suppliers sent; their rows; retry, purge or watch them",
+        "list the files that suppliers sent and their rows; retry, purge or watch an import",
         "semel imports list --supplier ACME --state failed\n"
         "semel imports show ACME:a3f8\n"
         f"semel imports rows {_ID} --state failed --json\n"
         f"semel imports retry {_ID} --reason 'the stock table was restored from last night'\n"
         "semel imports purge\n"
         f"semel imports watch {_ID}",
-        "IMPORT is a job's id, its key, or what its key begins with. retry has a job that stopped go on, and the bytes "
-        "of any other processed again; a process of the service runs it. Both are written to the audit.",
+        "IMPORT is a job's id, its key, or the beginning of its key. retry resumes a job that stopped, and processes "
+        "the bytes of any other job again; a process of the service runs it. Both are written to the audit.",
     )
     parser.add_argument("action", nargs="?", choices=ACTIONS, default="list")
     parser.add_argument("job", nargs="?", metavar="IMPORT", help="of show, rows, retry and watch")
@@ -54,8 +54,8 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("--supplier", default="", help="list: only of this supplier")
     parser.add_argument("--state", help=f"list: {', '.join(_STATES)}; rows: {', '.join(_ROW_STATES)}")
     parser.add_argument("--limit", type=whole_number(1, 10_000), default=50, help="how many at most (default 50)")
-    parser.add_argument("--after", type=whole_number(0, 10**12), default=0, help="rows: begin behind this row's number")
-    parser.add_argument("--before", metavar="ID", help="list: the next page, where the former ended")
+    parser.add_argument("--after", type=whole_number(0, 10**12), default=0, help="rows: start after this row number")
+    parser.add_argument("--before", metavar="ID", help="list: the next page: start where the previous one ended")
     parser.add_argument("--reason", help="retry: why; it is written to the audit")
     parser.add_argument("--actor", help="retry: who (default: the user name)")
     parser.add_argument(
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.state is not None and options.state not in states:
         raise UsageFailed(f"--state must be one of {', '.join(states)}; it is {options.state!r}")
     actions = {"list": _list, "show": _show, "rows": _rows, "retry": _retry, "purge": _purge, "watch": _watch}
-    with opened(options) as engine:
+    with open_store(options) as engine:
         try:
             return actions[options.action](engine, ImportRows(engine.store), options, out)
         except ImportRefused as refused:
@@ -90,7 +90,7 @@ def _list(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
         "import",
         lambda: rows.page(before, options.limit, state=state, operation=options.operation, supplier=options.supplier),
     )
-    jobs = [_shown(engine, rows, job) for job in found]
+    jobs = [_load_job(engine, rows, job) for job in found]
     more = jobs[-1].id if len(jobs) == options.limit else None
     out.document({"imports": [job.document() for job in jobs], "nextBefore": more})
     if not jobs:
@@ -110,7 +110,7 @@ def _row(job: ImportJob) -> tuple[str, ...]:
 
 
 def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    job = _shown(engine, rows, _found(engine, rows, options.job))
+    job = _load_job(engine, rows, _find_job(engine, rows, options.job))
     out.document(job.document())
     out.say(f"{job.key}: {job_line(job)}")
     out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
@@ -136,7 +136,7 @@ def job_line(job: ImportJob) -> str:
 
 
 def _rows(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     closed: list[str] = []
     page = row_page(engine, job, options.state, options.after, options.limit, closed)
     out.document({"id": uuid_text(job.id), "rows": [row.document() for row in page]})
@@ -167,7 +167,7 @@ def row_page(
     place = after - 1
     while page := engine.perform("bulk", lambda: items.page(id, place, PAGE, state, False)):  # noqa: B023 - at once
         for outcome in page:
-            row = row_outcome(_opened(engine, id, outcome, closed))
+            row = row_outcome(_open_detail(engine, id, outcome, closed))
             if wanted is None or row.state == wanted.upper():
                 found.append(row)
                 if len(found) == limit:
@@ -176,14 +176,16 @@ def row_page(
     return found
 
 
-def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
+def _open_detail(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[str]) -> ItemOutcome:
     """A row's outcome with its detail in clear; without it where this process cannot open it."""
     try:
         [shown] = with_details([outcome], bulk_id, engine.core.sealer)
     except ConfigurationError as error:
         closed.append(f"{error} (here: SEMEL_SEAL_KEYS_FILE)")
     except RecordUnreadableError:
-        closed.append(f"the detail of row {outcome.place + 1} was changed, or its key is another one of the same name")
+        closed.append(
+            f"the detail of row {outcome.place + 1} was changed, or was sealed with a different key of the same name"
+        )
     else:
         return shown
     return outcome._replace(detail=None)
@@ -192,10 +194,10 @@ def _opened(engine: Engine, bulk_id: bytes, outcome: ItemOutcome, closed: list[s
 def _retry(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     if not options.reason:
         raise UsageFailed("semel imports retry needs a --reason: it is written to the audit")
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     actor = options.actor or _user()
     engine.perform("import", lambda: reopen(rows, job, actor, options.reason))
-    shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+    shown = _load_job(engine, rows, _find_job(engine, rows, uuid_text(job.id)))
     out.document(shown.document())
     out.say(f"{shown.key}: {job_line(shown)}; a process of the service will run it")
     return Exit.OK
@@ -222,7 +224,7 @@ def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
     purged = Purged(jobs, contents, known)
     out.document({f"{name}Forgotten": count for name, count in purged._asdict().items()})
     out.say(f"purged: {jobs} imports, the bytes of {contents} files in the database, {known} known rows")
-    out.say("the service's own worker drops what lies in folders")
+    out.say("the service's own worker deletes the files in folders")
     return Exit.OK
 
 
@@ -231,7 +233,7 @@ def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
 
 @dataclass(slots=True)
 class Pace:
-    """How fast rows are booked between looks.
+    """The speed of booking rows between looks.
 
     >>> pace = Pace()
     >>> pace.look(0, 1000, 0.0), pace.look(200, 1000, 2.0)
@@ -242,7 +244,7 @@ class Pace:
     at: float = 0.0
 
     def look(self, done: int, rows: int | None, now: float) -> str:
-        """What there is to say of the pace after another look."""
+        """Describe the speed after another look."""
         before, self.done = self.done, done
         since, self.at = now - self.at, now
         if before is None or since <= 0:
@@ -255,10 +257,10 @@ class Pace:
 def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
     """A line for each look, until the job is over."""
     pace, looks = Pace(), 0
-    job = _found(engine, rows, options.job)
+    job = _find_job(engine, rows, options.job)
     try:
         while True:
-            shown = _shown(engine, rows, _found(engine, rows, uuid_text(job.id)))
+            shown = _load_job(engine, rows, _find_job(engine, rows, uuid_text(job.id)))
             looks += 1
             speed = pace.look(shown.counts.done, shown.counts.rows, time.monotonic())
             out.document(shown.document())
@@ -280,8 +282,8 @@ def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
 # --- finding ------------------------------------------------------------------------------------
 
 
-def _found(engine: Engine, rows: ImportRows, name: str) -> Job:
-    """The one job of an id, a key, or what a key begins with. Raises NotFound and UsageFailed."""
+def _find_job(engine: Engine, rows: ImportRows, name: str) -> Job:
+    """Find the one job with this id, key or key prefix. Raises NotFound and UsageFailed."""
     id = uuid_bytes(name)
     if id is not None:
         job = engine.perform("import", lambda: rows.by_id(id))
@@ -296,5 +298,5 @@ def _found(engine: Engine, rows: ImportRows, name: str) -> Job:
     return exact[0] if exact else found[0]
 
 
-def _shown(engine: Engine, rows: ImportRows, job: Job) -> ImportJob:
+def _load_job(engine: Engine, rows: ImportRows, job: Job) -> ImportJob:
     return engine.perform("import", lambda: rows.show(job))

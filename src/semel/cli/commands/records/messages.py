@@ -1,4 +1,4 @@
-"""`semel messages`: what consumers tried and did not handle, what is parked and why; let one be delivered again."""
+"""`semel messages`: list messages that consumers did not handle or that are parked; release one for redelivery."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.admin.describe import time_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 from semel.inbox.store import InboxRows, Tried
 
@@ -21,17 +21,17 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "messages",
-        "what consumers tried and did not handle; release a parked message",
+        "list the messages that consumers tried but did not handle; release a parked message",
         "semel messages\n"
         "semel messages --parked --json\n"
         "semel messages --consumer billing --limit 10\n"
         "semel messages release order-7-placed --consumer billing",
-        "A parked message failed too often, or is poison. Release one after you mended the cause: its tries are "
-        "forgotten and the next delivery is handled. Its broker has acknowledged it, so publish it again there.",
+        "A parked message failed too often, or is poison. Release it after you have fixed the cause: its tries are "
+        "reset and the next delivery is handled. Its broker has acknowledged it, so publish it again there.",
     )
     parser.add_argument("action", nargs="?", choices=("list", "release"), default="list")
     parser.add_argument("id", nargs="?", metavar="MESSAGE_ID", help="of release")
-    parser.add_argument("--consumer", help="only this consumer's; release needs it")
+    parser.add_argument("--consumer", help="only this consumer's messages; release needs it")
     parser.add_argument("--parked", action="store_true", help="list parked messages alone")
     parser.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
@@ -41,7 +41,7 @@ def add(commands: Commands[Parser]) -> None:
         nargs=2,
         metavar=("CONSUMER", "MESSAGE_ID"),
         default=("", ""),
-        help="the next page: the last message of the former",
+        help="the next page: the last message of the previous one",
     )
     parser.set_defaults(run=run)
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return _release(options, out)
     if options.id is not None:
         raise UsageFailed("semel messages list takes no MESSAGE_ID")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         rows = InboxRows(engine.store, options.consumer or "", 1, 0)
         backlog = engine.perform("inbox", rows.backlog)
         page = engine.perform("inbox", lambda: rows.open(tuple(options.after), options.limit, parked=options.parked))
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 def _release(options: argparse.Namespace, out: Output) -> int:
     if not options.id or not options.consumer:
         raise UsageFailed("semel messages release needs a MESSAGE_ID and its --consumer, as semel messages lists them")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         rows = InboxRows(engine.store, options.consumer, 1, 0)
         if not engine.perform("inbox", lambda: rows.release(options.id)):
             raise NotFound(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from semel.admin.describe import shown_state, time_text
+from semel.admin.describe import state_label, time_text
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Json, Output
 from semel.core.identity import uuid_bytes
 from semel.operations.run import Execution, Reference, find_execution
@@ -18,7 +18,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "operation",
-        "find one execution by its id or its business reference, also when its key is forgotten",
+        "find one execution by its id or business reference, even after its key was purged",
         "semel operation 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
         "semel operation --ref INV-2026-117 --operation invoices.pay --tenant acme\n"
         "semel operation --ref INV-2026-117 --operation invoices.pay --tenant acme --json",
@@ -27,28 +27,27 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument("id", nargs="?", metavar="OPERATION_ID", help="the operation's id")
     parser.add_argument("--ref", help="the business reference, with --operation and --tenant")
     parser.add_argument("--operation", help="with --ref: the operation's name")
-    parser.add_argument("--tenant", help="with --ref: whose it is")
-    parser.add_argument(
-        "--caller", help="with --ref: whose own it is, where the operation has reference_scope='caller'"
-    )
+    parser.add_argument("--tenant", help="with --ref: the tenant")
+    parser.add_argument("--caller", help="with --ref: the caller, where the operation has reference_scope='caller'")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Find the operation and print its state."""
     name = _name(options)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         found = find_execution(engine, name)
     if found is None:
         raise NotFound(
-            "no such execution: it was never seen here, its operation keeps none beyond their keys, or its time is over"
+            "no such execution: it never ran here, its operation does not keep executions longer than keys, or it "
+            "has expired"
         )
     document = _document(found)
     out.document(document)
     width = max(map(len, document))
     for label, value in document.items():
         if value not in (None, False):
-            out.say(f"{label.ljust(width)}  {shown_state(str(value)) if label == 'state' else value}")
+            out.say(f"{label.ljust(width)}  {state_label(str(value)) if label == 'state' else value}")
     return Exit.OK
 
 

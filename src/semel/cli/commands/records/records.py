@@ -1,19 +1,19 @@
-"""`semel list` and `semel show`: what the store holds, without keys, requests or answers."""
+"""`semel list` and `semel show`: show records, without keys, requests or answers."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Final
 
-from semel.admin.describe import has_lapsed, record_document, row_document, shown_state, state_name
-from semel.admin.filters import add_filters, bounded_page, pages, query_of
+from semel.admin.describe import has_lapsed, record_document, row_document, state_label, state_name
+from semel.admin.filters import add_filters, find_bounded, pages, query_of
 from semel.admin.find import check_beginning, find_key, find_named, key_of
 from semel.admin.reconciliations import left_to_operators
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
-from semel.core.identity import derived_key, uuid_text
+from semel.core.identity import derive_key, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, Scope, State
 from semel.engine.sync_engine import Engine
 
@@ -30,24 +30,24 @@ def add(commands: Commands[Parser]) -> None:
         "list records, newest first",
         "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json\n"
         "semel list --caller alice --whole",
-        "A list with filters looks at the newest records, 50,000 on a SQL database and 10,000 elsewhere. Where it "
-        "stops before it has what was asked for, it says so, and --before leads on to the older ones.",
+        "A list with filters searches the newest records: 50,000 in a SQL database, 10,000 elsewhere. If the search "
+        "stops before the page is full, the list says so, and --before continues with older records.",
     )
     add_filters(listing)
     listing.add_argument(
         "--limit", type=whole_number(1, LIMIT_MAX), default=50, help=f"at most so many (default 50, up to {LIMIT_MAX})"
     )
     listing.add_argument(
-        "--before", type=whole_number(1, CURSOR_MAX), help="the next page: the cursor the former page ended with"
+        "--before", type=whole_number(1, CURSOR_MAX), help="the next page: the cursor that ended the previous page"
     )
     listing.add_argument(
-        "--whole", action="store_true", help="look on until there are so many, however many records that takes"
+        "--whole", action="store_true", help="search until the page is full, however many records that takes"
     )
     listing.set_defaults(run=run_list)
     show = add_command(
         commands,
         "show",
-        "show one record: where it stands, what a retry would get, who settled it and why",
+        "show one record: its state, what a retry would get, who settled it and why",
         "semel show 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55\n"
         "semel show 0199e0c4\n"
         "semel show --key 8e03978e --tenant demo --caller alice --operation payments.create\n"
@@ -77,8 +77,8 @@ def add(commands: Commands[Parser]) -> None:
 def run_list(options: argparse.Namespace, out: Output) -> int:
     """A page of records."""
     query = query_of(options)._replace(limit=options.limit, before=options.before)
-    with opened(options) as engine:
-        page = next(pages(engine, query, query.limit)) if options.whole else bounded_page(engine, query)
+    with open_store(options) as engine:
+        page = next(pages(engine, query, query.limit)) if options.whole else find_bounded(engine, query)
         left = left_to_operators(engine, page.records)
     rows = [{**row_document(record, page.now), "needsOperator": record.id in left} for record in page.records]
     out.document({"records": rows, "nextBefore": page.next_before})
@@ -88,7 +88,7 @@ def run_list(options: argparse.Namespace, out: Output) -> int:
         [_style(record, page.now) for record in page.records],
     )
     if page.next_before is not None and len(page.records) < options.limit:
-        out.say(f"only the newest records were looked at; for the older ones: --before {page.next_before}, or --whole")
+        out.say(f"only the newest records were searched; for older ones: --before {page.next_before}, or --whole")
     elif page.next_before is not None:
         out.say(f"there are more: --before {page.next_before}")
     return Exit.OK
@@ -100,7 +100,7 @@ def _style(record: Record, now: int) -> str | None:
 
 def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
     return (
-        shown_state(state_name(record, now))
+        state_label(state_name(record, now))
         + (", lapsed" if has_lapsed(record, now) else "")
         + (", needs operator" if needs_operator else ""),
         record.operation,
@@ -114,7 +114,7 @@ def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
 def run_show(options: argparse.Namespace, out: Output) -> int:
     """One record and its audit trail."""
     _check_wanted(options)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         if options.operation_id is not None:
             record = find_named(engine, options.operation_id, options, "OPERATION_ID")
         else:
@@ -122,7 +122,7 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
     document = record_document(record, now, audit)
-    derived = {name: derived_key(record.id, record.generation, name) for name in options.derived if name}
+    derived = {name: derive_key(record.id, record.generation, name) for name in options.derived if name}
     if derived:
         document["derivedKeys"] = derived
     out.document(document)
@@ -130,7 +130,7 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
     for name, value in document.items():
         # What is not so is not said: `lapsed` beside a doubt of the same name would only confuse.
         if name not in ("audit", "derivedKeys") and value is not None and value is not False:
-            shown = shown_state(str(value)) if name == "state" else value
+            shown = state_label(str(value)) if name == "state" else value
             stored = f" (stored as {value})" if shown != value else ""
             out.say(f"{name.ljust(width)}  {shown}{stored}")
     for name, key in derived.items():
@@ -142,7 +142,7 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
 
 
 def _check_wanted(options: argparse.Namespace) -> None:
-    """Raise UsageFailed where it is not clear which record is meant."""
+    """Raise UsageFailed if the options do not identify one record."""
     parts = ("key", "tenant", "caller", "operation")
     given = [f"--{name}" for name in parts if getattr(options, name) is not None]
     if options.operation_id is not None:

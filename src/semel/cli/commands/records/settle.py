@@ -18,16 +18,16 @@ from typing import Final
 from semel.admin.find import check_beginning, find_named, name_of
 from semel.admin.settling import (
     REASON_LENGTH_MAX,
-    begun_steps,
     consequence,
     foresee,
-    found_answer,
-    found_step_result,
+    make_answer,
+    parse_step_result,
+    read_steps,
     settle,
 )
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, Find, Record, Resolution, State
@@ -52,10 +52,10 @@ def add(commands: Commands[Parser]) -> None:
         "    --header 'Content-Type: application/json' --reason 'charged: ch_81 at the provider'\n"
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --step-succeeded '\"ch_81\"' --reason 'ch_81 is there'\n"
         "semel settle 0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a55 --refused --status 409 --step mail=not --reason 'refunded'",
-        "Retries then get the answer, or run the command. Where a step is in doubt, --did-not-happen is said of that "
-        "step alone: what had finished is not made again. A command that is CLAIMED, because its client has lost the "
-        "key between two steps, ends whole: say of each step that had begun whether it happened (--step). It is "
-        "refused before the handler's deadline has passed.",
+        "Retries then get the answer, or run the command. Where a step is in doubt, --did-not-happen applies to that "
+        "step only: finished steps do not run again. To end a CLAIMED command, whose client lost the key between two "
+        "steps, give the outcome of each step that had begun (--step). Settling is refused until the handler's "
+        "deadline has passed.",
     )
     parser.add_argument(
         "operation_id",
@@ -65,29 +65,36 @@ def add(commands: Commands[Parser]) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--succeeded", action="store_true", help="the effect happened: retries never run it again")
     what.add_argument(
-        "--refused", action="store_true", help="it has ended without what was asked for: retries get this answer"
+        "--refused", action="store_true", help="the command ended without its effect: retries get this answer"
     )
     what.add_argument(
-        "--did-not-happen", action="store_true", help="no effect happened (of the step in doubt): a retry may run it"
+        "--did-not-happen",
+        action="store_true",
+        help="the effect (of the step in doubt) did not happen: a retry may run it",
     )
     what.add_argument(
-        "--step-succeeded", metavar="JSON", help="the step in doubt returned this: a retry goes on behind it"
+        "--step-succeeded", metavar="JSON", help="the step in doubt returned this: a retry continues after it"
     )
     parser.add_argument(
         "--step",
         action="append",
         default=[],
         metavar="NAME=happened|not",
-        help="the command ends, and this step, which had begun, has happened or has not; once for each of them",
+        help="ends the command: whether this step, which had begun, happened; repeat it for each such step",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would become of the command; write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show how the command would end; write nothing")
     parser.add_argument("--reason", required=True, help="how you know; kept in the audit trail")
     parser.add_argument("--actor", help="who settles it (default: the user name)")
-    parser.add_argument("--force", action="store_true", help="before the deadline: you know the handler is gone")
+    parser.add_argument(
+        "--force", action="store_true", help="settle before the deadline: you know that the handler has stopped"
+    )
     parser.add_argument(
         "--no-answer",
         action="store_true",
-        help="with --succeeded and without --status: retries get no answer, for ever, only that it was done",
+        help=(
+            "with --succeeded and without --status: no retry ever gets an answer, only the fact that the command was "
+            "done"
+        ),
     )
     parser.add_argument(
         "--status", type=whole_number(200, 599), help="with --succeeded or --refused: the answer's HTTP status"
@@ -106,7 +113,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     actor = _text("--actor", options.actor if options.actor is not None else _user())
     answer = _answer(options)
     said = _steps(options.step)
-    with opened(options) as engine:
+    with open_store(options) as engine:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
         record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
         operation_id = record.operation_id
@@ -140,7 +147,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _has_not_begun(engine: Engine, record: Record) -> bool:
     """Whether a command rests before its first step, so that nothing of it has happened."""
-    return record.state == State.CLAIMED and not any_begun(begun_steps(engine, record), record.generation)
+    return record.state == State.CLAIMED and not any_begun(read_steps(engine, record), record.generation)
 
 
 def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
@@ -148,8 +155,8 @@ def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
     now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
     [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
     if record is None:
-        raise NotFound("the record is gone; see: semel list")
-    return foresee(record, word, now, listed=begun_steps(engine, record))
+        raise NotFound("the record no longer exists; see: semel list")
+    return foresee(record, word, now, listed=read_steps(engine, record))
 
 
 def _steps(given: list[str]) -> dict[str, bool]:
@@ -160,7 +167,7 @@ def _steps(given: list[str]) -> dict[str, bool]:
         if not name or what not in ("happened", "not"):
             raise UsageFailed(f"--step must have the form NAME=happened or NAME=not, such as mail=not; it is {each!r}")
         if name in said:
-            raise UsageFailed(f"--step {name} is given twice: say once whether it happened")
+            raise UsageFailed(f"--step {name} is given twice: give one outcome")
         said[name] = what == "happened"
     return said
 
@@ -170,7 +177,7 @@ def _result(given: str | None, step: str | None) -> bytes | None:
     if given is None:
         return None
     try:
-        return found_step_result(step, given)
+        return parse_step_result(step, given)
     except ValueError as error:
         text = str(error)
         raise UsageFailed(f"--step-succeeded{' ' if text.startswith('must') else ': '}{text}") from error
@@ -222,7 +229,7 @@ def _answer(options: argparse.Namespace) -> Answer | None:
         raise UsageFailed("give either --status or --no-answer, not both")
     headers, body = tuple(_header(line) for line in options.header), _body(options.body_file)
     try:
-        return found_answer(options.status, headers, body)
+        return make_answer(options.status, headers, body)
     except ValueError as error:
         raise UsageFailed(f"--body-file: {error}") from error
 

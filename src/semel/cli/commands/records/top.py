@@ -1,4 +1,4 @@
-"""`semel census` and `semel top`: what is open, UNKNOWN and new, from a bounded number of rows."""
+"""`semel census` and `semel top`: count open, UNKNOWN and new records, from a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from semel.admin.census import (
 from semel.admin.recent import last_hour, purge_lag, recent_document, recent_lines
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output, span_text
 
-_BOUNDED = "Reads at most so many of the newest records and of those that need attention, and says how many it read."
+_BOUNDED = (
+    "Reads a limited number of the newest records and of those that need attention, and reports how many it read."
+)
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -30,26 +32,24 @@ def add(commands: Commands[Parser]) -> None:
     census = add_command(
         commands,
         "census",
-        "what is open, lapsed, UNKNOWN and new, from a bounded number of rows",
+        "count open, lapsed, UNKNOWN and new records, from a bounded number of rows",
         "semel census\nsemel census --hour\nsemel census --read 2000 --json\nsemel census --url postgresql://semel@db/shop",
         f"{_BOUNDED} On a store of any size it takes as long.",
     )
     census.add_argument(
-        "--hour", action="store_true", help="also how many records the last hour brought, and how late the purge is"
+        "--hour", action="store_true", help="also count the records of the last hour, and show how late the purge is"
     )
     _add_read(census)
     census.set_defaults(run=run_census)
     top = add_command(
         commands,
         "top",
-        "which operations, callers or doubts have the most UNKNOWN, stuck and new records",
+        "show which operations, callers or doubts have the most UNKNOWN, stuck and new records",
         "semel top\nsemel top --by doubt\nsemel top --by caller --limit 5 --json",
         _BOUNDED,
     )
-    top.add_argument(
-        "--by", choices=BY, default="operation", help="what the records are grouped by (default operation)"
-    )
-    top.add_argument("--limit", type=whole_number(1, 1000), default=20, help="show so many groups (default 20)")
+    top.add_argument("--by", choices=BY, default="operation", help="group the records by this (default operation)")
+    top.add_argument("--limit", type=whole_number(1, 1000), default=20, help="number of groups to show (default 20)")
     _add_read(top)
     top.set_defaults(run=run_top)
 
@@ -59,13 +59,13 @@ def _add_read(parser: Parser) -> None:
         "--read",
         type=whole_number(1, READ_MAX),
         default=READ,
-        help=f"how many of each are read at most (default {READ}, up to {READ_MAX})",
+        help=f"maximum number of each to read (default {READ}, up to {READ_MAX})",
     )
 
 
 def run_census(options: argparse.Namespace, out: Output) -> int:
     """One look."""
-    with opened(options) as engine:
+    with open_store(options) as engine:
         seen = read_census(engine, options.read)
         recent = (last_hour(engine, seen), purge_lag(engine, seen)) if options.hour else None
     out.document({**census_document(seen), **(recent_document(*recent) if recent else {})})
@@ -86,7 +86,7 @@ _HEADS = {
 
 def run_top(options: argparse.Namespace, out: Output) -> int:
     """The groups of one look."""
-    with opened(options) as engine:
+    with open_store(options) as engine:
         seen = read_census(engine, options.read)
     found = groups(seen, options.by)
     shown = found[: options.limit]

@@ -9,7 +9,7 @@ from typing import Final
 from semel.admin.snapshot import Look, change, document, line, look, screen
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import Exit
-from semel.cli.open_store import opened, shown_url, url_of
+from semel.cli.open_store import hide_password, open_store, url_of
 from semel.cli.terminal import Output
 from semel.errors import ConfigurationError, StoreError
 
@@ -22,15 +22,15 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "watch",
-        "watch states, new and settled records, and what is stuck or unknown",
+        "watch states, new and settled records, and stuck or unknown ones",
         "semel watch\nsemel watch --every 10\nsemel watch --count 2 --every 60 --json",
-        "Ends with Ctrl-C. A store that goes away is said and waited for. Replays cannot be seen in a store; count "
-        "the `replays` event. Where a look takes long, the next one waits ten times as long.",
+        "Ends with Ctrl-C. Reports a store that becomes unavailable, and waits for it. A store does not record "
+        "replays; count the `replays` event. After a slow look, the next one waits ten times as long.",
     )
     parser.add_argument(
         "--every", type=seconds(0.1, 3600), default=EVERY_SECONDS, help=f"seconds between looks ({EVERY_SECONDS:.0f})"
     )
-    parser.add_argument("--count", type=whole_number(1, 10**9), help="end after so many looks (default: never)")
+    parser.add_argument("--count", type=whole_number(1, 10**9), help="end after this many looks (default: never)")
     parser.set_defaults(run=run)
 
 
@@ -50,7 +50,7 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
     while True:
         begun = time.monotonic()
         try:
-            with opened(options) as engine:  # anew for each look: a file that was replaced is another file
+            with open_store(options) as engine:  # anew for each look: a file that was replaced is another file
                 seen = look(engine, before)
         except (StoreError, ConfigurationError) as error:
             if looks == 0:
@@ -79,11 +79,11 @@ def _show(options: argparse.Namespace, out: Output, before: Look | None, seen: L
     changed = change(before, seen)
     out.document(document(seen, changed))
     if out.on_terminal:
-        head = f"semel watch  {shown_url(url_of(options))}  every {options.every:g} s, Ctrl-C ends"
+        head = f"semel watch  {hide_password(url_of(options))}  every {options.every:g} s, Ctrl-C ends"
         out.redraw(screen(seen, changed, head))
     else:
         if before is not None and changed is None:
-            out.say("another store stands at this URL now")
+            out.say("this URL now leads to a different store")
         out.say(line(seen, changed))
 
 

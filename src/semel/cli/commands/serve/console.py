@@ -10,7 +10,7 @@ import webbrowser
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
-from semel.cli.open_store import connect, shown_url, url_of
+from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.terminal import Output
 from semel.extras import install_command
 
@@ -20,16 +20,17 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "console",
-        "the operators' pages of a store, in a browser on this machine",
+        "serve a store's operator pages to a browser on this machine",
         "semel console\n"
         "semel console --url postgresql://semel@db/shop --read-only\n"
         "semel console --application shop.main:app --port 8085 --open",
-        "What is stuck and why, one record's whole story, settling with a dry run, parked events, the doctor, the "
-        "policies. It listens on 127.0.0.1 alone; the link that it prints works once. Stop it with Ctrl-C. To mount "
-        "the pages in an application of yours, behind its own authorisation: semel.console.Console.",
+        "Shows stuck commands and why they are stuck, the history of a record, parked events, the doctor's findings "
+        "and the policies, and settles commands, with a dry run. Listens on 127.0.0.1 only; the printed link works "
+        "once. Stop it with Ctrl-C. To mount the pages in your own application, behind its authorisation, use "
+        "semel.console.Console.",
     )
     parser.add_argument(
-        "--port", type=whole_number(0, 65_535), default=0, help="where to listen (default: any free port)"
+        "--port", type=whole_number(0, 65_535), default=0, help="the port to listen on (default: any free port)"
     )
     parser.add_argument("--read-only", action="store_true", help="show no form, and refuse every change")
     parser.add_argument("--application", metavar="MODULE:APP", help="show the policies that this application declares")
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             door.console = Console(engine, door.operator, read_only=options.read_only, application=options.application)
             link = f"http://127.0.0.1:{port}/?token={door.token}"
             out.document({"event": "serving", "url": link})
-            out.say(f"the console of {shown_url(url_of(options))}: {link}", "the link works once; stop with Ctrl-C")
+            out.say(f"the console of {hide_password(url_of(options))}: {link}", "the link works once; stop with Ctrl-C")
             out.flush()
             if options.open:
                 webbrowser.open(link)

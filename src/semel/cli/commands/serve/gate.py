@@ -12,7 +12,7 @@ from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output, columns
 from semel.errors import SemelError
 from semel.extras import install_command
-from semel.gateway.guarded import Guarded, guarded_in, guarded_of, ordered
+from semel.gateway.guarded import Guarded, find_guarded, read_guarded, sort_by_precision
 from semel.proxy.configuration import GRACE_SECONDS, UpstreamOrigin, read_configuration
 
 
@@ -42,7 +42,7 @@ def add(commands: Commands[Parser]) -> None:
         type=host_and_port,
         help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
     )
-    parser.add_argument("--check", action="store_true", help="only show the operations and what each demands")
+    parser.add_argument("--check", action="store_true", help="only show the operations and the key that each requires")
     parser.set_defaults(run=run)
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Show the operations, or serve until SIGTERM or SIGINT."""
     operations = _operations(options)
     if not any(each.header for each in operations):
-        raise UsageFailed("no operation takes its key from a header: there is nothing to guard")
+        raise UsageFailed("no operation takes its key from a header: the gate would have nothing to check")
     if options.check:
         if options.upstream is not None:
             UpstreamOrigin.of(options.upstream)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 "key": "none" if each.header is None else "required" if each.required else "optional",
                 "header": each.header or "",
             }
-            for each in ordered(operations)
+            for each in sort_by_precision(operations)
         ]
         out.document({"operations": rows})
         for line in columns(list(rows[0]), [list(each.values()) for each in rows]):
@@ -85,12 +85,12 @@ def _operations(options: argparse.Namespace) -> list[Guarded]:
     if (options.application is None) == (options.config is None):
         raise UsageFailed("name the operations once: --config FILE, or APPLICATION such as shop.main:app")
     if options.config is not None:
-        return guarded_in(read_configuration(options.config, needs_caller=False))
+        return read_guarded(read_configuration(options.config, needs_caller=False))
     app = load(options.application)
     if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
         kind = type(app).__name__
         raise UsageFailed(f"APPLICATION {options.application} is of the type {kind}, no ASGI or WSGI application")
     try:
-        return guarded_of(app)
+        return find_guarded(app)
     except SemelError as error:
         raise UsageFailed(f"APPLICATION {options.application}: {error}") from error

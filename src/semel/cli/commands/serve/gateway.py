@@ -12,7 +12,7 @@ from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.errors import SemelError
 from semel.gateway.configurations import WRITERS, Edge
-from semel.gateway.guarded import guarded_of
+from semel.gateway.guarded import find_guarded
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -39,9 +39,9 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the proxy listens")
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="until an answer (default: the longest wait, and 30)"
+        "--timeout", type=_seconds, metavar="SECONDS", help="timeout for an answer (default: the longest wait, plus 30)"
     )
-    parser.add_argument("--output", metavar="FILE", help="write to this file, whole or not at all")
+    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
     parser.add_argument("--force", action="store_true", help="replace the file")
     parser.set_defaults(run=run)
 
@@ -61,13 +61,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
         kind = type(app).__name__
         raise UsageFailed(f"APPLICATION {options.application} is of the type {kind}, no ASGI or WSGI application")
     try:
-        edge = Edge(guarded_of(app), options.upstream, options.listen, seconds=options.timeout)
+        edge = Edge(find_guarded(app), options.upstream, options.listen, seconds=options.timeout)
         text = WRITERS[options.proxy](edge)
     except SemelError as error:
         raise UsageFailed(f"APPLICATION {options.application}: {error}") from error
     if len(options.upstream) > 1 and (alone := [each.name for each in edge.guarded if not each.shared]):
         names = ", ".join(alone)
-        out.note(f"semel: the store of {names} is in one process alone: a second upstream runs a command again")
+        out.note(f"semel: the store of {names} exists in one process only: a second upstream would run a command again")
     if options.output is None:
         if out.machine:
             out.document({"for": options.proxy, "text": text})

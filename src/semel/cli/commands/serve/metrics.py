@@ -9,7 +9,7 @@ from typing import Final
 
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.errors import ConfigurationError
@@ -27,11 +27,11 @@ def add(commands: Commands[Parser]) -> None:
         "semel metrics dashboard --output semel-dashboard.json\n"
         "semel metrics gauges --url postgresql://semel@db/shop\n"
         "semel metrics gauges --output /var/lib/node_exporter/semel.prom --force",
-        "Without --output it goes to stdout. The gauges are read from a bounded number of rows; they need the extra "
-        "prometheus. Change thresholds in the file that you get.",
+        "Without --output it goes to stdout. The gauges read a bounded number of rows and need the extra prometheus. "
+        "Edit the thresholds in the file.",
     )
     parser.add_argument("what", choices=("rules", "dashboard", "gauges"), help="what to write")
-    parser.add_argument("--output", metavar="FILE", help="write to this file, whole or not at all")
+    parser.add_argument("--output", metavar="FILE", help="write to this file, completely or not at all")
     parser.add_argument("--force", action="store_true", help="replace the file")
     parser.set_defaults(run=run)
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Write one of them out."""
     if options.force and options.output is None:
         raise UsageFailed("--force replaces the file of --output; give --output FILE")
-    text = _gauges(options) if options.what == "gauges" else shipped(options.what)
+    text = _gauges(options) if options.what == "gauges" else read_shipped(options.what)
     if options.output is None:
         if out.machine:
             out.document({"what": options.what, "text": text})
@@ -58,10 +58,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return Exit.OK
 
 
-def shipped(what: str) -> str:
+def read_shipped(what: str) -> str:
     """The text of a file that the package ships: ``rules`` or ``dashboard``.
 
-    >>> shipped("rules").startswith("#")
+    >>> read_shipped("rules").startswith("#")
     True
     """
     return files("semel.exporters").joinpath(_SHIPPED[what]).read_text("utf-8")
@@ -76,7 +76,7 @@ def _gauges(options: argparse.Namespace) -> str:
         from semel.extras import install_command
 
         raise CommandFailed(f"the gauges need prometheus-client; run: {install_command('prometheus')}") from error
-    with opened(options) as engine:
+    with open_store(options) as engine:
         registry = CollectorRegistry()
         registry.register(StoreGauges(engine))
         return generate_latest(registry).decode("utf-8")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.open_store import opened, url_of
+from semel.cli.open_store import open_store, url_of
 from semel.cli.terminal import Output, columns
 from semel.engine.async_engine import AsyncEngine
 from semel.extras import install_command
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     origin = UpstreamOrigin.of(options.upstream)
     if options.store is not None:
         options.url = options.store
-    with opened(options):
+    with open_store(options):
         pass  # a store that cannot be used is told here, in one line
     engine = AsyncEngine.connect(url_of(options), id_secret=id_secret(), sealer=seal_keys())
 

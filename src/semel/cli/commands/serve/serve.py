@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def check_installed() -> None:
-    """Say what is missing before anything is started: the service's libraries are an extra."""
+    """Report missing libraries before starting anything: they come with an extra."""
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
             raise CommandFailed(f"the service needs {name}; install it: {install_command('service')}")

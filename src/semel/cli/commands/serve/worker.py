@@ -18,7 +18,7 @@ from semel.cli.loading import load_reconciler
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.backend import shown_url
+from semel.engine.backend import hide_password
 from semel.errors import ConfigurationError
 from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 TELL_SECONDS: Final = 10.0
 ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its lanes until its lease is over
-_HELD: Final = "semel: a worker that runs publishes them; if none does, run this again"
+_HELD: Final = "semel: a running worker will publish them; if there is none, run this again"
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -46,7 +46,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "worker",
-        "publish events, end abandoned commands, make lapsed ones visible, forget what is over",
+        "publish events, finish abandoned commands, mark lapsed ones, purge expired records",
         "semel worker --sink nats://127.0.0.1:4222\n"
         "semel worker --sink 'amqp://guest:guest@127.0.0.1:5672/?declare=quorum'\n"
         "semel worker --sink python:shop.events:deliver --once --json\n"
@@ -54,15 +54,15 @@ def add(commands: Commands[Parser]) -> None:
         "semel worker --complete shop.main:app\n"
         "semel worker --complete shop.jobs --no-reaper --url postgresql://semel@db/shop\n"
         "semel worker --metrics 0.0.0.0:9464 --health 0.0.0.0:8081 --url postgresql://semel@db/shop",
-        "Without --sink it only reaps. Several workers share one store. SIGTERM and Ctrl-C end it after the batch that "
-        "is on its way. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
+        "Without --sink it only reaps. Several workers can share one store. SIGTERM and Ctrl-C end it after the "
+        "current batch. Webhooks are signed with $SEMEL_WEBHOOK_SECRET.",
     )
     parser.add_argument(
         "--sink",
         metavar="URL",
         default=os.environ.get("SEMEL_SINK") or None,
-        help=f"where events go: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F "
-        "(default: $SEMEL_SINK, where a password in it is not in the list of processes)",
+        help=f"where to publish events: {'://, '.join(SCHEMES[:-1])}://, python:MODULE:F (default: $SEMEL_SINK, where "
+        "a password in it is not in the list of processes)",
     )
     parser.add_argument(
         "--receivers",
@@ -74,41 +74,41 @@ def add(commands: Commands[Parser]) -> None:
         metavar="MODULE:NAME",
         action="append",
         default=[],
-        help="a reconciler of your own, that finds out what became of UNKNOWN commands; may be given several times",
+        help="your own reconciler, which determines the outcome of UNKNOWN commands; may be repeated",
     )
     add_complete(parser)
     parser.add_argument(
         "--once",
         action="store_true",
-        help="publish and reap what is there now, and end; waits 11 s at most for lanes of a killed relay",
+        help="publish and reap once, then end; waits up to 11 s for the partitions of a killed relay",
     )
     parser.add_argument("--no-reaper", action="store_true", help="leave lapsed and expired records to another process")
     parser.add_argument(
-        "--batch", type=whole_number(1, 10_000), default=BATCH, help=f"events that are read at once (default {BATCH})"
+        "--batch", type=whole_number(1, 10_000), default=BATCH, help=f"events to read at once (default {BATCH})"
     )
     parser.add_argument(
         "--tries",
         type=whole_number(1, 1000),
         default=TRIES_MAX,
-        help=f"how often a refused event is tried before it is parked (default {TRIES_MAX})",
+        help=f"how often to try a refused event before it is parked (default {TRIES_MAX})",
     )
     parser.add_argument(
         "--parked",
         choices=("hold", "skip"),
         default="hold",
-        help="whether a parked event holds back later ones of its aggregate (default), or is skipped",
+        help="whether a parked event blocks later ones of its aggregate (default), or is skipped",
     )
     parser.add_argument(
         "--keep",
         type=seconds(0, 10**8),
         default=86_400.0,
-        help="seconds that published events are kept (default 86400)",
+        help="seconds to keep published events (default 86400)",
     )
     parser.add_argument(
         "--metrics",
         metavar="[HOST:]PORT",
         type=host_and_port,
-        help="answer Prometheus there with what this worker does and how the store is (host: 127.0.0.1)",
+        help="serve metrics of this worker and its store to Prometheus there (host: 127.0.0.1)",
     )
     parser.add_argument(
         "--health",
@@ -127,9 +127,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if not relays and options.no_reaper and not options.reconcile and options.complete is None:
         raise UsageFailed("--no-reaper without --sink leaves nothing to do; give a --sink, or let it reap")
     if options.metrics is not None and options.once:
-        raise UsageFailed("--metrics needs a worker that goes on; leave out --once, or --metrics")
+        raise UsageFailed("--metrics needs a worker that keeps running; leave out --once, or --metrics")
     if options.health is not None and options.once:
-        raise UsageFailed("--health needs a worker that goes on; leave out --once, or --health")
+        raise UsageFailed("--health needs a worker that keeps running; leave out --once, or --health")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
     if options.complete is None:
@@ -155,7 +155,7 @@ _WORDS: Final[Mapping[str, str]] = {
 
 
 class _Notes:
-    """What goes wrong while it works, as lines on stderr; why it does not begin is said once, by its end."""
+    """Prints errors of a running worker as lines on stderr; an error at start is printed once, at the end."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -201,7 +201,7 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
 
 
 def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
-    """Where events go."""
+    """The sink to publish to."""
     if options.receivers is None:
         return connect_sink(options.sink)
     try:
@@ -216,7 +216,7 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
 def _engine(
     options: argparse.Namespace, ends: Completing | None, notes: _Notes
 ) -> tuple[AsyncEngine, Prometheus | None]:
-    """The worker's own engine: on --url, on what the environment says, else on the store of what it completes.
+    """The worker's own engine: on --url, the environment's URL, or the store of the operations that it completes.
 
     And what counts its events, where they are asked for.
     """
@@ -264,7 +264,7 @@ async def _once(
         if value is not None and (value or name != "heldElsewhere"):
             out.say(f"{_WORDS[name]}: {'yes' if value is True else value}")
     if relay is not None and relay.held_elsewhere:
-        out.note(f"semel: events wait, and another relay holds the lanes that they are in; it was waited for\n{_HELD}")
+        out.note(f"semel: events wait in partitions that another relay still holds after the wait\n{_HELD}")
     unpublished = relay is not None and (relay.outage is not None or relay.held_elsewhere)
     return Exit.REFUSED if unpublished or done.get("failed") else Exit.OK
 
@@ -286,9 +286,11 @@ async def _until_told(
     parts = [name for name, part in named if part is not None]
     where = "" if relay is None else f", to {relay.sink.name}"
     of = {} if ends is None else {"completes": ends.operations}
-    _line(out, f"working: {' and '.join(parts)} on {shown_url(engine.backend.url)}{where}", {"working": parts, **of})
+    _line(
+        out, f"working: {' and '.join(parts)} on {hide_password(engine.backend.url)}{where}", {"working": parts, **of}
+    )
     if ends is not None:
-        _line(out, f"completing: {', '.join(ends.operations)} on {shown_url(ends.engine.backend.url)}")
+        _line(out, f"completing: {', '.join(ends.operations)} on {hide_password(ends.engine.backend.url)}")
     async with AsyncExitStack() as stack:
         if health is not None:
             served = stack.enter_context(_health(health, engine, parts))

@@ -1,4 +1,4 @@
-"""`semel config`: what is in force for each operation, where each setting comes from, and what it guarantees."""
+"""`semel config`: the settings in force for each operation, their sources, and the resulting guarantees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semel.admin.effective import (
 )
 from semel.cli.arguments import Commands, Parser, add_command, near, whole_number
 from semel.cli.exits import Exit, NotFound
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.terminal import Json, Output, columns
 
 WALKED: int = 10_000
@@ -26,11 +26,11 @@ def add(commands: Commands[Parser]) -> None:
         commands,
         "config",
         "show the policy in force for each operation, and which guarantees it has",
-        "semel config shop.main:app\n"
-        "semel config 'shop.main:make_app()' --json\n"
-        "semel config                             what the records in the store were made under",
-        "Of an application it shows what is declared; without one, what the store's newest records carry, which holds "
-        "for them whatever is declared today. The application is imported, not started.",
+        "semel config shop.main:app\nsemel config 'shop.main:make_app()' --json\nsemel config                         "
+        "    the policies of the records in the store",
+        "With an application, shows its declared policies. Without one, shows the policies that the store's newest "
+        "records carry; these stay in force for those records, even if the declaration has changed since. The "
+        "application is imported, not started.",
     )
     parser.add_argument(
         "application", nargs="?", metavar="APPLICATION", help="module:app, module:make_app(), or a module of functions"
@@ -40,7 +40,7 @@ def add(commands: Commands[Parser]) -> None:
         "--records",
         type=whole_number(1, 10_000_000),
         default=WALKED,
-        help=f"without an application: how many of the newest records are looked at (default {WALKED})",
+        help=f"without an application: how many of the newest records to read (default {WALKED})",
     )
     parser.set_defaults(run=run)
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.application is not None:
         operations, settings = of_application(options.application)
     else:
-        with opened(options) as engine:
+        with open_store(options) as engine:
             operations = of_records(engine, options.records)
             settings = store_settings(engine, options)
     if options.operation is not None:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     for operation in operations:
         _say_operation(out, operation)
     if not operations:
-        out.say("", "no records yet: name an application to see what it declares (semel config module:app)")
+        out.say("", "no records yet: name an application to see its policies (semel config module:app)")
     return Exit.OK
 
 

@@ -41,7 +41,7 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "doctor",
-        "check the store and what is stuck in it; every finding comes with its remedy",
+        "check the store and find stuck commands; every finding comes with its remedy",
         "semel doctor\nsemel doctor --full --progress\nsemel doctor --json --url sqlite:////var/lib/shop/semel.db",
         "Changes nothing. Exit code 1 where there is a warning or a problem, 3 where the store cannot be used.",
     )
@@ -51,7 +51,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Look, and print what was found."""
+    """Run the checks and print the findings."""
     engine = connect(options)
     try:
         findings, usable = examine(engine, full=options.full, progress=options.progress)
@@ -108,13 +108,13 @@ def examine(
     except (StoreError, SchemaError) as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     if quick:
-        detail = "what looks at every row was left out: damage, what is overdue, how many there are of each state"
+        detail = "checks that read every row were skipped: damage, overdue rows, the number of records in each state"
         found.append(Finding("quick", "note", detail, "run: semel doctor"))
     return found, True
 
 
 def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding]:
-    """What the server's settings say of a store that has no identity: it may have had one, and lost it."""
+    """Check the server's settings for a store without an identity: it may have lost one."""
     if identity is not None or not isinstance(engine.store, Observable):
         return
     with suppress(StoreError, SchemaError):  # the missing identity was told
@@ -142,7 +142,7 @@ def _look_at_clock(engine: Engine) -> Iterator[Finding]:
     ahead = max((record.created_at for record in page.records), default=0) - page.now
     if before < EPOCH_FLOOR_US:
         yield Finding(
-            "clock", "problem", "this host's clock was never set", "synchronise it (NTP); leases depend on it"
+            "clock", "problem", "this host's clock is not synchronised", "synchronise it (NTP); leases depend on it"
         )
     elif ahead > CLOCK_STEP_US_MAX:
         yield Finding(

@@ -17,7 +17,7 @@ from semel.admin.export_rows import KINDS, answer_document, columns, document_of
 from semel.admin.filters import add_filters, pages, query_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Json, Output
 from semel.cli.whole_file import WholeFile
@@ -46,26 +46,26 @@ def add(commands: Commands[Parser]) -> None:
         "semel export --format csv --output records.csv --state unknown\n"
         "semel export --operation payments.create --answers --output answers.jsonl --force\n"
         "semel export --of events > events.jsonl",
-        "Streams, so that any number of records fits in memory. A file appears whole or not at all, readable by its "
-        "owner alone. Never contains keys, requests or credentials.",
+        "Streams, so that memory use does not grow with the number of records. Writes the file completely or not at "
+        "all, readable only by its owner. Never contains keys, requests or credentials.",
     )
     add_filters(parser)
     parser.add_argument(
-        "--of", choices=("records", *KINDS), default="records", help="what is written; only records have filters"
+        "--of", choices=("records", *KINDS), default="records", help="what to export; only records have filters"
     )
     parser.add_argument("--format", choices=("jsonl", "csv"), default="jsonl", help="jsonl (default) or csv")
     parser.add_argument(
         "--answers",
         action="store_true",
-        help="with the stored answers: status, headers and body; of events their payloads, of items their details",
+        help="include the stored answers (status, headers and body), the payloads of events and the details of items",
     )
     parser.add_argument(
         "--open",
         action="store_true",
-        help="with --answers: sealed answers in clear, by the keys of SEMEL_SEAL_KEYS_FILE",
+        help="with --answers: decrypt sealed answers with the keys in SEMEL_SEAL_KEYS_FILE",
     )
     parser.add_argument("--output", metavar="FILE", help="where to (default: stdout)")
-    parser.add_argument("--force", action="store_true", help="with --output: replace the file if it is there")
+    parser.add_argument("--force", action="store_true", help="with --output: replace an existing file")
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -77,12 +77,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
     if options.open and not options.answers:
         raise UsageFailed("--open is about the answers: give --answers too")
     if options.output is None or options.output == "-":
-        with opened(options) as engine:
+        with open_store(options) as engine:
             _export(engine, options, out, out.raw)
         out.flush()
         return Exit.OK
     # Before the store is asked: a file that is in the way would be found an hour too late.
-    with WholeFile(options.output, "--output", replace=options.force) as file, opened(options) as engine:
+    with WholeFile(options.output, "--output", replace=options.force) as file, open_store(options) as engine:
         count = _export(engine, options, out, file.write)
         file.keep()
     out.document({"exported": count, "of": options.of, "file": options.output, "format": options.format})

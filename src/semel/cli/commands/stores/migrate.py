@@ -12,7 +12,7 @@ from semel.admin.migration_sql import migration_sql
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import connect, url_of
-from semel.cli.progress import add_progress, told
+from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError
@@ -27,29 +27,29 @@ def add(commands: Commands[Parser]) -> None:
         "create the store's tables or bring them up to date",
         "semel migrate\nsemel migrate --url sqlite:////var/lib/shop/semel.db\n"
         "semel migrate --sql --url postgresql://shop@db/shop > semel.sql",
-        "Safe to run at any time, also twice at once; software of the former version keeps working.",
+        "Safe to run at any time, even twice at once; software of the previous version keeps working.",
     )
     parser.add_argument(
         "--records-may-be-lost",
         action="store_true",
-        help="Redis: use a store again that has lost keys; a retry of a lost record's key runs again",
+        help="Redis: reuse a store that has lost keys; a retry whose record was lost runs again",
     )
     parser.add_argument(
         "--sql",
         action="store_true",
-        help="print the SQL that would run, for a database whose tables another person makes; nothing is run",
+        help="print the SQL that would run, for a database administrator to run; changes nothing",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
-    """Migrate, and say what ran; or print what would run."""
+    """Migrate and print the migrations that ran, or print those that would run."""
     if options.sql:
         return _print_sql(options, out)
     engine = connect(options)
     try:
-        ran = told(
+        ran = show_elapsed(
             "migrate", _restoring(engine) if options.records_may_be_lost else engine.migrate, asked=options.progress
         )
         engine.open()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.admin.filters import pages
-from semel.admin.move.records import Mover, named, obstacles
-from semel.admin.move.rows import RowsMoved, check_fits, check_relays, copy_rows, holdings, told
+from semel.admin.move.records import Mover, describe_record, obstacles
+from semel.admin.move.rows import RowsMoved, check_fits, check_relays, copy_rows, describe_holdings, holdings
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.open_store import connect, shown_url, url_of
+from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Effects, Find
@@ -27,12 +27,12 @@ from semel.stores.sql.tables import NOUNS, STEPS, UNSAID, Holdings
 ID_BYTES: Final = 16
 BATCH: Final = 50  # an answer may have a megabyte: few are in memory at once
 NAMED_MAX: Final = 5
-MEANWHILE: Final = "the source was written to meanwhile: stop all writers, and run semel move again"
+MEANWHILE: Final = "the source changed during the move: stop all writers, and run semel move again"
 
 
 @dataclass(slots=True)
 class Survey:
-    """What is to be moved: ids newest first, one after the other, and what stands in the way."""
+    """The records to move: ids, newest first, and the obstacles."""
 
     now: int = 0
     ids: bytearray = field(default_factory=bytearray)
@@ -42,7 +42,7 @@ class Survey:
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.ids) // ID_BYTES
 
 
@@ -54,18 +54,19 @@ def add(commands: Commands[Parser]) -> None:
         "copy every record, operation, event, message, item and import into another store",
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --dry-run\n"
         "semel move --from sqlite:///semel.db --to postgresql://app@db/shop --progress",
-        "Stop all writers, consumers and relays first: an open record and a running relay are refused. The source "
-        "stays as it is. May be repeated: what is there already is compared, not written again. See docs/moving.md.",
+        "Stop all writers, consumers and relays first: the move refuses open records and a running relay. The source "
+        "does not change. You may repeat the move: rows that were copied before are compared, not written again. See "
+        "docs/moving.md.",
     )
     parser.add_argument("--from", dest="source", metavar="URL", help="the store to copy (default: --url, $SEMEL_URL)")
     parser.add_argument(
         "--to", dest="target", metavar="URL", required=True, help="the store to copy into; migrate it first"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be copied, and what stands in the way")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be copied, and what prevents it")
     parser.add_argument(
         "--records-only",
         action="store_true",
-        help="leave operations, items, events, messages and imports behind, knowingly",
+        help="deliberately leave operations, items, events, messages and imports behind",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -82,7 +83,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         if survey.obstacle_count:
             raise CommandFailed(
                 f"{survey.obstacle_count} of {survey.count} records cannot be moved: {'; '.join(survey.obstacles)}. "
-                "Stop all writers, wait until leases are over, and settle what is left: semel list --state processing"
+                "Stop all writers, wait until the leases expire, and settle the remaining records: semel list --state "
+                "processing"
             )
         for operation in sorted(survey.external):
             target.core.needs.declare(operation, Policy(effects="external"))  # into a server that forgets: refused
@@ -101,8 +103,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     document = {"records": survey.count, "copied": mover.copied, "alreadyThere": mover.there, "over": mover.over}
     beside = {} if held is None else {name: count for name, count in held._asdict().items() if name not in UNSAID}
     out.document({**document, "dryRun": options.dry_run, "beside": beside, "rows": rows.document()})
-    places = f"{shown_url(source_url)} to {shown_url(options.target)}"
-    also = None if held is None or held.is_empty else told(held)
+    places = f"{hide_password(source_url)} to {hide_password(options.target)}"
+    also = None if held is None or held.is_empty else describe_holdings(held)
     if options.dry_run:
         noun = "record" if survey.count == 1 else "records"
         out.say(f"{survey.count} {noun} can be moved from {places}; nothing was written")
@@ -111,8 +113,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return Exit.OK
     out.say(
         f"moved from {places}",
-        f"{mover.copied} copied and read back, {mover.there} were there already, "
-        f"{mover.over} left behind whose time is over",
+        f"{mover.copied} copied and read back, {mover.there} were there already, {mover.over} expired and left behind",
     )
     if also is not None and options.records_only:
         out.say(f"left where they are: {also}")
@@ -121,8 +122,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.say(f"and {also}: {copied} rows copied and read back, {there} were there already")
     if held is not None and held.outside and not options.records_only:
         out.say(
-            f"the bytes of {held.outside} imports are in a folder or an object store: give it to the processes of the "
-            "new store as it is"
+            f"the bytes of {held.outside} imports are in a folder or an object store: make that place available to the "
+            "processes of the new store"
         )
     return Exit.OK
 
@@ -151,7 +152,7 @@ def _check_different(source: Engine, target: Engine) -> None:
     assert one is not None
     assert other is not None
     if one.store_id == other.store_id:
-        raise UsageFailed("--to names the store of --from: they have the same identity")
+        raise UsageFailed("--to and --from are the same store: they have the same identity")
 
 
 def look(source: Engine, *, asked: bool = False) -> Survey:
@@ -167,14 +168,16 @@ def look(source: Engine, *, asked: bool = False) -> Survey:
             for why in obstacles(record):
                 survey.obstacle_count += 1
                 if len(survey.obstacles) < NAMED_MAX:
-                    survey.obstacles.append(f"{named(record)} {why}")
+                    survey.obstacles.append(f"{describe_record(record)} {why}")
         progress.tell(survey.count)
     progress.end()
     return survey
 
 
 def copy(mover: Mover, survey: Survey, *, asked: bool = False) -> None:
-    """Copy what was surveyed, oldest first, so that lists keep about their order. Raises CommandFailed, StoreError."""
+    """Copy the surveyed records, oldest first, so that lists roughly keep their order. Raises CommandFailed,
+    StoreError.
+    """
     progress = ProgressLine("move", asked=asked, total=survey.count)
     done = 0
     for end in range(len(survey.ids), 0, -BATCH * ID_BYTES):

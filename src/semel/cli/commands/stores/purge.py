@@ -8,7 +8,7 @@ import time
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output, span_text
 from semel.cli.whole_file import WholeFile
@@ -17,9 +17,9 @@ from semel.core.model import Find, Purged
 from semel.core.requests import Perform
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
-from semel.retention.archive import Archive, judged_at
+from semel.retention.archive import Archive, fix_now
 from semel.retention.flow import KEEP_EVENTS_SECONDS, PURGE_CHUNK, PurgedAll, purge_all, rest_seconds
-from semel.retention.rules import believed, unexplained_gap
+from semel.retention.rules import bound_now, clock_gap
 
 _SECONDS_MAX = 10 * 365 * 86_400
 _BESIDE = ("operations", "items", "messages", "events")
@@ -30,34 +30,34 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "purge",
-        "drop expired answers and forget everything whose time is over",
+        "delete expired answers and every record that has expired",
         "semel purge\nsemel purge --chunk 100 --json\nsemel purge --archive purged-2026-11.jsonl",
-        "Safe beside live traffic. What is open, UNKNOWN, parked or waits to be published is never purged. The service "
-        "and semel worker do this hourly by themselves.",
+        "Safe during live traffic. Never purges open or UNKNOWN records, parked events or events that wait to be "
+        "published. The service and semel worker purge every hour on their own.",
     )
     parser.add_argument(
         "--chunk",
         type=whole_number(1, 10_000),
         default=PURGE_CHUNK,
-        help=f"how many rows one store call looks at (default {PURGE_CHUNK})",
+        help=f"how many rows one store call reads (default {PURGE_CHUNK})",
     )
     parser.add_argument(
         "--keep",
         type=whole_number(0, _SECONDS_MAX),
         default=int(KEEP_EVENTS_SECONDS),
         metavar="SECONDS",
-        help="how long published events are kept, as of semel worker (default a day)",
+        help="how long published events are kept, as for semel worker (default a day)",
     )
     parser.add_argument(
         "--archive",
         metavar="FILE",
-        help="write everything that is forgotten, with its answers, to a new file of JSON lines first",
+        help="first write every purged row, with its answer, to a new file of JSON lines",
     )
     parser.add_argument(
         "--clock-is-right",
         action="store_true",
-        help="purge by the clock although the newest record is more than a day old; without it, what was over a day "
-        "after that record: a wrong clock could forget every key",
+        help="trust the clock although the newest record is more than a day old; without it, only rows that expired "
+        "within a day of that record are purged, because a wrong clock could purge every key",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -66,9 +66,9 @@ def add(commands: Commands[Parser]) -> None:
 def run(options: argparse.Namespace, out: Output) -> int:
     """Walk the store once; where an archive is wanted, only once that is on the disk."""
     if options.archive == "-":
-        raise UsageFailed("--archive must be a file: what stdout leads to may lose what the purge has forgotten")
-    with opened(options) as engine:
-        now = None if options.clock_is_right else _believed(engine, out)
+        raise UsageFailed("--archive must be a file: whatever reads stdout could lose purged rows")
+    with open_store(options) as engine:
+        now = None if options.clock_is_right else _judge_time(engine, out)
         known = sum(engine.perform("counts", engine.store.counts).values())
         archive, archived = _archive(engine, options, known, now) if options.archive else (None, 0)
         progress = ProgressLine("purge", asked=options.progress, total=known)
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             assert isinstance(needed, Perform)
             began = time.monotonic()
             at = now if archive is None else archive.now
-            make = needed.make if at is None else judged_at(at, needed.make)
+            make = needed.make if at is None else fix_now(at, needed.make)
             done: Purged = engine.perform(needed.verb, make)
             time.sleep(rest_seconds(done, time.monotonic() - began))
             return done
@@ -103,7 +103,7 @@ def _keep_us(options: argparse.Namespace) -> int:
 
 
 def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int | None) -> tuple[Archive, int]:
-    """Write what the purge will forget to a file that is whole and on the disk; how many rows."""
+    """Write the rows that the purge will delete to a complete file on disk, and return their number."""
     archive = Archive(engine, _keep_us(options), now)
     progress = ProgressLine("archive", asked=options.progress, total=known)
     count = 0
@@ -118,25 +118,25 @@ def _archive(engine: Engine, options: argparse.Namespace, known: int, now: int |
     return archive, count
 
 
-def _believed(engine: Engine, out: Output) -> int | None:
-    """The time at which every row is judged, where nothing explains how late the store's clock says it is.
+def _judge_time(engine: Engine, out: Output) -> int | None:
+    """The time by which to judge every row, or None if the store's clock is implausibly late.
 
     Raises ConfigurationError on Redis, whose scripts read its own clock.
     """
     found = engine.perform("find", lambda: engine.store.find(Find(limit=1)))
     newest = max((record.created_at for record in found.records), default=None)
-    gap = unexplained_gap(found.now, newest)
+    gap = clock_gap(found.now, newest)
     if not gap:
         return None
     doubt = (
         f"the newest record is {span_text(gap)} old: the service was quiet, or the store's clock is wrong, and a purge "
-        "would forget keys whose time is not over"
+        "would delete keys that have not expired"
     )
     remedy = "Check the clock of the store's host; where it is right, run: semel purge --clock-is-right"
     if engine.store.capabilities.forgets_by_itself:
         raise ConfigurationError(f"nothing was purged: {doubt}. {remedy}")
-    out.note(f"warning: only what was over a day after the newest record is purged; {doubt}. {remedy}")
-    return believed(found.now, newest)
+    out.note(f"warning: only rows that expired within a day of the newest record are purged; {doubt}. {remedy}")
+    return bound_now(found.now, newest)
 
 
 def _work(dropped: int, forgotten: int) -> str:
@@ -144,7 +144,7 @@ def _work(dropped: int, forgotten: int) -> str:
 
 
 def _beside(total: PurgedAll) -> str:
-    """What hung on records and is gone, each kind that there was.
+    """List the dependent rows that were deleted, by kind.
 
     >>> _beside(PurgedAll(9, 0, 0, 2, 0, 5, 0)), _beside(PurgedAll(9, 0, 0, 0, 0, 0, 0))
     (', 2 operations, 5 messages', '')

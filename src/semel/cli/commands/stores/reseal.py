@@ -7,7 +7,7 @@ import argparse
 from semel.admin.filters import add_filters, query_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.open_store import opened
+from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 from semel.core.model import Find
@@ -21,18 +21,18 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "reseal",
-        "seal what is stored sealed under the newest key of the ring",
+        "encrypt stored sealed data again, with the newest key of the ring",
         "semel reseal --dry-run\nsemel reseal --progress\nsemel reseal --plain --operation payments.create",
-        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe beside live traffic, and may be cut short "
-        "and begun again. Put the new key first, in the file and in the application, before you run it. Without "
-        "--state, --operation, --tenant, --caller and --lapsed also details of items and rows, results of steps, kept "
-        "requests and kept files. See docs/sealing.md.",
+        "Reads the ring from the file that SEMEL_SEAL_KEYS_FILE names. Safe during live traffic; you may interrupt it "
+        "and start it again. Put the new key first, in the file and in the application, before you run it. Without "
+        "--state, --operation, --tenant, --caller and --lapsed it also covers details of items and rows, results of "
+        "steps, stored requests and stored files. See docs/sealing.md.",
     )
     add_filters(parser)
     parser.add_argument(
-        "--plain", action="store_true", help="also seal answers that are stored as they are; name an --operation"
+        "--plain", action="store_true", help="also seal answers that are stored in clear; name an --operation"
     )
-    parser.add_argument("--dry-run", action="store_true", help="count what is under which key; write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="count the sealed data of each key; write nothing")
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     query = query_of(options)
     if options.plain and options.operation is None:
         raise UsageFailed("--plain needs --operation: processes without the ring could not replay the others' answers")
-    with opened(options) as engine:
+    with open_store(options) as engine:
         sealer = engine.core.sealer
         if not isinstance(sealer, Sealer):
             raise UsageFailed(
@@ -84,12 +84,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
     for name, count in sorted(done.keys.items()):
         out.say(f"found under {name!r}: {count}")
     if done.plain and not options.plain:
-        out.say(f"stored as they are: {done.plain}")
+        out.say(f"stored in clear: {done.plain}")
     if done.changed:
         out.say(f"changed by others meanwhile: {done.changed}; run it again")
     if done.unreadable:
         out.note(
-            f"semel: {done.unreadable} do not open, and stay as they are: {'; '.join(done.named)}; see semel doctor"
+            f"semel: {done.unreadable} cannot be decrypted and are left unchanged: {'; '.join(done.named)}; see "
+            "semel doctor"
         )
         return Exit.REFUSED
     return Exit.OK

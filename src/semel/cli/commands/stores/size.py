@@ -23,10 +23,13 @@ def add(commands: Commands[Parser]) -> None:
     parser = add_command(
         commands,
         "size",
-        "rows, bytes, memory and purge of a store, from the commands a second and how long they are kept",
+        "estimate rows, bytes, memory and purge time of a store, from its commands per second and retention",
         "semel size --commands-per-second 50 --answer-bytes 800 --keep 30d\n"
         "semel size --commands-per-second 4 --answer-bytes 200 --keep 8y --keep-answers 7d --json",
-        "Computed from what was measured: docs/growth.md. It looks at no store: use it to choose, and measure yours.",
+        (
+            "Computed from the measurements in docs/growth.md, without reading a store: use it to choose a store, "
+            "then measure yours."
+        ),
     )
     parser.add_argument("--commands-per-second", type=_rate, required=True, help="new keys a second, on average")
     parser.add_argument(
@@ -87,15 +90,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
     out.document({"engines": documents})
     out.table(("ENGINE", "ROWS", "BYTES", "IN MEMORY", "PURGE"), rows)
     out.say(
-        "Once as much ends as begins. In memory: the index of ids (SQLite, PostgreSQL), the table, which is ordered by "
-        "id (MariaDB), everything (Redis)."
+        "The size once as many records expire as begin. In memory: the index of ids (SQLite, PostgreSQL), the table, "
+        "which is ordered by id (MariaDB), everything (Redis)."
     )
     return Exit.OK
 
 
 def _share(share: float) -> str:
     if share >= 1:
-        return "more than one purge can do: keep them shorter, or divide the store"
+        return "more than one purge can do: shorten the retention, or divide the store"
     return f"{share * 100:.2g} % of one purge's time"
 
 

@@ -148,7 +148,7 @@ class _Loop:
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
-                word = told(error)
+                word = to_error(error)
                 if word is error:  # it is Semel's own, or nobody's of the store's: never its own cause
                     raise
                 raise or_still_unknown(word, said) from error
@@ -206,7 +206,7 @@ def _is_sound(taken: _Taken, error: BaseException) -> bool:
     return isinstance(error, _SAID)
 
 
-def told(error: BaseException) -> BaseException:
+def to_error(error: BaseException) -> BaseException:
     match error:
         case asyncpg.PostgresError():
             return store_error(error.sqlstate, str(error))

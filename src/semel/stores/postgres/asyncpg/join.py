@@ -13,7 +13,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from semel.errors import JoinRefused, SemelError
-from semel.stores.postgres.asyncpg.driver import BROKEN, told
+from semel.stores.postgres.asyncpg.driver import BROKEN, to_error
 from semel.stores.postgres.join import AUTOCOMMIT, CLOSED, LineFailed
 
 CONNECTIONS: Final = (asyncpg.Connection, PoolConnectionProxy)
@@ -81,7 +81,7 @@ class AsyncpgLine:
         try:
             return [tuple(row) for row in await self.target.fetch(text, *values)]
         except _ERRORS as error:
-            said = told(error)
+            said = to_error(error)
             assert isinstance(said, SemelError)
             raise LineFailed(getattr(error, "sqlstate", None), said) from error
 

@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
-from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, told
+from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, to_error
 from semel.stores.postgres.asyncpg.pipeline import Behind, plain, prepared
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import UNREPLICATED, Notices
@@ -134,7 +134,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
     _library = Library(
         errors=(*_LOST, TimeoutError),
         not_own=asyncpg.DivisionByZeroError,
-        told=told,
+        told=to_error,
         is_lost=lambda error: isinstance(error, OSError) or is_lost(error),
     )
 

@@ -48,12 +48,12 @@ def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, Callable[[
     return tuple((distinct.index(name), _PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
-def packed(items: Items, kind: str) -> bytes:
+def pack(items: Items, kind: str) -> bytes:
     """One array.
 
     Raises struct.error, TypeError, AttributeError or UnicodeError: an item is not of this type.
 
-    >>> packed([1, None], "smallint").hex(" ", -4)
+    >>> pack([1, None], "smallint").hex(" ", -4)
     '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
     """
     return _PACK[kind](items)

@@ -27,7 +27,7 @@ from semel.stores.loops import Loops
 from semel.stores.pool import AsyncLifo, Closes, ClosesAsync, Lifo
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.psycopg.arrays import with_arrays
-from semel.stores.postgres.psycopg.pipeline import is_outdated, said, said_async
+from semel.stores.postgres.psycopg.pipeline import execute, execute_async, is_outdated
 from semel.stores.postgres.psycopg.timeout import Overdue, PatientAsyncConnection, PatientConnection, opening
 from semel.stores.process import begin_in_children
 from semel.stores.sql.statements import Params, Query, Row, Script, Statement, Together
@@ -160,7 +160,7 @@ class PsycopgDriver:
                 if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
                 if isinstance(error, psycopg.Error):
-                    raise or_still_unknown(told(error), said) from error
+                    raise or_still_unknown(to_error(error), said) from error
                 raise
             self._threads.give(connection)
             return result
@@ -252,7 +252,7 @@ class _Loop:
                 if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue
                 if isinstance(error, psycopg.Error):
-                    raise or_still_unknown(told(error), said) from error
+                    raise or_still_unknown(to_error(error), said) from error
                 raise
             self._connections.give(connection)
             return result
@@ -294,7 +294,7 @@ def _is_sound(connection: PatientConnection | PatientAsyncConnection, error: Bas
     return isinstance(error, (psycopg.Error, SemelError))
 
 
-def told(error: psycopg.Error) -> SemelError:
+def to_error(error: psycopg.Error) -> SemelError:
     if error.sqlstate is None and not is_lost(error):
         return StatementRefused(f"PostgreSQL cannot take these values: {error}")  # refused before they were sent
     return store_error(error.sqlstate, str(error))
@@ -313,7 +313,7 @@ def _perform(connection: PatientConnection, flow: Flow[T], server: PostgresServe
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                rows = said(connection, (text, values), prepared=once)
+                rows = execute(connection, (text, values), prepared=once)
                 connection.note_answer()
                 needed = flow.send(rows)
             else:
@@ -346,7 +346,7 @@ async def _perform_async(connection: PatientAsyncConnection, flow: Flow[T], serv
             elif type(needed) is Query:
                 values = with_arrays(needed.statement, server.values(needed.statement, needed.params))
                 once, text = server.prepared and needed.statement.planned_once, needed.statement.numbered.encode()
-                rows = await said_async(connection, (text, values), prepared=once)
+                rows = await execute_async(connection, (text, values), prepared=once)
                 connection.note_answer()
                 needed = flow.send(rows)
             else:

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from semel.errors import JoinRefused
 from semel.stores.postgres.join import AUTOCOMMIT, CLOSED, FAILED, LineFailed
-from semel.stores.postgres.psycopg.driver import told
+from semel.stores.postgres.psycopg.driver import to_error
 
 _ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before anybody registered more
 _BLOCK: Final = "with connection.transaction(): …, or open it without autocommit=True"
@@ -60,7 +60,7 @@ class PsycopgLine:
             cursor.execute(text.encode(), values, binary=True, prepare=False)
             return cursor.fetchall()
         except psycopg.Error as error:
-            raise LineFailed(error.sqlstate, told(error)) from error
+            raise LineFailed(error.sqlstate, to_error(error)) from error
         finally:
             cursor.close()
 
@@ -100,7 +100,7 @@ class AsyncPsycopgLine:
             await cursor.execute(text.encode(), values, binary=True, prepare=False)
             return await cursor.fetchall()
         except psycopg.Error as error:
-            raise LineFailed(error.sqlstate, told(error)) from error
+            raise LineFailed(error.sqlstate, to_error(error)) from error
         finally:
             await cursor.close()
 

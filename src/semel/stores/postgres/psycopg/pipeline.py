@@ -43,15 +43,15 @@ def is_outdated(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) in _OUTDATED
 
 
-def said(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+def execute(connection: Connection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
     """Perform a trip. Raises as ``trip``."""
     with connection.lock:
         rows: list[Any] = connection.wait(trip(connection, statements, prepared=prepared))
     return rows
 
 
-async def said_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
-    """As ``said``, on an event loop."""
+async def execute_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
+    """As ``execute``, on an event loop."""
     async with connection.lock:
         rows: list[Any] = await connection.wait(trip(connection, statements, prepared=prepared))
     return rows
@@ -199,4 +199,4 @@ def _rows(
     return rows
 
 
-__all__ = ["Said", "is_outdated", "names_of", "said", "said_async", "trip", "written"]
+__all__ = ["Said", "execute", "is_outdated", "names_of", "trip", "written"]

@@ -27,8 +27,8 @@ from semel.stores.deadline import Deadline
 from semel.stores.pool import Lifo
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.arrays import with_arrays
-from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, told
-from semel.stores.postgres.psycopg.pipeline import Said, names_of, said
+from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
+from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
@@ -105,7 +105,7 @@ def before(connection: PsycopgUnitConnection | AsyncPsycopgUnitConnection, serve
 class PsycopgTalk(UnitTalk[C]):
     """One transaction through psycopg, in either colour. Nothing is sent before the claim."""
 
-    _library = Library((psycopg.Error,), psycopg.errors.DivisionByZero, told, is_lost)
+    _library = Library((psycopg.Error,), psycopg.errors.DivisionByZero, to_error, is_lost)
 
     def __init__(self, pool: Any, connection: C, *, was_idle: bool) -> None:
         super().__init__(pool, connection)
@@ -130,7 +130,7 @@ class PsycopgTalk(UnitTalk[C]):
         connection: C = self._connection
         return connection
 
-    def _said(self, *statements: Said) -> Any:
+    def _execute(self, *statements: Said) -> Any:
         """All of them in one round trip. The rows of the one that has values."""
         raise NotImplementedError
 
@@ -155,12 +155,12 @@ class PsycopgTalk(UnitTalk[C]):
         text = needed.statement.numbered.encode()
         rows: list[Any]
         if self._begun:
-            rows = yield partial(self._said, (RELEASE, None), (text, values), (SAVEPOINT, None))
+            rows = yield partial(self._execute, (RELEASE, None), (text, values), (SAVEPOINT, None))
             return rows
         self._begun = True
         begin: tuple[Said, ...] = ((b"BEGIN", None), (text, values), (SAVEPOINT, None))
         try:
-            rows = yield partial(self._said, *before(self._connection, self._pool.server), *begin)
+            rows = yield partial(self._execute, *before(self._connection, self._pool.server), *begin)
         except psycopg.Error as error:
             if not self._was_idle or not is_stale(error):
                 raise
@@ -169,7 +169,7 @@ class PsycopgTalk(UnitTalk[C]):
             return rows
         # It had died while nobody looked.
         self._connection = yield partial(self._pool.instead_of, self._connection)
-        rows = yield partial(self._said, *begin)
+        rows = yield partial(self._execute, *begin)
         return rows
 
     def _taking_back(self) -> Talk[None]:
@@ -181,7 +181,7 @@ class PsycopgTalk(UnitTalk[C]):
     def _settle_and_commit(self, needed: Query) -> Any:
         self._notices = self._connection.notices
         values = with_arrays(needed.statement, self._pool.server.values(needed.statement, needed.params))
-        return self._said((needed.statement.numbered.encode(), values), (b"COMMIT", None))
+        return self._execute((needed.statement.numbered.encode(), values), (b"COMMIT", None))
 
     def _undoing(self) -> Talk[bool]:
         patience = self._pool.server.patience_seconds
@@ -193,7 +193,7 @@ class PsycopgTalk(UnitTalk[C]):
                 if self._connection.handed_out:
                     yield partial(self._connection.execute, b"ROLLBACK")
                 else:  # past psycopg, which would drop what it has prepared: no table can have gone
-                    yield partial(self._said, (b"ROLLBACK", None))
+                    yield partial(self._execute, (b"ROLLBACK", None))
             except psycopg.Error:
                 sound = False
         return sound
@@ -207,8 +207,8 @@ class PsycopgTalk(UnitTalk[C]):
 class PsycopgUnit(PsycopgTalk[PsycopgUnitConnection]):
     """One transaction of a thread's. Made by :class:`PsycopgUnitPool`."""
 
-    def _said(self, *statements: Said) -> list[Any]:
-        return said(self._connection, *statements, prepared=self._pool.server.prepared)
+    def _execute(self, *statements: Said) -> list[Any]:
+        return execute(self._connection, *statements, prepared=self._pool.server.prepared)
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.

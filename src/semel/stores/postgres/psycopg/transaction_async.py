@@ -11,7 +11,7 @@ from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.driver import PostgresServer
-from semel.stores.postgres.psycopg.pipeline import Said, said_async
+from semel.stores.postgres.psycopg.pipeline import Said, execute_async
 from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, opening
 from semel.stores.postgres.psycopg.transaction import (
     NOTHING_TO_KEEP,
@@ -59,8 +59,8 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
 class AsyncPsycopgUnit(PsycopgTalk[AsyncPsycopgUnitConnection]):
     """One transaction of an event loop's. Made by :class:`AsyncPsycopgUnitPool`."""
 
-    async def _said(self, *statements: Said) -> list[Any]:
-        return await said_async(self._connection, *statements, prepared=self._pool.server.prepared)
+    async def _execute(self, *statements: Said) -> list[Any]:
+        return await execute_async(self._connection, *statements, prepared=self._pool.server.prepared)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """As :meth:`PsycopgUnit.run <semel.stores.postgres.psycopg.transaction.PsycopgUnit.run>`."""

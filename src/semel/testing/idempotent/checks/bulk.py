@@ -1,10 +1,10 @@
-"""The check of a list that is interrupted: whoever sends it again must not run what is finished."""
+"""Check an interrupted list: a retry must not run finished items again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from semel.testing.idempotent.interrupting import Moment, Witness, watched
+from semel.testing.idempotent.interrupting import Moment, Witness, watch
 from semel.testing.idempotent.probe import Attempted, Probe
 from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import NotGiven
@@ -47,16 +47,16 @@ async def bulk_retry_does_not_rerun_finished_items(probe: Probe) -> None:
             f"the list has no middle: it has {_items(probe.bulk.total)}",
             f"give a payload of at least {_ITEMS_MIN} items, better of six",
         )
-    if _judge(probe, await _interrupted(probe)):
+    if _judge(probe, await _interrupt(probe)):
         await _other_list(probe)
 
 
-async def _interrupted(probe: Probe) -> _Trial:
+async def _interrupt(probe: Probe) -> _Trial:
     clocks = probe.need_clocks()
     command = await probe.command("bulk")
     runs: list[Witness] = []
     for moment in Moment:
-        with watched(probe.engines, moment) as witness:
+        with watch(probe.engines, moment) as witness:
             await command.send()
         runs.append(witness)
         if not runs[0].died:
@@ -65,7 +65,7 @@ async def _interrupted(probe: Probe) -> _Trial:
                 "give more items that are well-formed",
             )
         clocks.advance(probe.policy.lease_seconds + 1)
-    with watched(probe.engines) as witness:
+    with watch(probe.engines) as witness:
         last = await command.send()
     runs.append(witness)
     return _Trial(command, runs, last, await command.send())
@@ -76,7 +76,7 @@ async def _other_list(probe: Probe) -> None:
     other = probe.case.another(command.number, probe.members)
     if other is None or other == command.request:
         return  # the check of other payloads has said so
-    with watched(probe.engines, Moment.BETWEEN_CHUNKS):
+    with watch(probe.engines, Moment.BETWEEN_CHUNKS):
         await command.send()
     probe.need_clocks().advance(probe.policy.lease_seconds + 1)
     reply = await command.send(other)
@@ -86,7 +86,7 @@ async def _other_list(probe: Probe) -> None:
         _CHECK,
         "the list; the process died between two chunks; another list under the same key",
         f"{reply.text()}; {probe.times(command.last)}",
-        "two lists are mixed under one key: nobody can say what of the first one was done",
+        "two lists are mixed under one key: the progress of the first one is lost",
         "give Bulk the very list that the client sent, with the client's own key: it compares the whole list before "
         "anything of it is done",
     )
@@ -105,7 +105,7 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
             _SENT,
             f"{_items(len(trial.runs[0].finished))} had been finished, and {_places(trial.rerun)} of the list ran "
             f"again; {probe.times(grown, 'in all')}",
-            "the retry does not go on where the first run stopped, it begins anew: whoever was paid is paid again",
+            "the retry does not continue where the first run stopped, it starts again: payees are paid twice",
             "give Bulk the client's own key, and the same caller, tenant and operation at every attempt: it knows its "
             "finished items by them",
         )
@@ -133,7 +133,7 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
         probe.find(
             _CHECK,
             _SENT,
-            f"{trial.last.text()}, and when it was asked for again {trial.again.text()}",
+            f"{trial.last.text()}, and on a retry {trial.again.text()}",
             "two answers about one list: its client does not know which items were done",
             "return what Bulk.run returned, and nothing that is counted or timed anew",
         )
@@ -146,8 +146,8 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
 
 def _remark_unknown(probe: Probe) -> None:
     probe.remark(
-        "items that were under way in a crash read UNKNOWN and are never run again, as declared "
-        "(effects='external'): list them with `semel bulk`, and settle what they did with the provider"
+        "items that were running in a crash become UNKNOWN and never run again, as declared (effects='external'): "
+        "list them with `semel bulk`, and settle them after asking the provider"
     )
 
 

@@ -1,4 +1,4 @@
-"""The checks of who is asking: another caller with the same key, and nobody at all."""
+"""Check callers: another caller with the same key, and no caller at all."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def stored_answer_never_reaches_the_wrong_caller(probe: Probe) -> None:
                 check,
                 "the same request with the same key, without the credentials",
                 reply.text(),
-                "whoever guesses or reads a key gets the stored answer, without having logged in",
+                "an attacker who guesses or reads a key gets the stored answer without logging in",
                 "SemelMiddleware stands outside of authentication: put it inside (call add_middleware for it first) or "
                 "claim in the endpoint with @semel.command; and let caller= return None where nobody is known"
                 if outside
@@ -113,7 +113,7 @@ def _check_allowed(reply: Reply) -> None:
     if reply.status in (401, 403):
         raise NotGiven(
             f"the other caller is refused ({reply.text()})",
-            "give other_caller= the headers of somebody who may do this",
+            "give other_caller= the headers of a caller who is allowed to do this",
         )
     if reply.came is Came.FAILED:
         raise CannotRun(f"the handler failed for the other caller: {reply.text()}", "let it succeed in the test")

@@ -91,7 +91,7 @@ async def run_checks(thing: Any, case: Case, names: Sequence[str], *, strict: bo
 
 
 def run_sync(make: Callable[[], Awaitable[Report]]) -> Report:
-    """Run on an event loop of its own; in a thread of its own where one is running already."""
+    """Run on a new event loop; in a new thread if a loop is running already."""
 
     async def main() -> Report:
         return await make()

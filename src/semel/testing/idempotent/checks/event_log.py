@@ -1,4 +1,4 @@
-"""The events that an application has told: those of its own outbox, or those that a test's own list has.
+"""The events that an application published: from its outbox, or from a test's own list.
 
 The outbox is read whole, published events too, so that a relay beside the application changes nothing of what is seen.
 """
@@ -19,11 +19,11 @@ from semel.engine.sync_engine import Engine
 from semel.http.settings import AnyEngine
 from semel.outbox.event import Event, Waiting
 from semel.stores.sql.dialect import dialect_of
-from semel.stores.sql.statements import Row, composed
+from semel.stores.sql.statements import Row, compose
 from semel.testing.idempotent.case import Case
 from semel.testing.idempotent.report import CannotRun
 
-_ALL: Final = composed("all_events", "SELECT CAST(id AS CHAR(36)), topic, payload FROM semel_event ORDER BY seq")
+_ALL: Final = compose("all_events", "SELECT CAST(id AS CHAR(36)), topic, payload FROM semel_event ORDER BY seq")
 _REMEDY: Final = (
     "events= lists Events, mappings with 'id' (and 'topic' or 'type', 'payload' or 'data'), or ids as texts"
 )
@@ -48,11 +48,11 @@ class EventLog:
     async def told(self) -> list[Told]:
         """Every event so far. Raises CannotRun where the test's own list is none."""
         if self.given is not None:
-            return await _listed(self.given)
+            return await _read_list(self.given)
         return [told for engine in self._engines.values() for told in await _read(engine)]
 
     async def since(self, before: Sequence[Told]) -> list[Told]:
-        """What was told since."""
+        """The events published since."""
         left = Counter(before)
         new: list[Told] = []
         for each in await self.told():
@@ -74,7 +74,7 @@ async def _read(engine: AnyEngine) -> list[Told]:
     return [Told(str(id), cast(str, topic), _digest(payload)) for id, topic, payload in rows]
 
 
-async def _listed(given: Any) -> list[Told]:
+async def _read_list(given: Any) -> list[Told]:
     try:
         things = given() if callable(given) else given
         if inspect.isawaitable(things):
@@ -107,6 +107,6 @@ def as_told(thing: Any) -> Told:
 
 
 def _digest(payload: Any) -> str:
-    """What tells two payloads apart: of bytes themselves, of other values as sorted JSON."""
+    """A digest that distinguishes payloads: of bytes themselves, of other values as sorted JSON."""
     raw = payload if isinstance(payload, bytes) else json.dumps(payload, sort_keys=True, default=repr).encode()
     return hashlib.sha256(raw).hexdigest()

@@ -1,6 +1,4 @@
-"""The check of what an operation tells the world: one set of events for one command, under the same ids, however often
-it is asked for and whatever fails.
-"""
+"""Check an operation's events: one set of events with stable ids for each command, over retries and failures."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ async def event_identity_stable_over_replay(probe: Probe) -> None:
     log = EventLog(probe.case, probe.engines)
     if not log.visible:
         raise NotGiven(
-            "nobody sees from here which events are told",
+            "this test cannot see the published events",
             "give events=: a function that lists them, each with its id; or events=() where there are none",
         )
     usual = await _duplicates(probe, log)
     if not usual:
         return
-    if not (await _all_at_once(probe, log, usual) and await _lost_answer(probe, log, usual)):
+    if not (await _all_at_once(probe, log, usual) and await _check_lost_answer(probe, log, usual)):
         return  # one finding tells it
     if not probe.known:
         probe.need_engine()
@@ -62,9 +60,9 @@ async def _duplicates(probe: Probe, log: EventLog) -> list[Told]:
         if log.given is not None and log.given != ():
             raise NotGiven(
                 "events= lists nothing after a command was done",
-                "let it list what this very application publishes, or give events=() where it publishes nothing",
+                "let it list the events that this application publishes, or give events=() if it publishes none",
             )
-        probe.remark("it told no events: there were no ids to compare")
+        probe.remark("it published no events: there were no ids to compare")
         return []
     await command.send()
     await command.send()
@@ -84,7 +82,7 @@ async def _all_at_once(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
     return _judge(probe, sent, await log.since(before), usual, done=True, ran_again=False)
 
 
-async def _lost_answer(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
+async def _check_lost_answer(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
     before = await log.told()
     command = await probe.command("events of a lost answer")
     await command.send(fate=Fate.LEAVES)
@@ -112,8 +110,11 @@ async def _dead_before(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
         probe.find(
             _CHECK,
             "the request; the process died before the transaction was committed",
-            f"{_counted(len(phantom))}: {_topics(phantom, usual)}, all the same",
-            "the world is told of something that was undone: whoever ships on this event ships what nobody has bought",
+            f"{_count_text(len(phantom))}: {_topics(phantom, usual)}, all the same",
+            (
+                "consumers learn of an effect that was undone: a consumer that ships on this event ships an order "
+                "that does not exist"
+            ),
             _EMIT,
         )
         return False
@@ -164,17 +165,19 @@ async def _takeover(probe: Probe, log: EventLog, usual: list[Told]) -> None:
 def _judge(
     probe: Probe, sent: str, told: Sequence[Told], usual: Sequence[Told], *, done: bool, ran_again: bool
 ) -> bool:
-    """Whether one command has told what one command tells. ``ran_again``: its handler may have run more than once, so
-    that what it publishes itself may come again, under the same ids."""
+    """Whether a command published the events of one command. ``ran_again``: its handler may have run more than once."""
     due = len({each.id for each in usual})
     ids = {each.id for each in told}
-    came = f"{_counted(len(told))}, where one command tells {_counted(due)}"
+    came = f"{_count_text(len(told))}, where one command tells {_count_text(due)}"
     if len(ids) > due:
         probe.find(
             _CHECK,
             sent,
             f"{came}: {_topics(told, usual)} under another id",
-            "to its consumers that is another command: whoever ships on this event ships twice, and no inbox helps",
+            (
+                "to its consumers that is another command: a consumer that ships on this event ships twice, and no "
+                "inbox helps"
+            ),
             _EMIT,
         )
     elif len(set(told)) > len(ids):
@@ -191,7 +194,7 @@ def _judge(
             _CHECK,
             sent,
             f"{came}: {_topics(told, usual)} again, under the same id",
-            "something tells it outside of what is protected, at every retry; consumers without an inbox act each time",
+            "code outside the protected handler publishes it at every retry; consumers without an inbox act each time",
             _EMIT,
         )
     elif done and len(ids) < due:
@@ -208,7 +211,7 @@ def _judge(
 
 
 def _same_runs(probe: Probe, sent: str, permits: Sequence[Permit], told: Sequence[Told], *, done: bool) -> bool:
-    """Whether the first run was about to tell what was told in its place."""
+    """Whether the first run would have published the same events."""
     if not done or not permits or permits[0].emission is None:
         return True
     first = [as_told(event) for event in permits[0].emission.events.values()]
@@ -218,16 +221,16 @@ def _same_runs(probe: Probe, sent: str, permits: Sequence[Permit], told: Sequenc
         probe.find(
             _CHECK,
             sent,
-            f"{_topics(lost, [])}, whose id at the first run was another one than that which was told in the end",
-            "permit.emit has given the first run an id that nobody will ever get: whoever was told it, such as the "
-            "provider, waits for an event that does not come",
+            f"{_topics(lost, [])}, whose id in the first run differs from the id that was published",
+            "permit.emit returned an id in the first run that no event will ever have: a system that received it, "
+            "such as the provider, waits for an event that does not come",
             _NAMES,
         )
         return False
     if any(digests[each.id] != each.digest for each in first):
         probe.remark(
-            "an event's payload differs between two runs of one command (a clock, a random number): one alone is ever "
-            "told, but it is not always that of the run whose effect stands"
+            "an event's payload differs between two runs of one command (a clock, a random number): only one is ever "
+            "published, but not always the one from the run whose effect remains"
         )
     return True
 
@@ -237,5 +240,5 @@ def _topics(told: Sequence[Told], usual: Sequence[Told]) -> str:
     return ", ".join(sorted(topics)) or "they came"
 
 
-def _counted(number: int) -> str:
+def _count_text(number: int) -> str:
     return "no event" if number == 0 else "one event" if number == 1 else f"{number} events"

@@ -22,7 +22,7 @@ async def failure_before_the_effect(probe: Probe) -> None:
     """A worker dies after it has reserved the key and before it has done anything. The key must not stay blocked, and
     the retry must not be told that it was done."""
     check = "failure_before_the_effect"
-    command = await _died(probe, check, Place.BEFORE_THE_HANDLER)
+    command = await _try_with_crash(probe, check, Place.BEFORE_THE_HANDLER)
     if command.grown:
         probe.find(
             check,
@@ -39,14 +39,14 @@ async def failure_after_the_effect(probe: Probe) -> None:
     """A worker dies when the money has moved and the answer is not stored yet: the hardest moment. What the retry may
     do is what the declared effects allow, and never a second effect."""
     check = "failure_after_the_effect"
-    command = await _died(probe, check, Place.BEFORE_THE_SETTLE)
+    command = await _try_with_crash(probe, check, Place.BEFORE_THE_SETTLE)
     atomic = probe.policy.effects is Effects.ATOMIC
     if atomic and command.grown:
         probe.find(
             check,
             "the request; the process died before the transaction was committed",
             f"{probe.times(command.grown, 'all the same')}",
-            "the effect is not in the transaction of the record: after a crash it stands, and the retry does it again",
+            "the effect is not in the record's transaction: after a crash it remains, and the retry repeats it",
             "write on permit.connection and never commit it yourself; calls of other systems are not atomic: declare "
             "them 'external' or 'idempotent'",
         )
@@ -54,7 +54,7 @@ async def failure_after_the_effect(probe: Probe) -> None:
     await _retries(probe, check, command, "after the handler, before its answer was stored", still_due=atomic)
 
 
-async def _died(probe: Probe, check: str, place: Place) -> Attempted:
+async def _try_with_crash(probe: Probe, check: str, place: Place) -> Attempted:
     await probe.baseline()
     probe.need_engine()
     if not probe.known:
@@ -123,7 +123,7 @@ def _judge_late(
     if policy.effects is Effects.EXTERNAL or forgotten:
         if late.came is Came.UNKNOWN:
             probe.remark(
-                f"after a crash {probe.case.name} reads UNKNOWN until somebody settles it: {_SETTLE_IT}, or have a "
+                f"after a crash {probe.case.name} stays UNKNOWN until an operator settles it: {_SETTLE_IT}, or have a "
                 "runbook (semel list --state unknown)"
             )
             return

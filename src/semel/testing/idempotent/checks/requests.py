@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from semel.testing.idempotent.probe import Attempted, Probe
-from semel.testing.idempotent.reply import Came, Reply, shown
+from semel.testing.idempotent.reply import Came, Reply, shorten_body
 from semel.testing.idempotent.report import NotGiven
 from semel.testing.idempotent.targets.target import PARALLEL, Fate
 
@@ -85,7 +85,7 @@ async def _optional_key(probe: Probe, check: str, first: Reply, command: Attempt
             check,
             "the same request twice, both without an Idempotency-Key",
             "the second one was taken for a retry of the first",
-            "two people who buy the same thing are one to you: the second order is lost, and told that it was done",
+            "two people who buy the same thing count as one: the second order is lost, and its client gets a success",
             "do not derive a key from the content or make one up on the server; only the client knows its intent",
         )
     else:
@@ -142,7 +142,7 @@ async def first_request_runs(probe: Probe) -> None:
     merged = reply.done and command.grown == 0
     probe.find(
         check,
-        "the same payload once more, under a new key",
+        "the same payload again, under a new key",
         f"{reply.text()}; {probe.times(command.grown)}",
         "two intents are taken for one: who orders the same thing twice gets one, and is told that both were done"
         if merged
@@ -200,8 +200,8 @@ def _difference(original: Reply, reply: Reply) -> str:
     at = next((place for place, (one, two) in enumerate(pairs) if one != two), min(len(original.body), len(reply.body)))
     start = max(0, at - 20)
     return (
-        f"another body from byte {at} on: …{shown(original.body[start : at + 40])} became "
-        f"…{shown(reply.body[start : at + 40])}"
+        f"another body from byte {at} on: …{shorten_body(original.body[start : at + 40])} became "
+        f"…{shorten_body(reply.body[start : at + 40])}"
     )
 
 
@@ -214,7 +214,7 @@ def _look_at_cookies(probe: Probe, other: Reply, original: Reply, reply: Reply) 
             "same_key_and_payload_replays",
             "the same request again, with the same key",
             f"the first answer's cookie ({names}) was given again",
-            "a session was stored with the answer: whoever gets the replay gets that session",
+            "a session was stored with the answer: every client that gets the replay gets that session",
             "never store Set-Cookie with an answer (Semel does not); set cookies where people log in",
         )
     elif original.values("set-cookie") and not reply.values("set-cookie"):
@@ -223,7 +223,7 @@ def _look_at_cookies(probe: Probe, other: Reply, original: Reply, reply: Reply) 
             "the same request again, with the same key",
             f"the answer without its cookie ({names}): a cookie belongs to one session and is never replayed",
             "a client whose first answer was lost never gets the cookie; it has paid and is not logged in",
-            "set the cookie in a request of its own, or in a middleware outside of Semel, which sees every answer",
+            "set the cookie in a separate request, or in a middleware outside Semel, which sees every answer",
         )
 
 
@@ -290,7 +290,7 @@ async def concurrent_same_key_runs_once(probe: Probe) -> None:
         probe.find(
             check,
             sent,
-            f"{len(done)} were told that it was done; {probe.times(command.grown)}",
+            f"{len(done)} got a success; {probe.times(command.grown)}",
             "a double click or a proxy's retry is charged more than once"
             if command.grown
             else "nothing was done, although it was a good request",
@@ -307,7 +307,7 @@ async def concurrent_same_key_runs_once(probe: Probe) -> None:
             check,
             sent,
             strange,
-            "it was done once, but its callers are told different things about it",
+            "it was done once, but its callers get different answers about it",
             "answer duplicates with the first answer, or with 409 while it runs",
         )
 

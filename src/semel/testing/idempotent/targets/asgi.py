@@ -12,7 +12,7 @@ from semel.errors import SchemaError, SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
 from semel.testing.idempotent.report import CannotRun
-from semel.testing.idempotent.targets.target import ATTEMPT_SECONDS, Fate, encoded_headers, name_of
+from semel.testing.idempotent.targets.target import ATTEMPT_SECONDS, Fate, encode_headers, name_of
 
 Message = MutableMapping[str, Any]
 MIGRATE: Final = "run `semel migrate --url ...` on the store of this test, or use the fixture semel_async_engine"
@@ -70,7 +70,7 @@ class AsgiTarget:
 
     def _scope(self, request: Request, key: str | None) -> dict[str, Any]:
         path, _, query = request.path.partition("?")
-        headers = encoded_headers(request.headers, key, self.key_header)
+        headers = encode_headers(request.headers, key, self.key_header)
         if request.body and not any(name.lower() == "content-length" for name, _ in headers):
             headers.append(("Content-Length", str(len(request.body))))
         return {
@@ -143,7 +143,7 @@ class _Exchange:
 
 
 class _Lifespan:
-    """The application's lifespan, in a task of its own."""
+    """The application's lifespan, in a separate task."""
 
     def __init__(self, app: Any, state: dict[str, Any]) -> None:
         self._app = app
@@ -155,7 +155,7 @@ class _Lifespan:
     async def start(self) -> None:
         self._messages.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._run())
-        answer = await self._answered()
+        answer = await self._await_answer()
         if answer["type"] == "lifespan.startup.failed":
             await asyncio.wait({self._task})
             error = self._task.exception()
@@ -171,14 +171,14 @@ class _Lifespan:
         if self._task is None or self._task.done():
             return
         self._messages.put_nowait({"type": "lifespan.shutdown"})
-        await self._answered()
+        await self._await_answer()
         _, waiting = await asyncio.wait({self._task}, timeout=ATTEMPT_SECONDS)
         if waiting:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _answered(self) -> Message:
+    async def _await_answer(self) -> Message:
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 return await self._answers.get()

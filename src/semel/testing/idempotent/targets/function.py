@@ -82,7 +82,7 @@ class FunctionTarget:
             return Reply(error=MissingKey(f"{self.name}() cannot be called without {'.'.join(self._path)}"))
         arguments: Mapping[str, Any] = request.arguments
         if key is not None and self._path:
-            arguments = _placed(arguments, self._path, key)
+            arguments = _place_key(arguments, self._path, key)
         reply = await self._call(arguments, None if self._path else key)
         return Reply(lost=True) if fate is Fate.LEAVES else reply
 
@@ -111,7 +111,7 @@ class FunctionTarget:
 
 
 def reply_of(returned: Any) -> Reply:
-    """What a call returned, as a reply."""
+    """A call's result as a reply."""
     if isinstance(returned, Result):
         return Reply(returned.answer.status, body=returned.answer.body, replay=returned.replayed)
     if isinstance(returned, BulkResult):
@@ -131,14 +131,14 @@ def _key_path(function: Callable[..., Any], key: str, name: str) -> tuple[tuple[
     return path, len(path) > 1 or parameters[path[0]].default is inspect.Parameter.empty
 
 
-def _placed(owner: Any, path: tuple[str, ...], key: str) -> Any:
+def _place_key(owner: Any, path: tuple[str, ...], key: str) -> Any:
     """The arguments with the key in its place; mappings and dataclasses are copied on the way."""
     if not path:
         return key
     if isinstance(owner, Mapping):
-        return {**owner, path[0]: _placed(owner.get(path[0], {}), path[1:], key)}
+        return {**owner, path[0]: _place_key(owner.get(path[0], {}), path[1:], key)}
     if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
-        return dataclasses.replace(owner, **{path[0]: _placed(getattr(owner, path[0], {}), path[1:], key)})
+        return dataclasses.replace(owner, **{path[0]: _place_key(getattr(owner, path[0], {}), path[1:], key)})
     raise CannotRun(
         f"the key cannot be placed into a {type(owner).__name__}",
         "test a small function of your own that takes the key and makes the argument",

@@ -1,4 +1,4 @@
-"""What a check is made against: the small protocol, and how an application, an address or a function becomes one.
+"""The target of a check: a small protocol, and its adapters for applications, addresses and functions.
 
 A target of your own needs the five members of :class:`Target`; everything else of this package works with it.
 """
@@ -20,7 +20,7 @@ PARALLEL: Final = 8
 
 
 class Fate(Enum):
-    """What becomes of the answer."""
+    """The fate of the answer."""
 
     ANSWERED = "the answer arrives"
     LEAVES = "the client goes away before the answer"
@@ -39,7 +39,7 @@ class Target(Protocol):
 
     @property
     def found(self) -> Discovered | None:
-        """What is known of its operations."""
+        """The target's known operations."""
 
     async def open(self) -> None:
         """Start it; raises CannotRun with the remedy."""
@@ -88,7 +88,7 @@ def target_of(thing: Any, case: Case) -> Target:
 
 
 def name_of(thing: Any) -> str:
-    """What a report calls an application or a function."""
+    """A report's name for an application or function."""
     title = getattr(thing, "title", None)
     if isinstance(title, str) and title and title != "FastAPI":
         return title
@@ -96,7 +96,7 @@ def name_of(thing: Any) -> str:
     return str(name).replace("<locals>.", "").rpartition(".")[2] or str(name)
 
 
-def encoded_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
+def encode_headers(headers: Mapping[str, str], key: str | None, key_header: str) -> list[tuple[str, str]]:
     """The headers of one attempt, in a stable order."""
     lines = [(name, str(value)) for name, value in headers.items()]
     return lines if key is None else [*lines, (key_header, key)]

@@ -1,4 +1,4 @@
-"""Runs blocking attempts in threads, so many that parallel duplicates really meet."""
+"""Run blocking attempts in threads, enough for parallel duplicates to overlap."""
 
 from __future__ import annotations
 

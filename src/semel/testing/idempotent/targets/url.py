@@ -11,7 +11,7 @@ from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
 from semel.testing.idempotent.report import CannotRun
-from semel.testing.idempotent.targets.target import ATTEMPT_SECONDS, Fate, encoded_headers
+from semel.testing.idempotent.targets.target import ATTEMPT_SECONDS, Fate, encode_headers
 from semel.testing.idempotent.targets.threads import Threads
 
 _CONNECTIONS: Final = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -50,13 +50,13 @@ class UrlTarget:
         self._threads.close()
 
     async def attempt(self, request: Request, key: str | None, fate: Fate) -> Reply:
-        """Send one request on a connection of its own."""
+        """Send one request on a new connection."""
         return await self._threads.run(lambda: self._send(request, key, fate))
 
     def _send(self, request: Request, key: str | None, fate: Fate) -> Reply:
         parts = self._parts
         connection = _CONNECTIONS[parts.scheme](parts.hostname or "", parts.port, timeout=ATTEMPT_SECONDS)
-        headers = dict(encoded_headers(request.headers, key, self.key_header))
+        headers = dict(encode_headers(request.headers, key, self.key_header))
         try:
             connection.request(request.method, parts.path.rstrip("/") + request.path, request.body, headers)
             if fate is Fate.LEAVES:

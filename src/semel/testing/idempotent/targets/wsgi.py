@@ -10,12 +10,12 @@ from semel.check.discovery import CheckedOperation, discover
 from semel.errors import SemelError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
-from semel.testing.idempotent.targets.target import Fate, encoded_headers, name_of
+from semel.testing.idempotent.targets.target import Fate, encode_headers, name_of
 from semel.testing.idempotent.targets.threads import Threads
 
 
 class WsgiTarget:
-    """A WSGI application, such as a Flask application or what stands around it.
+    """A WSGI application, such as a Flask application or one wrapped in middlewares.
 
     Parameters: as :class:`~semel.testing.idempotent.targets.asgi.AsgiTarget`. The application opens its own engine.
     """
@@ -95,7 +95,7 @@ class WsgiTarget:
             "wsgi.multiprocess": False,
             "wsgi.run_once": False,
         }
-        for name, value in encoded_headers(request.headers, key, self.key_header):
+        for name, value in encode_headers(request.headers, key, self.key_header):
             variable = name.upper().replace("-", "_")
             environ[variable if variable == "CONTENT_TYPE" else f"HTTP_{variable}"] = value
         environ.setdefault("HTTP_HOST", "testserver")
