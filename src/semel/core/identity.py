@@ -109,17 +109,8 @@ def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> s
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
-    return uuid7(now_ms & 0xFFFFFFFFFFFF, uuid7_tail(random))
-
-
-def uuid7_tail(random: bytes) -> bytes:
-    """The last 10 bytes of a UUIDv7, from 10 random bytes: with its version and its variant."""
-    return (int.from_bytes(random[:10], "big") & _UUID7_RANDOM | _UUID7).to_bytes(10, "big")
-
-
-def uuid7(now_ms: int, tail: bytes) -> bytes:
-    """A UUIDv7 from a Unix time in milliseconds, of at most 48 bits, and its last 10 bytes."""
-    return now_ms.to_bytes(6, "big") + tail
+    bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
+    return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
 
 
 def uuid_text(raw: bytes) -> str:

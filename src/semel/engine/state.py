@@ -24,9 +24,7 @@ from semel.core.identity import (
     record_id,
     reference_id,
     secret_check,
-    uuid7,
     uuid7_bytes,
-    uuid7_tail,
     uuid_text,
 )
 from semel.core.model import (
@@ -103,7 +101,6 @@ SEALED_REMEDIES: Final = {
 _LOG: Final = logging.getLogger("semel")
 _NOTHING_MORE: Final = (None, None, None)
 _new: Final[Any] = tuple.__new__  # every command pays for a claim
-_BITS_AT_ONCE: Final = 128  # draws of a nonce and an operation id
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
 
@@ -118,32 +115,6 @@ class EngineOptions(TypedDict, total=False):
     sealer: Seals | None
     require_durable: bool
     quota: Quota | None
-
-
-class RandomBits:
-    """Random bits for the nonces and operation ids of many attempts, drawn from the system at once.
-
-    A forked child draws its own. Taking is one step of the iterator ``left``, so that two threads never take the same.
-    """
-
-    __slots__ = ("__weakref__", "left")
-
-    def __init__(self) -> None:
-        self.begin_process()
-        begin_in_children(self)
-
-    def begin_process(self) -> None:
-        """Start with nothing drawn: at construction, and in a forked child."""
-        self.left: Iterator[tuple[bytes, bytes]] = iter(())
-
-    def draw(self) -> tuple[bytes, bytes]:
-        """The first of many new draws: 16 bytes for a nonce and 10 for an operation id."""
-        drawn = os.urandom(26 * _BITS_AT_ONCE)
-        places = range(0, len(drawn), 26)
-        left = iter([(drawn[at : at + 16], uuid7_tail(drawn[at + 16 : at + 26])) for at in places])
-        first = next(left)
-        self.left = left
-        return first
 
 
 class Core:
@@ -180,7 +151,6 @@ class Core:
         self.waiters_per_caller_max = waiters_per_caller_max
         self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
         self.is_plain = False  # whether a claim asks and tells nothing here but the store
-        self._bits = RandomBits()
         self.begin_process()
         begin_in_children(self)
 
@@ -223,17 +193,17 @@ class Core:
         if id is None:
             id = record_id(command.scope, key, secret)
         more = None if self.is_plain and command.is_plain else self._more(command, id)
-        nonce, random = next(self._bits.left, None) or self._bits.draw()
+        bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
         claim: Claim = _new(
             Claim,
             (
                 id,
-                nonce,
+                bits[:16],
                 command.scope,
                 key_hash(key, secret),
                 command.recipe,
                 command.fingerprint,
-                uuid7(time.time_ns() // 1_000_000, random),
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
                 self.holder,
                 command.policy.terms,
                 *(more or _NOTHING_MORE),
