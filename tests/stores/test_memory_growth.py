@@ -79,3 +79,16 @@ def test_what_is_forgotten_leaves_the_order_too() -> None:
     assert [record.key_hash for record in world.driver.run(lambda: world.store.find(Find())).records] == [
         attempt("open").key_hash
     ]
+
+
+def test_a_key_that_was_forgotten_comes_last_when_it_comes_again() -> None:
+    world = World()
+    world.clock.advance(seconds=LONG_SECONDS)
+    for key in ("open", "k0", "k1"):  # the first has run all the time, and the second is forgotten below
+        world.driver.run(partial(world.store.claim, (attempt(key),)))
+    assert world.driver.run(partial(world.store.purge, None, 1)).forgotten == 1
+    world.driver.run(partial(world.store.claim, (attempt("k0"),)))
+    world.driver.run(partial(world.store.claim, (attempt("new"),)))
+    newest = [record.key_hash for record in world.driver.run(lambda: world.store.find(Find(limit=3))).records]
+    assert newest == [attempt(key).key_hash for key in ("new", "k0", "open")]
+    assert sorted(world.table.seqs.values()) == [seq for seq, _ in world.table.order if seq > 1]

@@ -7,6 +7,7 @@ its own way; nothing here knows which.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from semel.core.backoff import poll_seconds, retry_seconds
 from semel.core.contract import Store
@@ -44,6 +45,7 @@ IN_OTHER_TERMS = (Unreadable, KeyReused)
 """Verdicts that may mean the same request, recorded otherwise."""
 LOOK_SECONDS_MIN = 0.001
 _SUCCEEDED = State.SUCCEEDED
+_new: Any = tuple.__new__  # every command pays for one
 _NONE, _KEPT, _NOT_KEPT = AnswerKind.NONE, AnswerKind.KEPT, AnswerKind.NOT_KEPT
 
 
@@ -182,19 +184,24 @@ def settlement(
     grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
 ) -> Settlement:
     """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
+    word: Settlement
+    if type(outcome) is Succeeded and kept:  # nearly every command ends so
+        answer = outcome.answer
+        word = _new(
+            Settlement,
+            (grant.id, grant.fence, grant.nonce, _SUCCEEDED, answer, _KEPT, None, None, None, *resource, False, ()),
+        )
+        return word
     state, stored, doubt, cause = _written_of(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
-    return tuple.__new__(
-        Settlement,
-        (grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource, False, ()),
-    )
+    return Settlement(grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource)
 
 
 def _written_of(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:
     """The state, answer, doubt and cause that an outcome is recorded with."""
-    if isinstance(outcome, Succeeded):  # nearly every command ends so
-        return _SUCCEEDED, outcome.answer, None, None
     match outcome:
+        case Succeeded(answer):
+            return State.SUCCEEDED, answer, None, None
         case Refused(answer):
             return State.FAILED_REPLAYABLE, answer, None, None
         case Released(reason, proven, resumes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from semel.core.model import (
@@ -165,6 +166,7 @@ _WAS: Final = {
 }
 _KEPT: Final = AnswerKind.KEPT
 _ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # an enumeration is asked by a call
+_kept_columns = itemgetter(*map(Record._fields.index, ("fingerprint", "recipe", "answer_kind", "id", "format")))
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -321,13 +323,9 @@ def kept_answer(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
     """
     if (
         row is None
-        or row.fingerprint != fingerprint
-        or row.recipe != recipe
-        or row.answer_kind != _KEPT
+        or _kept_columns(row) != (fingerprint, recipe, _KEPT, id, RECORD_FORMAT)
         or row.state not in ANSWERED_STATES
         or (row.answer_until is not None and now >= row.answer_until)
-        or row.id != id
-        or row.format != RECORD_FORMAT
         or not is_sound(row)
     ):
         return None
@@ -347,8 +345,10 @@ def first_grant(claim: Claim, now: int) -> Grant:
     """The grant of a key that was never seen."""
     terms = claim.terms
     deadline_at = now + terms.deadline_us
-    lease_until = lease_end(now, terms.lease_us, deadline_at)
-    # In the order of Grant's fields: this is the one grant that every command pays for.
+    lease_until = now + terms.lease_us  # lease_end, spelled out: this is the one grant that every command pays for
+    if lease_until > deadline_at:
+        lease_until = deadline_at
+    # In the order of Grant's fields.
     return tuple.__new__(
         Grant,
         (

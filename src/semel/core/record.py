@@ -7,10 +7,12 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, reduce
 from hashlib import sha256 as _sha256
-from operator import itemgetter
+from operator import itemgetter, or_
 from struct import Struct
+from types import NoneType
 from typing import get_type_hints
 
 from semel.core.model import (
@@ -93,6 +95,13 @@ def answer_of(row: Record) -> Answer | None:
 
 # What each column may hold, from the record's own annotations; in memory, numbers and texts are often enumerations.
 _HOLDS = tuple(getattr(kind, "__args__", (kind,)) for kind in get_type_hints(Record).values())
+_TIMES = [
+    Record._fields.index(name)
+    for name in (
+        *("fence", "created_at", "first_started_at", "lease_until"),
+        *("deadline_at", "dedup_until", "settled_at", "answer_until"),
+    )
+]
 _TIME_BITS = 57  # microseconds until the year 6536: no clock says more
 
 
@@ -108,21 +117,19 @@ def is_sound(row: Record) -> bool:
     >>> is_sound(row), is_sound(row._replace(lease_until="soon")), is_sound(row._replace(settled_at=-1))
     (True, False, False)
     """
-    if not _fits(tuple(map(type, row))):
-        return False
-    times = row.created_at | row.first_started_at | row.lease_until | row.deadline_at | row.dedup_until | row.fence
-    if row.settled_at is not None or row.answer_until is not None:
-        times |= (row.settled_at or 0) | (row.answer_until or 0)
-    return not times >> _TIME_BITS  # a negative one leaves -1
+    times = _times_of(tuple(map(type, row)))
+    return times is not None and not reduce(or_, times(row)) >> _TIME_BITS  # a negative one leaves -1
 
 
 @lru_cache(maxsize=256)
-def _fits(kinds: tuple[type, ...]) -> bool:
-    """Whether each column's type is one it may hold, or made of one, such as an enumeration that is a text.
+def _times_of(kinds: tuple[type, ...]) -> Callable[[Record], tuple[int, ...]] | None:
+    """The times of a row whose columns have these types; None where a column's is none that it may hold.
 
-    Rows come in a handful of combinations.
+    Or made of one that it may, such as an enumeration that is a text. Rows come in a handful of combinations.
     """
-    return all(issubclass(kind, held) for kind, held in zip(kinds, _HOLDS, strict=True))
+    if not all(issubclass(kind, held) for kind, held in zip(kinds, _HOLDS, strict=True)):
+        return None
+    return itemgetter(*(at for at in _TIMES if not issubclass(kinds[at], NoneType)))
 
 
 def uuid_of(row: Record) -> bytes:

@@ -6,6 +6,8 @@ histories compare the two.
 
 from __future__ import annotations
 
+from typing import Any
+
 from semel.core.decide import Situation, doubt_of, lapsed_situation
 from semel.core.model import (
     OPEN_STATES,
@@ -34,6 +36,7 @@ from semel.steps.rules import Steps, doubtful, has_begun
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
 _NO_END = (None, None, None)
+_new: Any = tuple.__new__  # every command pays for a record
 _PROCESSING = State.PROCESSING
 _FAILED_NOT_REPLAYABLE = State.FAILED_NOT_REPLAYABLE
 _SETTLED = Settled()
@@ -42,6 +45,8 @@ _WITHOUT_OUTCOME = (State.CLAIMED, State.UNKNOWN)
 # A settlement writes these and all columns from settled_at on. It is spelled by position, because every command
 # pays for it; that the order is the record's is checked when this module is loaded.
 _STATE, _LEASE_UNTIL, _SETTLED_AT = (Record._fields.index(name) for name in ("state", "lease_until", "settled_at"))
+_UNTIL_STATE, _FROM_STATE = slice(_STATE), slice(_STATE + 1, _SETTLED_AT)
+_LEASE, _UNTIL_SETTLED = slice(_STATE + 1, _LEASE_UNTIL), slice(_LEASE_UNTIL + 1, _SETTLED_AT)
 _SETTLED_COLUMNS = (
     *("settled_at", "answer_until", "forget_after", "doubt", "business_ref", "resource_type", "resource_id"),
     *("error_code", "answer_kind", "answer_digest", "sealing_key_id", "status", "headers", "request", "body"),
@@ -63,9 +68,11 @@ def settled_row(row: Record | None, word: Settlement, now: int) -> tuple[Settlin
         return Superseded(state_of(row)), None
     if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
         word = word._replace(state=given_back_state(row))
-    answer = word.answer
-    block = None if answer is None else pack_headers(answer.headers)
-    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
+    block = digest = None
+    if word.answer is not None:
+        status, headers, body = word.answer
+        block = pack_headers(headers)
+        digest = answer_digest(status, block, body)
     if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or relinquished(row)):
         mine = row.state == word.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(state_of(row))), None
@@ -96,38 +103,38 @@ def write_settlement(
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
     _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = word
-    ends = _NO_END if state in SETTLEABLE else (now, *retention(now, row.answer_us, row.tombstone_us))
-    status = body = None
-    if answer is not None:
-        status = answer.status
-        if kind in STORED_ANSWERS:
-            body = answer.body
-        else:
-            header_block = None
-    return tuple.__new__(
-        Record,
-        (
-            *row[:_STATE],
-            state,
-            *row[_STATE + 1 : _LEASE_UNTIL],
-            0 if state in OPEN_STATES else row.lease_until,
-            *row[_LEASE_UNTIL + 1 : _SETTLED_AT],
-            *ends,
-            doubt,
-            business_ref,
-            resource_type,
-            resource_id,
-            error_code,
-            kind,
-            digest,
-            row.sealing_key_id,
-            status,
-            header_block,
-            # Until there is an outcome it is needed: what is found out may let a completer go on.
-            row.request if state in _WITHOUT_OUTCOME else None,
-            body,
-        ),
+    if answer is None:
+        status = body = None
+    else:
+        status, _, body = answer
+        if kind not in STORED_ANSWERS:
+            header_block = body = None
+    columns: tuple[Any, ...] = row
+    request = None
+    if state in SETTLEABLE:
+        lease_until = 0 if state in OPEN_STATES else row.lease_until
+        middle = columns[_LEASE] + (lease_until,) + columns[_UNTIL_SETTLED] + _NO_END
+        # Until there is an outcome it is needed: what is found out may let a completer go on.
+        request = row.request if state in _WITHOUT_OUTCOME else None
+    else:
+        answer_us, tombstone_us = row.answer_us, row.tombstone_us  # as timing.retention: every command pays for it
+        forget_us = answer_us if answer_us > tombstone_us else tombstone_us
+        middle = columns[_FROM_STATE] + (now, now + answer_us, now + forget_us)
+    end = (
+        doubt,
+        business_ref,
+        resource_type,
+        resource_id,
+        error_code,
+        kind,
+        digest,
+        row.sealing_key_id,
+        status,
+        header_block,
+        request,
+        body,
     )
+    return _new(Record, columns[_UNTIL_STATE] + (state,) + middle + end)  # type: ignore[no-any-return]
 
 
 def renewed_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from semel.core.contract import Capabilities, Identity
-from semel.core.decide import decide, is_grant_new
+from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
@@ -59,12 +59,16 @@ R = TypeVar("R")
 _PROCESSING: Final = int(State.PROCESSING)
 _GONE_MIN: Final = 64
 _UNSETTLED: Final = tuple(Record._field_defaults.values())
-_GRANTED: Final = Grant._fields.index("operation_id")
+_KEYED: Final[Any] = slice(Claim._fields.index("key_hash"), Claim._fields.index("fingerprint") + 1)
+_GRANTED: Final = slice(Grant._fields.index("operation_id"), None)
 _TERMS: Final = slice(Terms._fields.index("attempts_max"), Terms._fields.index("after_expiry") + 1)
-_new: Final = tuple.__new__  # every command pays for a record
+_new: Final[Any] = tuple.__new__  # every command pays for a record
 
-_RUNS = (*Grant._fields[_GRANTED:], "lease_us", *Terms._fields[_TERMS])
-if Record._fields[Record._fields.index("operation_id") :][: len(_RUNS)] != _RUNS:
+_ORDER: Final = {
+    "operation_id": (*Grant._fields[_GRANTED], "lease_us", *Terms._fields[_TERMS]),
+    "key_hash": ("key_hash", "recipe", "fingerprint"),
+}
+if any(Record._fields[Record._fields.index(name) :][: len(run)] != run for name, run in _ORDER.items()):
     raise AssertionError("stores/memory/store.py and core/model.py disagree on the order of a record's columns")
 
 
@@ -72,9 +76,9 @@ if Record._fields[Record._fields.index("operation_id") :][: len(_RUNS)] != _RUNS
 class Table:
     """What a memory store holds. Only the driver touches it, under its lock."""
 
-    records: dict[bytes, Record] = field(default_factory=dict)
+    records: dict[bytes, Record] = field(default_factory=dict)  # in the order of creation
     by_operation: dict[bytes, bytes] = field(default_factory=dict)
-    seqs: dict[bytes, int] = field(default_factory=dict)
+    seqs: dict[bytes, int] = field(default_factory=dict)  # the places of records; the newest may have none yet
     order: list[tuple[int, bytes]] = field(default_factory=list)  # by place; some of them are gone
     running: set[bytes] = field(default_factory=set)  # what may lapse: a reaper looks at nothing else
     next_seq: int = 1
@@ -83,22 +87,33 @@ class Table:
     quotas: dict[bytes, Usage] = field(default_factory=dict)
 
     def put(self, row: Record) -> None:
-        """Write a record; a new one is given the next place in the order of creation."""
+        """Write a record."""
         id, operation_id = row.id, row.operation_id
         known = self.records.get(id)
-        if known is None:
-            seq = self.seqs[id] = self.next_seq
-            self.next_seq = seq + 1
-            self.order.append((seq, id))
-            self.by_operation[operation_id] = id
-        elif known.operation_id != operation_id:
-            del self.by_operation[known.operation_id]
+        if known is None or known.operation_id != operation_id:
+            if known is not None:
+                del self.by_operation[known.operation_id]
             self.by_operation[operation_id] = id
         self.records[id] = row
         if row.state == _PROCESSING:
             self.running.add(id)
         else:
             self.running.discard(id)
+
+    def place(self) -> None:
+        """Give the records that came since the last time their places in the order of creation.
+
+        Only those who page through records need them, so a claim does without.
+        """
+        seqs, new = self.seqs, []
+        for id in reversed(self.records):
+            if id in seqs:
+                break
+            new.append(id)
+        for seq, id in enumerate(reversed(new), self.next_seq):
+            seqs[id] = seq
+            self.order.append((seq, id))
+        self.next_seq += len(new)
 
     def states(self, ids: Sequence[bytes]) -> dict[bytes, int]:
         """The states of those of these records that are there."""
@@ -127,6 +142,7 @@ class Table:
 
     def drop(self, row: Record) -> None:
         """Forget a record."""
+        self.place()  # the order of creation is found from the last record that has a place
         del self.records[row.id], self.seqs[row.id]
         self.by_operation.pop(row.operation_id, None)
         self.running.discard(row.id)
@@ -135,6 +151,7 @@ class Table:
 
     def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """The records behind a place, in the order of creation."""
+        self.place()
         for at in range(bisect_left(self.order, (seq + 1, b"")), len(self.order)):
             place, id = self.order[at]
             if self.seqs.get(id) == place:
@@ -142,6 +159,7 @@ class Table:
 
     def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
         """The records before a place, the newest first."""
+        self.place()
         end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
         for at in range(end - 1, -1, -1):
             place, id = self.order[at]
@@ -159,19 +177,19 @@ class TableCall(Ask[R]):
         self.act = act
 
 
-def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
-    """The record that a new grant writes over what was there."""
+def first_row(claim: Claim, grant: Grant) -> Record:
+    """The record that the first grant of a key writes."""
     terms = claim.terms
-    # In the order of Record's fields, up to the first that a settlement writes; _GRANTED and _TERMS are runs of them.
-    row_now = _new(
+    claimed: tuple[Any, ...] = claim
+    granted: tuple[Any, ...] = grant
+    spans: tuple[Any, ...] = terms
+    # In the order of Record's fields, up to the first that a settlement writes; the slices are runs of them.
+    row: Record = _new(
         Record,
-        (
-            claim.id,
-            RECORD_FORMAT,
-            *claim.scope,
-            claim.key_hash,
-            claim.recipe,
-            claim.fingerprint,
+        (claim.id, RECORD_FORMAT)
+        + claim.scope
+        + claimed[_KEYED]
+        + (
             grant.state,
             terms.effects,
             grant.fence,
@@ -180,16 +198,54 @@ def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
             grant.attempt,
             grant.lapses,
             grant.generation,
-            *grant[_GRANTED:],
-            terms.lease_us,
-            *terms[_TERMS],  # type: ignore[misc]  # a slice of a tuple is one
-            *_UNSETTLED,
-        ),
+        )
+        + granted[_GRANTED]
+        + (terms.lease_us,)
+        + spans[_TERMS]
+        + _UNSETTLED,
     )
+    return row
+
+
+def granted_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
+    """The record that a new grant writes over what was there."""
+    row_now = first_row(claim, grant)
     if row is None:
         return row_now
     # Of an execution that goes on the request is still needed; a settlement has dropped that of any other.
     return row_now._replace(business_ref=row.business_ref, request=row.request)
+
+
+def claim_on(table: Table, claim: Claim, now: int) -> Verdict:
+    """Decide one attempt, and write what it grants."""
+    id = claim.id
+    row = table.records.get(id)
+    if row is None:
+        if claim.quota is not None:
+            refused = table.take_place(claim, claim.quota, now)
+            if refused is not None:
+                return refused
+        grant = first_grant(claim, now)
+        table.records[id] = first_row(claim, grant)
+        table.by_operation[grant.operation_id] = id
+        if grant.state == _PROCESSING:
+            table.running.add(id)
+        return _new(Proceed, (grant,))  # type: ignore[no-any-return]
+    verdict = decide(row, claim, now, begun=table.has_begun(row))
+    if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
+        table.put(granted_row(row, claim, verdict.grant))
+    return verdict
+
+
+def settle_on(table: Table, word: Settlement, now: int) -> Settling:
+    """Write one holder's last word, if its fence and nonce still stand."""
+    id = word.id
+    reply, row = settled_row(table.records.get(id), word, now)
+    if row is not None:
+        table.records[id] = row
+        if row.state != _PROCESSING:
+            table.running.discard(id)
+    return reply
 
 
 class MemoryStore:
@@ -205,19 +261,7 @@ class MemoryStore:
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         def act(table: Table, now: int) -> list[Verdict]:
-            verdicts: list[Verdict] = []
-            for claim in claims:
-                row = table.records.get(claim.id)
-                if row is not None:
-                    verdict = decide(row, claim, now, begun=table.has_begun(row))
-                elif claim.quota is None:
-                    verdict = decide(None, claim, now)
-                else:
-                    verdict = table.take_place(claim, claim.quota, now) or decide(None, claim, now)
-                if type(verdict) is Proceed and (row is None or is_grant_new(row, verdict.grant)):
-                    table.put(granted_row(row, claim, verdict.grant))
-                verdicts.append(verdict)
-            return verdicts
+            return [claim_on(table, claim, now) for claim in claims]
 
         return ask(TableCall("claim", act))
 
@@ -241,13 +285,7 @@ class MemoryStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         def act(table: Table, now: int) -> list[Settling]:
-            replies: list[Settling] = []
-            for word in settlements:
-                reply, row = settled_row(table.records.get(word.id), word, now)
-                if row is not None:
-                    table.put(row)
-                replies.append(reply)
-            return replies
+            return [settle_on(table, word, now) for word in settlements]
 
         return ask(TableCall("settle", act))
 
@@ -340,6 +378,7 @@ class MemoryStore:
 
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
+            table.place()  # a little each time, so that no page waits for many
             lapsed = [row for id in table.running if (row := lapsed_row(table.records[id], now)) is not None]
             lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
             for row in lapsed[:limit]:
