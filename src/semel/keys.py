@@ -24,6 +24,8 @@ _LINE_BYTES_MAX = 4096
 
 # Bare: visible ASCII without the quote, the comma (a joined second line) and the semicolon (parameters).
 _BARE = re.compile(rb"[!#-+\--:<-~]{1,255}").fullmatch
+is_bare = _BARE
+"""Whether a field line is a key in the bare form, as :func:`parse_key` reads it: a match, or None."""
 _QUOTED = re.compile(rb'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 

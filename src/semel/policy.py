@@ -26,6 +26,7 @@ SECOND_US: Final = 1_000_000
 NOT_RUN: Final = frozenset({401, 403, 408, 425, 429})  # by these a handler says that the same request may succeed later
 FINGERPRINT_BYTES: Final = 32
 _TEXTS: Final = (str, str, str)
+_NOTHING_MORE: Final = (None, None, None, None)
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
 REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
 SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
@@ -252,6 +253,7 @@ class Policy:
     allowed_headers: frozenset[bytes] = field(init=False, repr=False, compare=False)
     covers: bool = field(init=False, repr=False, compare=False)  # whether anything but "keep" is declared
     redact_paths: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+    is_plain: bool = field(init=False, repr=False, compare=False)  # whether a claim of it is nothing but its key's
 
     def __new__(cls, **options: Any) -> Policy:
         """Refuse an option that does not exist with the name that was probably meant."""
@@ -283,6 +285,8 @@ class Policy:
         _check_answers(self)
         check_quota(self.quota)
         object.__setattr__(self, "terms", _terms(self, effects))
+        keeps_more = self.steps or self.resumable or self.covers or self.operation_seconds is not None
+        object.__setattr__(self, "is_plain", not keeps_more and self.quota is None)
         extra = frozenset(name.lower().encode("ascii") for name in self.replay_headers)
         object.__setattr__(self, "allowed_headers", REPLAY_HEADERS | extra)
 
@@ -542,6 +546,7 @@ class Command:
     request: bytes | None = None
     resumed: Resumed | None = None
     refusal: RequestError | None = None
+    is_plain: bool = field(init=False, repr=False, compare=False)  # whether its key and fingerprint are all there is
 
     def __post_init__(self) -> None:
         if (self.policy.resumable or self.request is not None) and not isinstance(self.refusal, RequestTooLarge):
@@ -560,28 +565,16 @@ class Command:
             object.__setattr__(self, "key", str.__str__(self.key))
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
+        more = (self.business_ref, self.request, self.resumed, self.refusal)
+        object.__setattr__(self, "is_plain", self.policy.is_plain and more == _NOTHING_MORE)
 
     @classmethod
-    def of_checked(
-        cls,
-        scope: Scope,
-        key: str,
-        fingerprint: bytes,
-        recipe: str,
-        policy: Policy,
-        under: Callable[[str], bytes | tuple[bytes, ...] | None],
-    ) -> Command:
-        """A command whose parts were checked where they come from, such as a request's head."""
-        made = _Draft()
-        made.scope = scope
-        made.key = key
-        made.fingerprint = fingerprint
-        made.recipe = recipe
-        made.policy = policy
-        made.under = under
-        made.business_ref = made.request = made.resumed = made.refusal = None
-        made.__class__ = cls  # type: ignore[assignment]  # it has the same slots, and may not be written from here on
-        return made  # type: ignore[return-value]
+    def of_request(cls, asked: Command) -> Command:
+        """The command of a request that has what a command has: its parts were checked where they come from."""
+        made = object.__new__(cls)
+        for name in cls.__slots__:
+            object.__setattr__(made, name, getattr(asked, name))
+        return made
 
     @property
     def keep_us(self) -> int | None:
@@ -592,20 +585,3 @@ class Command:
                 return None
             seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
         return int(seconds * SECOND_US)
-
-
-class _Draft:
-    """A command in the making. Every request pays for one, and a frozen dataclass sets each field by a call."""
-
-    __slots__ = Command.__slots__
-
-    scope: Scope
-    key: str
-    fingerprint: bytes
-    recipe: str
-    policy: Policy
-    under: Callable[[str], bytes | tuple[bytes, ...] | None] | None
-    business_ref: str | None
-    request: bytes | None
-    resumed: Resumed | None
-    refusal: RequestError | None

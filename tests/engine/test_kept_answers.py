@@ -6,22 +6,30 @@ import asyncio
 import dataclasses
 import sqlite3
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
+from semel.core.decide import first_grant
 from semel.core.flow import Ask
-from semel.core.model import InProgress, KeyReused, Replay
+from semel.core.model import InProgress, KeyReused, Replay, State
 from semel.core.outcomes import Succeeded
 from semel.engine.state import Core
 from semel.engine.urls import sqlite_backend
-from semel.errors import StoreUnavailable
+from semel.errors import KeyTooOld, StoreUnavailable
 from semel.stores.clock import Clock
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sql.statements import Execute, Query
 from semel.stores.sqlite.connection import answering
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.testing.attempts import attempt, word
+from semel.testing.clock import SettableClock
 from tests.servers.files import migrated_file
 
 MADE = Answer(201, ((b"location", b"/payments/1"),), b"made")
@@ -154,12 +162,60 @@ def test_a_record_that_came_after_the_look_is_met(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_command_of_checked_parts_is_as_any_other() -> None:
+def test_a_request_that_was_claimed_as_it_is_gives_a_command() -> None:
     under: Callable[[str], None] = lambda recipe: None  # noqa: E731 - both commands need the same one
     policy = Policy()
-    made = Command.of_checked(Scope("acme", "alice", "pay"), "k", bytes(32), "1.tests", policy, under)
-    assert made == Command(Scope("acme", "alice", "pay"), "k", bytes(32), "1.tests", policy, under)
+    whole = Command(Scope("acme", "alice", "pay"), "k", bytes(32), "1.tests", policy, under)
+    made = Command.of_request(SimpleNamespace(**{name: getattr(whole, name) for name in Command.__slots__}))  # type: ignore[arg-type]
+    assert made == whole
     assert type(made) is Command
+    assert made.is_plain
     assert dataclasses.replace(made, key="other").key == "other"
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.key = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "more", [{"business_ref": "inv-1"}, {"refusal": KeyTooOld("old")}, {"policy": Policy(operation_seconds=3e6)}]
+)
+def test_a_command_with_more_than_its_key_is_not_plain(more: dict[str, Any]) -> None:
+    assert command().is_plain
+    assert not dataclasses.replace(command(), **more).is_plain
+
+
+def test_a_claim_that_a_drain_did_not_see_is_given_up() -> None:
+    """Another thread's drain begins, and ends, while the claim is being written."""
+
+    async def run() -> None:
+        async with AsyncEngine.connect("memory://?persistence=none") as engine:
+            await engine.open()
+            at_once = engine._performer.claim_at_once
+            assert at_once is not None
+
+            def drained_meanwhile(claim: Any) -> Any:
+                verdict = at_once(claim)
+                with ThreadPoolExecutor(1) as pool:
+                    assert pool.submit(asyncio.run, engine.drain(0)).result()
+                return verdict
+
+            engine._performer.claim_at_once = drained_meanwhile
+            with pytest.raises(StoreUnavailable, match="shutting down"):
+                await engine.claim(command())
+            assert engine.core.live == {}
+            await engine.close()
+            [row] = engine.backend.driver._table.records.values()
+            assert (row.state, row.doubt) == (State.FAILED_NOT_REPLAYABLE, "abandoned")
+
+    asyncio.run(run())
+
+
+def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
+    clock, store = SettableClock(), MemoryStore()
+    quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
+    for asked in (attempt(), attempt(nonce=2), attempt(nonce=3, request=1), attempt("other"), attempt()):
+        assert [quick.claim_at_once(asked)] == slow.run(partial(store.claim, (asked,)))
+    grant = first_grant(attempt(), clock())
+    for said in (word(grant._replace(fence=1)), word(grant), word(grant), word(grant, State.UNKNOWN, None, doubt="x")):
+        assert [quick.settle_at_once(said)] == slow.run(partial(store.settle, (said,)))
+    assert [quick.claim_at_once(attempt(nonce=4))] == slow.run(partial(store.claim, (attempt(nonce=4),)))
+    assert quick._table == slow._table

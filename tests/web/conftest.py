@@ -9,12 +9,12 @@ import pytest
 
 from semel.http.routing import Operation
 from semel.policy import Policy
-from tests.web.driving import AsgiWeb, Handler, Reply, Web, WsgiWeb
+from tests.web.driving import AsgiWeb, Handler, Reply, UnobservedWeb, Web, WsgiWeb
 
 MakeWeb = Callable[..., Web]
 
 
-@pytest.fixture(params=[AsgiWeb, WsgiWeb], ids=["asgi", "wsgi"])
+@pytest.fixture(params=[AsgiWeb, UnobservedWeb, WsgiWeb], ids=["asgi", "unobserved", "wsgi"])
 def make_web(request: pytest.FixtureRequest) -> Iterator[MakeWeb]:
     """Makes a protected application: a policy for ``POST /payments``, or any settings."""
     made: list[Web] = []

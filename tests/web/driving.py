@@ -92,6 +92,7 @@ class Web(Protocol):
     handler: Handler
     seen: list[Seen]
     counting: Counting
+    is_observed: bool  # otherwise nothing is counted
     engine: Any
 
     def call(
@@ -124,13 +125,16 @@ def head(key: str | None, headers: Headers, pieces: list[bytes]) -> Headers:
 class AsgiWeb:
     """The ASGI middleware around one handler, on a loop of its own."""
 
+    is_observed = True
+
     def __init__(self, handler: Handler, **settings: Any) -> None:
         self.handler = handler
         self.seen: list[Seen] = []
         self.counting = Counting()
         self.runner = asyncio.Runner()
         options = {name: settings.pop(name) for name in ("sealer", "quota") if name in settings}
-        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=self.counting, **options)
+        observer = self.counting if self.is_observed else None
+        self.engine = AsyncEngine.connect("memory://?persistence=none", observer=observer, **options)
         self.runner.run(self.engine.open())
         settings.setdefault("caller", from_state("user"))
         self.middleware = AsgiMiddleware(self.app, self.engine, **settings)
@@ -214,8 +218,16 @@ def response_of(sent: list[Message]) -> Response:
     return Response(start["status"], headers, b"".join(message.get("body", b"") for message in rest))
 
 
+class UnobservedWeb(AsgiWeb):
+    """The same without an observer, as most applications are: nothing is told, and replies are had at once."""
+
+    is_observed = False
+
+
 class WsgiWeb:
     """The WSGI middleware around one handler."""
+
+    is_observed = True
 
     def __init__(self, handler: Handler, **settings: Any) -> None:
         self.handler = handler

@@ -82,6 +82,19 @@ class LooksAtOnce(Protocol):
         """
 
 
+class AnswersAtOnce(Protocol):
+    """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
+
+    Each of the two is what the store's verb says of one request.
+    """
+
+    def claim_at_once(self, claim: Claim) -> Verdict:
+        """Decide one attempt, and write what it grants. Raises StoreError as a claim does."""
+
+    def settle_at_once(self, word: Settlement) -> Settling:
+        """Write one holder's last word, if its fence and nonce still stand. Raises StoreError as a settlement does."""
+
+
 class Turn(NamedTuple):
     """When a worker looks again: microseconds of the store's clock. ``earliest`` None: nothing will lapse by itself."""
 

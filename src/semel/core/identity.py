@@ -15,6 +15,8 @@ from semel.core.model import Scope
 
 ID_BYTES = 16
 KEY_HASH_BYTES = 8
+_ID, _KEY_HASH = slice(ID_BYTES), slice(KEY_HASH_BYTES)
+_sha256 = hashlib.sha256
 _SCOPES_MAX = 1024
 UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"  # of its parts
 UUID_PARTS = Struct(">IHHHHI").unpack
@@ -36,7 +38,7 @@ def record_id(scope: Scope, key: str, secret: bytes | None = None) -> bytes:
     """The record's id: 16 bytes of SHA-256 (HMAC under the id secret, if there is one) over scope and key."""
     framed = f"{_scope_text(*scope)}{len(key)}:{key}".encode()
     if secret is None:
-        return hashlib.sha256(framed).digest()[:ID_BYTES]
+        return _sha256(framed).digest()[_ID]
     return hmac.digest(secret, framed, "sha256")[:ID_BYTES]
 
 
@@ -49,8 +51,8 @@ def _scope_text(tenant: str, caller: str, operation: str) -> str:
 def key_hash(key: str, secret: bytes | None = None) -> bytes:
     """8 bytes that let an operator see that two records carry the same key, and nothing more."""
     framed = b"semel.key.1" + key.encode()
-    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
-    return digest[:KEY_HASH_BYTES]
+    digest = _sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
+    return digest[_KEY_HASH]
 
 
 def reference_id(

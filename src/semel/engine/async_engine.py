@@ -17,8 +17,19 @@ from semel.core.command_flow import (
 )
 from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.identity import record_id
-from semel.core.model import Answer, Claim, Effects, InProgress, Proceed, Settling, State, Superseded, Verdict
-from semel.core.outcomes import Outcome, Refused, classify_exception
+from semel.core.model import (
+    Answer,
+    Claim,
+    Effects,
+    InProgress,
+    Proceed,
+    Settlement,
+    Settling,
+    State,
+    Superseded,
+    Verdict,
+)
+from semel.core.outcomes import Outcome, Refused, Succeeded, classify_exception
 from semel.core.quota import Quota
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
@@ -149,7 +160,8 @@ class AsyncEngine:
             await self._performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
         look, claims = self._performer.kept_answer, self._claims
-        if look is not None and core.may_look(command):
+        is_plain = command.is_plain and core.is_plain
+        if look is not None and (is_plain or core.may_look(command)):
             try:
                 kept = look(id, command.recipe, command.fingerprint)
             except SchemaError as error:
@@ -160,12 +172,34 @@ class AsyncEngine:
             if kept is False:
                 claims = self._claims_unseen
         claim = core.attempt(command, id)
+        verdict: Verdict | None = None
+        at_once = self._performer.claim_at_once
+        if is_plain and at_once is not None and claim.terms.effects is not _ATOMIC:
+            verdict = at_once(claim)
+            if type(verdict) is Proceed:
+                met = core.permit(command, claim, verdict.grant)
+                if core.draining:  # it did not see this claim
+                    core.conclude(met)
+                    self._upkeep.abandon(claim)
+                    core.check_open()
+                self._upkeep.watch(met)  # it declares no steps
+                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+        return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
+
+    async def _claim_and_wait(
+        self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None, verdict: Verdict | None
+    ) -> AsyncPermit | Refusal:
+        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that stands in its way."""
+        core = self.core
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
             if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
                 core.check_open()
-            verdict = None if command.refusal is None else await self._look_before_refusing(claim, command)
+            if verdict is not None:
+                verdict = await self._in_other_terms(claim, command, verdict)
+            elif command.refusal is not None:
+                verdict = await self._look_before_refusing(claim, command)
             if verdict is None:
                 verdict = await attempt(claim, command, claims)
             if type(verdict) is not Proceed:
@@ -207,8 +241,8 @@ class AsyncEngine:
                 verdict: Verdict = await self._performer.store_one("claim", claims, claim)
             else:
                 verdict = await self._performer.claim_one(claim, command.under)
-            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
-                verdict = await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
+            if claim.kept is None:
+                verdict = await self._in_other_terms(claim, command, verdict)
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
         except StoreReadOnly as refusal:
             return await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
@@ -216,6 +250,11 @@ class AsyncEngine:
             # It may have been written, or may be yet: a claim without an owner would read UNKNOWN one day.
             self._upkeep.abandon(claim)
             raise
+
+    async def _in_other_terms(self, claim: Claim, command: Command, verdict: Verdict) -> Verdict:
+        if type(verdict) in IN_OTHER_TERMS:
+            return await self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
+        return verdict
 
     async def _claim_atomic(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:
         with self.core.running_here(claim, command.under) as (met, is_sure):
@@ -244,9 +283,22 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        if permit.steps is not None:
-            return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
-        return await self._settle(permit, outcome)
+        core, at_once = self.core, self._performer.settle_at_once
+        if at_once is None or core.observing or not permit.asked.is_plain:
+            if permit.steps is not None:
+                return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
+            return await self._settle(permit, outcome)
+        try:
+            word = core.word(permit, outcome)
+            try:
+                reply = at_once(word)
+            except StoreError:
+                reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+        finally:
+            core.conclude(permit)
+        if type(outcome) is not Succeeded:
+            core.tell_settled(permit, outcome, reply)
+        return reply
 
     async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -254,31 +306,36 @@ class AsyncEngine:
             if permit.steps is not None:
                 await permit.steps.close(outcome)
             word = core.word(permit, outcome)
-            if permit.unit is not None:
-                under = permit.command.under
-                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
-                reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
-            else:
-                try:
-                    if word.keeps:
-                        reply = await self._performer.settle_one(word)
-                    else:
-                        reply = await self._performer.store_one("settle", self.store.settle, word)
-                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+            try:
+                if permit.unit is not None:
+                    reply = await self._settle_unit(permit, outcome, word)
+                elif word.keeps:
+                    reply = await self._performer.settle_one(word)
+                else:
+                    reply = await self._performer.store_one("settle", self.store.settle, word)
+            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                raise
+            except StoreError:
+                if permit.unit is not None:
                     raise
-                except StoreError:
-                    reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
-                except asyncio.CancelledError:  # nobody is left to hear whether the store has it
+                reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+            except asyncio.CancelledError:  # nobody is left to hear whether the store has it
+                if permit.unit is None:
                     _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
-                    raise
+                raise
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
 
+    async def _settle_unit(self, permit: Permit, outcome: Outcome, word: Settlement) -> Settling:
+        flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, permit.asked.under)
+        reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
+        return reply
+
     async def reread(self, permit: Permit) -> Verdict:
         """What the record says now: the verdict that a refused settlement must be answered with."""
-        command = permit.command
+        command = permit.asked
         verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
         return await give_async(self.core, command, verdict)
 
@@ -337,7 +394,7 @@ class AsyncEngine:
     async def _finish(
         self, permit: AsyncPermit, handler: Callable[[AsyncPermit], Awaitable[Answer | Refused]]
     ) -> Result:
-        policy = permit.command.policy
+        policy = permit.asked.policy
         task = asyncio.current_task()
         assert task is not None
         permit.when_lost(task.cancel)

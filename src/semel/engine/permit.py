@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from semel.core.identity import derived_key, uuid_text
-from semel.core.model import Claim, Grant
+from semel.core.model import Claim, Effects, Grant
 from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
 from semel.outbox.run import Emission
@@ -29,6 +29,7 @@ class Permit:
     """
 
     # What most commands do not change is an attribute of the class.
+    begun = True  # of an operation that does not mark its point of no return, from the beginning
     kept = True
     unit: Any = None
     handler_thread: int | None = None  # where its handler has begun, in threads
@@ -40,18 +41,41 @@ class Permit:
     emission: Emission | None = None  # None where the store keeps no events
     steps: Any = None  # those of an operation that declares them, in the form of its engine
     _on_lost: Callable[[], object] | None = None
+    _deadline_monotonic: float | None = None
 
     def __init__(self, command: Command, claim: Claim, grant: Grant, now_monotonic: float, unit: Any = None) -> None:
-        self.command = command
+        self.asked = command  # or a request that has what a command has
         self.claim = claim
         self.grant = grant
         if unit is not None:
             self.unit = unit
-        terms = claim.terms
-        self.effects = terms.effects
-        self.begun = not command.policy.marks_effects
-        self.renewed_monotonic = now_monotonic
-        self.deadline_monotonic = now_monotonic + terms.deadline_us / 1_000_000
+        if command.policy.marks_effects:
+            self.begun = False
+        self.renewed_monotonic = self._granted_monotonic = now_monotonic
+
+    @property
+    def deadline_monotonic(self) -> float:
+        """Until when the handler may run, by this process's monotonic clock, in seconds."""
+        if self._deadline_monotonic is None:
+            self._deadline_monotonic = self._granted_monotonic + self.claim.terms.deadline_us / 1_000_000
+        return self._deadline_monotonic
+
+    @deadline_monotonic.setter
+    def deadline_monotonic(self, seconds: float) -> None:
+        self._deadline_monotonic = seconds
+
+    @property
+    def command(self) -> Command:
+        """What is done once: the key in its scope, the request's fingerprint, and the policy."""
+        asked = self.asked
+        if type(asked) is not Command:
+            asked = self.asked = Command.of_request(asked)
+        return asked
+
+    @property
+    def effects(self) -> Effects:
+        """What was declared of the handler's side effects when the claim was made."""
+        return self.claim.terms.effects
 
     @property
     def operation_id(self) -> str:

@@ -126,8 +126,12 @@ class AsyncUpkeep:
 
     def granted(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
-        if permit.command.policy.steps:
+        if permit.asked.policy.steps:
             permit.steps = self._performer.steps_of(permit)
+        self.watch(permit)
+
+    def watch(self, permit: Permit) -> None:
+        """See to it that this permit is renewed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._begin_loop(loop)
@@ -255,7 +259,7 @@ class SyncUpkeep:
 
     def granted(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed."""
-        if permit.command.policy.steps:
+        if permit.asked.policy.steps:
             permit.steps = self._performer.steps_of(permit)
         self._wake()
 

@@ -60,7 +60,9 @@ class AsyncPerformer:
         self._ask_one: Callable[..., Awaitable[Any]] = self._alone
         if getattr(self._driver, "coalesces", False):
             self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
-        self._answers_at_once = getattr(self._driver, "answers_at_once", False)
+        # Of a driver that has its replies at once.
+        self.claim_at_once: Callable[[Claim], Verdict] | None = getattr(self._driver, "claim_at_once", None)
+        self.settle_at_once: Callable[[Settlement], Settling] | None = getattr(self._driver, "settle_at_once", None)
         self.kept_answer: Callable[[bytes, str, bytes], Replay | Literal[False] | None] | None = getattr(
             self._driver, "kept_answer", None
         )
@@ -86,9 +88,6 @@ class AsyncPerformer:
         if self._core.observing:
             return await self._through(verb, self._ask_one, verb, many, request)
         try:
-            if self._answers_at_once:
-                replies: list[T] = self._driver.run(partial(many, (request,)))
-                return replies[0]
             reply: T = await self._ask_one(verb, many, request)
             return reply
         except SchemaError as error:

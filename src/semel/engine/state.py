@@ -13,12 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from semel.core.command_flow import Under, recast, settlement
 from semel.core.contract import Identity, Observed
 from semel.core.flow import Flow, ask
-from semel.core.identity import key_hash, quota_id, record_id, reference_id, secret_check, uuid7_bytes, uuid_text
+from semel.core.identity import (
+    key_hash,
+    quota_id,
+    record_id,
+    reference_id,
+    secret_check,
+    uuid7_bytes,
+    uuid_text,
+)
 from semel.core.model import (
     Allowance,
     Claim,
@@ -92,6 +100,8 @@ SEALED_REMEDIES: Final = {
     "{key} names a different key here; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
+_NOTHING_MORE: Final = (None, None, None)
+_new: Final[Any] = tuple.__new__  # every command pays for a claim
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
 
@@ -141,6 +151,7 @@ class Core:
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
+        self.is_plain = False  # whether a claim asks and tells nothing here but the store
         self.begin_process()
         begin_in_children(self)
 
@@ -150,6 +161,10 @@ class Core:
         self.needs.counts_not = None if backend.store.capabilities.counts_new_keys else backend.name
         if self.quota is not None:
             self.needs.check_counts("this engine")
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self.is_plain = not (self.observing or self.draining or self.needs.refuse or self.quota)
 
     def begin_process(self) -> None:
         """Start with nothing live: at construction, and in a forked child."""
@@ -175,41 +190,52 @@ class Core:
 
     def attempt(self, command: Command, id: bytes | None = None) -> Claim:
         """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
-        if self.draining:
-            self.check_open()
-        policy, scope, key, secret = command.policy, command.scope, command.key, self.id_secret
+        key, secret = command.key, self.id_secret
+        if id is None:
+            id = record_id(command.scope, key, secret)
+        more = None if self.is_plain and command.is_plain else self._more(command, id)
+        bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
+        claim: Claim = _new(
+            Claim,
+            (
+                id,
+                bits[:16],
+                command.scope,
+                key_hash(key, secret),
+                command.recipe,
+                command.fingerprint,
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
+                self.holder,
+                command.policy.terms,
+                *(more or _NOTHING_MORE),
+            ),
+        )
+        resumed = None if more is None else command.resumed
+        return claim if resumed is None else claim._replace(**resumed._asdict())
+
+    def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
+        """What a claim has besides its key: what outlives the key, the request that is kept, and the caller's quota.
+
+        Raises StoreUnavailable where nothing more is granted here, and ConfigurationError where the store, or this
+        engine, cannot do what the operation declares.
+        """
+        self.check_open()
+        policy, scope = command.policy, command.scope
         if policy.steps and not self.emits:
             raise ConfigurationError(NO_STEPS.format(operation=repr(scope.operation)))
         if policy.covers:
             check_sealer(scope.operation, policy, self.sealer)
         if self.needs.refuse:
             self.needs.check(scope.operation, policy)
-        bits = os.urandom(26)
         if self.observing:
-            weak = weakness(key)
+            weak = weakness(command.key)
             if weak is not None:
                 self.tell("weak_keys", scope.operation, weakness=weak)
-        if id is None:
-            id = record_id(scope, key, secret)
-        claim = tuple.__new__(
-            Claim,
-            (
-                id,
-                bits[:16],
-                scope,
-                key_hash(key, secret),
-                command.recipe,
-                command.fingerprint,
-                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
-                self.holder,
-                policy.terms,
-                None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
-                None if command.request is None else sealed(command.request, id, self.sealer),
-                None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
-            ),
+        return (
+            None if command.business_ref is None and policy.operation_seconds is None else self._kept(command),
+            None if command.request is None else sealed(command.request, id, self.sealer),
+            None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
         )
-        resumed = command.resumed
-        return claim if resumed is None else claim._replace(**resumed._asdict())
 
     def _allowance(self, policy: Policy, scope: Scope) -> Allowance | None:
         """What a new key of this caller is counted by: the operation's own quota, or the engine's."""
@@ -245,10 +271,9 @@ class Core:
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
         unit = self.units.pop(claim.nonce, None) if self.units else None
-        permit = Permit(command, claim, grant, time.monotonic(), unit)
+        permit = self.live[grant.nonce] = Permit(command, claim, grant, time.monotonic(), unit)
         if self.emits:
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
-        self.live[grant.nonce] = permit
         return permit
 
     def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
@@ -284,11 +309,13 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
+        if permit.asked.is_plain and permit.emission is None and permit.resource_type is None and permit.kept:
+            return settlement(permit.grant, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
         word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
-        policy = permit.command.policy
+        policy = permit.asked.policy
         if policy.covers:
             word = cover(word, policy, self.sealer)
         if permit.emission is not None:
@@ -408,6 +435,7 @@ class Core:
     def drain(self, seconds: float) -> Flow[bool]:
         """Grant nothing more; True if every live permit, and every claim on its way, ends within ``seconds``."""
         self.draining = True
+        self._weigh()
         ends = (yield from ask(Elapsed())) + seconds
         while (self.live or self.entering) and (yield from ask(Elapsed())) < ends:
             yield from ask(Pause(DRAIN_LOOK_SECONDS))
@@ -450,7 +478,7 @@ class Core:
             if mine:
                 permit.renewed_monotonic = now
             elif permit.grant.nonce in self.live and not permit.lost and not permit.settling:
-                self.tell("superseded", permit.command.scope.operation)
+                self.tell("superseded", permit.asked.scope.operation)
                 if permit.effects is Effects.IDEMPOTENT:
                     permit.lose()
                 else:
@@ -511,7 +539,7 @@ class Core:
             ring()
         if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
             return
-        scope = permit.command.scope
+        scope = permit.asked.scope
         outcome = permit.outcome(outcome)
         doubt = getattr(outcome, "doubt", None)
         if doubt is not None:
@@ -559,6 +587,7 @@ class Core:
         self.check_identity(identity, pasted_url(backend.url) if backend.url else "")
         self.needs.learn_kind(backend.name, backend.store.capabilities, accepts_loss=backend.accepts_loss)
         self.needs.learn(observed, accepts_loss=backend.accepts_loss)
+        self._weigh()
         self.checked = True
 
     def check_identity(self, identity: Identity | None, url: str = "") -> None:

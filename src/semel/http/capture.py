@@ -6,6 +6,7 @@ all of them; the store gets the few that may be replayed, and never a session or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,7 +14,7 @@ from semel.core.model import Answer
 from semel.http.headers import BLANKS, BODYLESS_STATUSES, find_control
 from semel.policy import NEVER_REPLAYED, Policy
 
-_ENDLESS: Final = b"text/event-stream"
+_is_endless: Final = re.compile(rb"text/event-stream", re.IGNORECASE).match
 # What belongs to one request and is never stored: a replay takes it from this request's own pass of the application.
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
@@ -119,32 +120,33 @@ class Capture:
         """Take the head. False: its body is announced as too long, or as endless."""
         self.headers = headers = tuple(headers)
         keeping = self._keeping
-        allowed, unmissed = keeping.headers, keeping.unmissed
+        allowed = keeping.headers
         kept: list[tuple[bytes, bytes]] = []
-        self._announced = 0
         for name, value in headers:
             lower = name.lower()
-            if lower == b"content-length":
-                if value.isdigit() and len(value) < 20:
-                    self._announced = int(value)
-            elif lower in allowed:
+            if lower in allowed:
                 if find_control(value) is None:  # what would break a response in two is not given to the next caller
                     kept.append((lower, value.strip(BLANKS)))
-                if lower == b"content-type" and value[:17].lower() == _ENDLESS:
+                if lower == b"content-type" and _is_endless(value):
                     self.endless = True
-            elif lower not in unmissed:
+            elif lower == b"content-length":
+                if value.isdigit() and len(value) < 20:
+                    self._announced = int(value)
+            elif lower not in keeping.unmissed:
                 self._dropped = (*self._dropped, lower)
         self._kept = tuple(kept)
         self.status = status
         if status in BODYLESS_STATUSES:
             self.bodyless = True
+            # The length of what the application gave for a body would not be true.
+            self.headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
             return True
-        self.bodyless = False
         return self._announced <= keeping.body_bytes_max and not self.endless
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
-        self.status = 0
+        self.status = self._announced = 0
+        self.bodyless = False
         self.chunks.clear()
         self._dropped = ()
         self._size = 0
@@ -180,17 +182,13 @@ class Capture:
         """The answer as the store gets it. The log hears once of what is left out."""
         if self._dropped:
             self._keeping.tell_dropped(self._dropped)
-        return _new(Answer, (self.status, self._kept, self._body()))
+        chunks = self.chunks
+        return _new(Answer, (self.status, self._kept, chunks[0] if len(chunks) == 1 else self._body()))
 
     def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
-        """The answer as the first caller gets it: with all of the application's own headers, and ``more``.
-
-        Where a status has no body, the length of what the application gave for one would not be true.
-        """
-        headers = self.headers
-        if self.bodyless:
-            headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-        return _new(Answer, (self.status, headers + more, self._body()))
+        """The answer as the first caller gets it: with all of the application's own headers, and ``more``."""
+        chunks = self.chunks
+        return _new(Answer, (self.status, self.headers + more, chunks[0] if len(chunks) == 1 else self._body()))
 
     def instead(self, answer: Answer) -> Answer:
         """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""

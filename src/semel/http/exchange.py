@@ -63,7 +63,7 @@ from semel.http.prefer import preferred_wait, prefers_async
 from semel.http.routing import PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spool import Spool
-from semel.keys import parse_key
+from semel.keys import is_bare, parse_key
 from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
 from semel.policy import Command
 from semel.resuming.request import pack_head
@@ -118,31 +118,29 @@ def open_exchange(
     ``request`` what the surface's ``caller`` function reads.
     """
     read = dict(headers)
-    if len(read) == len(headers):
-        keys = [read[surface.key_name]] if surface.key_name in read else []
+    line = read.get(surface.key_name)
+    is_common = route.is_common and len(read) == len(headers) and _RARE.isdisjoint(read)
+    if is_common and line is not None and is_bare(line):  # as nearly all
+        key = line.decode()
     else:
-        keys, read = _read_joined(surface.key_name, headers, route.counted)
-    is_common = _RARE.isdisjoint(read)
-    if not is_common and b"1" in read.get(b"early-data", b""):
-        return surface.problems.too_early()
-    if not keys and not route.required:
-        surface.tell_unprotected(route.name, "no-key")
-        return _PASS
-    assert surface.caller is not None
-    caller = surface.caller(request)
+        head = _rare_head(surface, route, headers, read)
+        if type(head) is not HeadRead:
+            return head  # type: ignore[return-value]  # every other one ends here
+        key, read = head
+    caller = surface.caller(request)  # type: ignore[misc]  # with operations there is one
     if type(caller) is not Caller:
         return _uncalled(surface, route, caller)
-    try:
-        key = "" if route.key_from is not None else parse_key(keys)
-        length = read.get(b"content-length", b"")
-        if len(length) >= route.length_digits and is_announced_too_long(length, route):
-            raise too_large(route)
-    except RequestError as error:
-        return surface.problems.of_error(error)
-    exchange = Exchange(
-        surface, route, _entry(route, caller, method, read.get(b"content-type", b"")), params, query, key
-    )
-    if not is_common or route.counted:
+    if not key and route.key_from is None:
+        return _unreadable_key(surface, headers)
+    length = read.get(b"content-length")
+    if length is not None and len(length) >= route.length_digits and is_announced_too_long(length, route):
+        return surface.problems.of_error(too_large(route))
+    media_type = read.get(b"content-type", b"")
+    entry = route.entries.get((caller.tenant, caller.id, method, media_type))
+    if entry is None:
+        entry = _new_entry(route, caller, method, media_type)
+    exchange = Exchange(surface, route, entry, params, query, key)
+    if not is_common:
         exchange.heed(read)
     if not route.is_bare:
         if route.key_from is None:
@@ -150,6 +148,40 @@ def open_exchange(
         if route.policy.resumable:
             exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
+
+
+class HeadRead(NamedTuple):
+    """What was read of a head that is not an ordinary one: the key, empty where it is none, and the fields by name."""
+
+    key: str
+    read: dict[bytes, bytes]
+
+
+def _rare_head(
+    surface: HttpSettings, route: Route, headers: Sequence[tuple[bytes, bytes]], read: dict[bytes, bytes]
+) -> HeadRead | Answer | Unprotected:
+    """Read a head with rare fields, several lines of one field, no key, or another spelling of a key."""
+    keys = [read[surface.key_name]] if surface.key_name in read else []
+    if len(read) != len(headers):
+        keys, read = _read_joined(surface.key_name, headers, route.counted)
+    if b"1" in read.get(b"early-data", b""):
+        return surface.problems.too_early()
+    if not keys and not route.required:
+        surface.tell_unprotected(route.name, "no-key")
+        return _PASS
+    try:
+        return HeadRead("" if route.key_from is not None else parse_key(keys), read)
+    except RequestError:  # who asks is looked at first
+        return HeadRead("", read)
+
+
+def _unreadable_key(surface: HttpSettings, headers: Sequence[tuple[bytes, bytes]]) -> Answer:
+    """The answer to a request whose key is missing, or cannot be read."""
+    try:
+        parse_key([value for name, value in headers if name == surface.key_name])
+    except RequestError as error:
+        return surface.problems.of_error(error)
+    raise AssertionError("a key that was not read can be read")
 
 
 class Entry(NamedTuple):
@@ -161,22 +193,15 @@ class Entry(NamedTuple):
     subject: Subject | None  # of their fingerprints, where bodies may be plain JSON
 
 
-def _entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
-    names = (caller.tenant, caller.id, method, media_type)
-    entry: Entry | None = route.entries.get(names)
-    if entry is None:
-        entry = _new_entry(route, caller, method, media_type)
-        if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
-            if len(route.entries) >= _ENTRIES_MAX:
-                route.entries.clear()
-            route.entries[names] = entry
-    return entry
-
-
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
     media = media_type.decode("latin-1")
     facts = Facts(route.name, method, (), b"", caller.tenant, caller.id, media)
-    return Entry(Scope(caller.tenant, caller.id, route.name), method, media, route.fingerprinter.prepare(facts))
+    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, route.fingerprinter.prepare(facts))
+    if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
+        if len(route.entries) >= _ENTRIES_MAX:
+            route.entries.clear()
+        route.entries[caller.tenant, caller.id, method, media_type] = entry
+    return entry
 
 
 @lru_cache(maxsize=256)  # operations have a few kinds of answers
@@ -265,6 +290,11 @@ class Exchange:
     _body = b""
     _spool: Spool | None = None
     _head: bytes | None = None
+    # What a command has: an ordinary request is claimed as it is, and Permit.command makes a command of it.
+    fingerprint: bytes
+    recipe: str
+    is_plain = True
+    business_ref = request = resumed = None
 
     def __init__(
         self, surface: HttpSettings, route: Route, entry: Entry, params: Params, query: bytes, key: str
@@ -274,8 +304,9 @@ class Exchange:
         self._entry = entry
         self._params = params
         self._query = query
-        self._key = key
-        self._subject = entry.subject
+        self.key = key
+        self.policy = route.policy
+        self.scope, _, _, self._subject = entry
 
     @cached_property
     def _facts(self) -> Facts:
@@ -314,13 +345,16 @@ class Exchange:
     @property
     def wanted(self) -> Wanted:
         """What the surface's ``may`` function is asked about."""
-        scope = self._entry.scope
+        scope = self.scope
         return Wanted(scope.operation, Caller(scope.tenant, scope.caller), self._params)
 
     # --- the body ---------------------------------------------------------------------------
 
     def command(self, body: bytes) -> Command | Answer:
-        """The command of a request whose body came in one piece; or the answer that refuses it."""
+        """The command of a request whose body came in one piece; or the answer that refuses it.
+
+        An ordinary command is this exchange itself: it has what a command has.
+        """
         route = self.route
         if len(body) > route.body_bytes_max:
             self.refusal = too_large(route)
@@ -330,7 +364,11 @@ class Exchange:
         if self._subject is not None:
             fingerprint = self._subject.digest(self._params, self._query, body)
             if fingerprint is not None:  # of plain JSON, which any handler can read
-                return self._command(fingerprint, route.recipe)
+                if not route.is_plain or self.refusal is not None:
+                    return self._command(fingerprint, route.recipe)
+                self.fingerprint = fingerprint
+                self.recipe = route.recipe
+                return self  # type: ignore[return-value]  # it has what a command has
         try:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
@@ -358,7 +396,7 @@ class Exchange:
     def finish(self, spool: Spool) -> Command | Answer:
         """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
         if self._hashing is None:
-            return self.command(b"")
+            return self._made(self.command(b""))
         self._spool = spool
         try:
             self._check_json(spool.size, spool.chunks())
@@ -367,7 +405,10 @@ class Exchange:
             return self._command_under_a_former_recipe(error)
         recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
-        return self._command(fingerprint, self.route.recorded[recipe])
+        return self._made(self._command(fingerprint, self.route.recorded[recipe]))
+
+    def _made(self, command: Command | Answer) -> Command | Answer:
+        return Command.of_request(command) if isinstance(command, Exchange) else command
 
     def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
         """Refuse what the handler could not read: it would fail when the key is claimed already."""
@@ -410,9 +451,11 @@ class Exchange:
         return facts._replace(extra=tuple(pair for pair in facts.extra if pair[0] in names))
 
     def _command(self, fingerprint: bytes, recipe: str) -> Command | Answer:
-        route, refusal, scope, under = self.route, self.refusal, self._entry.scope, self.under
-        if route.is_bare and refusal is None:
-            return Command.of_checked(scope, self._key, fingerprint, recipe, route.policy, under)
+        route, refusal, scope, under = self.route, self.refusal, self.scope, self.under
+        if route.is_plain and refusal is None:
+            self.fingerprint = fingerprint
+            self.recipe = recipe
+            return self  # type: ignore[return-value]  # it has what a command has
         try:
             key, reference = self._names()
             command = partial(Command, scope, key, fingerprint, recipe, route.policy, under, reference)
@@ -443,7 +486,7 @@ class Exchange:
             body = self._body if self._spool is None else b"".join(self._spool.chunks())
         reference = None if route.reference_from is None else route.reference_from.reference(params, body, media)
         if route.key_from is None:
-            return self._key, reference
+            return self.key, reference
         key = route.key_from.key(params, body, media)
         self.refusal = self.refusal or _misfit(route, key)
         return key, reference
@@ -547,6 +590,8 @@ class Exchange:
         ``status_code`` or ``own_status``.
         """
         policy = self.route.policy
+        if error is None and failure is None and permit.kept and policy.success is None and 200 <= capture.status < 300:
+            return Succeeded(capture.stored())  # as classify_answer: nearly every command ends so
         if failure is not None:
             if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
                 return classify_exception(failure, policy, begun=permit.begun)
@@ -560,6 +605,10 @@ class Exchange:
         # Only an error answer is what the framework made of the exception; any other is not true any more.
         answer = capture.stored() if capture.complete and capture.status >= 500 else None
         return classify_exception(error, policy, begun=permit.begun, answer=answer)
+
+    def first_answer(self, permit: Permit, capture: Capture) -> Answer:
+        """The answer of a command that succeeded and is settled, as it was asked for first."""
+        return capture.first(self.route.honoured.headers(permit.grant.operation_id))
 
     def last_answer(
         self,
@@ -577,12 +626,12 @@ class Exchange:
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
-        if permit.steps is not None:
-            outcome = permit.outcome(outcome)
         operation_id = permit.grant.operation_id
         is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        if permit.steps is not None:
+            outcome = permit.outcome(outcome)
         if is_settled and type(outcome) is Succeeded:
-            return capture.first(self.route.honoured.headers(operation_id))  # nearly every command ends so
+            return self.first_answer(permit, capture)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if is_settled and not isinstance(outcome, Unprovable):
             return capture.first(self.honours(permit, outcome))

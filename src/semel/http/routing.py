@@ -101,7 +101,10 @@ class Route:
         "entries",
         "fingerprinter",
         "honoured",
+        "idempotent",
         "is_bare",
+        "is_common",
+        "is_plain",
         "keeping",
         "key_from",
         "known",
@@ -128,8 +131,10 @@ class Route:
         self.key_from, self.reference_from = sources(policy.key_from, policy.reference_from)
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
+        self.idempotent = policy.terms.effects is Effects.IDEMPOTENT
         # Nothing of a command but its fingerprint comes from its body, and any key will do.
         self.is_bare = not (self.key_from or self.reference_from or policy.key_format or policy.resumable)
+        self.is_plain = self.is_bare and policy.is_plain
         self.body_bytes_max = policy.body_bytes_max
         self.bytes_read_max = max(policy.body_bytes_max, RETRY_BYTES_MAX)
         self.length_digits = len(str(self.bytes_read_max))
@@ -151,6 +156,8 @@ class Route:
         self.recipe = self.recorded[recipe.id]  # of nearly all fingerprints
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
         self.counts_path = False
+        # Nothing is read of a head but the key, what the body is, and what is rare.
+        self.is_common = not self.counted and self.key_from is None
 
     def count_path(self) -> None:
         """Let the path count in what is asked for: the operation is reached by several that do different things.

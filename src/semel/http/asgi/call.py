@@ -11,10 +11,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from semel.core.model import Answer, Effects, Superseded, Verdict
-from semel.core.outcomes import Outcome
+from semel.core.model import Answer, Superseded
+from semel.core.outcomes import Succeeded
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
@@ -39,7 +39,14 @@ class _Mode(Enum):
 
 
 # Of an enumeration a member is looked up by a function; every request would pay for it.
-_HOLD, ATOMIC, _IDEMPOTENT = _Mode.HOLD, Effects.ATOMIC, Effects.IDEMPOTENT
+_HOLD, _THROUGH = _Mode.HOLD, _Mode.THROUGH
+
+
+class HostMiddleware(Protocol):
+    """The middleware that an application's calls come through."""
+
+    app: App
+    engine: AsyncEngine
 
 
 class AsgiCall:
@@ -57,13 +64,17 @@ class AsgiCall:
     _start: Message | None = None
     _ended: asyncio.Event | None = None
     _task: asyncio.Task[Any] | None = None
+    _ends: float | None = None  # of a call without a permit: when it is too late for its answer
     _gone = False
     _lost = False
+    _failure: BaseException | None = None  # what the endpoint itself raised, where that is known
+    _own_status: int | None = None
     _accepted = False  # the client has its 202; the answer is for those who ask later
 
-    def __init__(self, app: App, engine: AsyncEngine, scope: Scope, receive: Receive, send: Send) -> None:
-        self._app = app
-        self._engine = engine
+    _exchange: Exchange
+
+    def __init__(self, place: HostMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        self._place = place
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -73,7 +84,6 @@ class AsgiCall:
         self._exchange = exchange
         self._permit = permit
         self._capture = Capture(exchange.route.keeping)
-        self._deadline = permit.deadline_monotonic
         scope = self._scope
         if scope.get("extensions"):
             scope = self._scope = captured(scope)
@@ -83,9 +93,17 @@ class AsgiCall:
         else:
             state["semel_permit"] = permit
         scope["semel.permit"] = permit
-        if permit.effects is _IDEMPOTENT:
+        if exchange.route.idempotent:
             self._task = asyncio.current_task()
             permit.when_lost(self._cancel)
+
+    @property
+    def _deadline(self) -> float:
+        """From when on, in monotonic seconds, nobody waits for the handler."""
+        if self._ends is not None:
+            return self._ends
+        assert self._permit is not None
+        return self._permit.deadline_monotonic
 
     async def _accept(self, permit: Permit) -> None:
         """Tell a client that does not wait where to look; the handler goes on."""
@@ -101,22 +119,30 @@ class AsgiCall:
             self._lost = True
             self._task.cancel()
 
-    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        return self._exchange.outcome(permit, self._capture, error)
-
     async def _conclude(self, permit: Permit, error: BaseException | None) -> None:
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
         if self._task is not None:
-            permit.when_lost(_nothing)
-            if self._lost:
-                self._task.uncancel()
-            self._task = None  # it will hold what the application raised, and that holds this call
-        capture = self._capture
+            self._stop_cancelling(permit)
+        capture, exchange = self._capture, self._exchange
         if error is None and not capture.complete and (self._mode is _HOLD or capture.ended or not capture.started):
             error = IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         try:
-            answer = await self._settle(permit, error)
-            if answer is not None and self._mode is not _Mode.THROUGH and not self._accepted:
+            outcome = exchange.outcome(permit, capture, error, self._failure, self._own_status)
+            answer: Answer | None
+            try:
+                reply = await self._place.engine.settle(permit, outcome)
+                if type(reply) is Superseded:
+                    verdict = await self._place.engine.reread(permit)
+                    answer = exchange.last_answer(permit, capture, outcome, error, verdict)
+                elif error is None and type(outcome) is Succeeded and permit.kept and permit.steps is None:
+                    answer = exchange.first_answer(permit, capture)  # nearly every command ends so
+                else:
+                    answer = exchange.last_answer(permit, capture, outcome, error)
+            except SemelError as unconfirmed:
+                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed)
+            if answer is None:
+                self._point(exchange.honours(permit, permit.outcome(outcome)))
+            elif self._mode is not _THROUGH and not self._accepted:
                 try:
                     await send_answer(self._send, answer)
                 except Exception as refused:
@@ -128,21 +154,13 @@ class AsgiCall:
         finally:
             error = None  # it holds this frame
 
-    async def _settle(self, permit: Permit, error: BaseException | None) -> Answer | None:
-        capture = self._capture
-        outcome = self._outcome(permit, error)
-        verdict: Verdict | None = None
-        unconfirmed: SemelError | None = None
-        try:
-            reply = await self._engine.settle(permit, outcome)
-            if type(reply) is Superseded:
-                verdict = await self._engine.reread(permit)
-        except SemelError as failed:
-            unconfirmed = failed
-        answer = self._exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
-        if answer is None:
-            self._point(self._exchange.honours(permit, permit.outcome(outcome)))
-        return answer
+    def _stop_cancelling(self, permit: Permit) -> None:
+        """The handler has ended: a permit that is lost from here on cancels nothing."""
+        assert self._task is not None
+        permit.when_lost(_nothing)
+        if self._lost:
+            self._task.uncancel()
+        self._task = None  # it will hold what the application raised, and that holds this call
 
     def _point(self, headers: Headers) -> None:
         """The application raised, and its server answers: ``headers`` say where the operation's status is."""
@@ -218,7 +236,7 @@ class AsgiCall:
         if capture.endless and self._ended is not None:
             self._ended.set()
         try:
-            marked_so = await self._engine.mark_not_kept(permit)
+            marked_so = await self._place.engine.mark_not_kept(permit)
         except StoreError:
             marked_so = False
         chunks = capture.release()
@@ -271,8 +289,9 @@ class AsgiCall:
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer in two messages."""
-    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
-    await send({"type": "http.response.body", "body": answer.body})
+    status, headers, body = answer
+    await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+    await send({"type": "http.response.body", "body": body})
 
 
 def marked(send: Send, mark: tuple[bytes, bytes]) -> Send:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Protocol
 
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
-from semel.http.asgi.call import ATOMIC, AsgiCall, Message, marked, send_answer
+from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, marked, send_answer
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -23,44 +24,60 @@ from semel.http.spool import Spool
 from semel.policy import Command
 
 
+class DeclaringHost(HostMiddleware, Protocol):
+    """The middleware that knows its application's operations.
+
+    ``kept_alive`` runs to its end what must not end with its client; ``body_clock`` ends the reading of a body that
+    comes too slowly.
+    """
+
+    kept_alive: KeptAlive
+    body_clock: BodyClock
+
+
 class DeclaredCall(AsgiCall):
     """One request of a declared operation: read its body, claim, and only then call the application."""
 
-    async def run(self, exchange: Exchange, kept_alive: KeptAlive, body_clock: BodyClock) -> None:
-        """The whole way, from reading the body to the last byte of the answer.
-
-        Parameters: ``exchange`` what the request's head was opened to; ``kept_alive`` runs to its end what must not
-        end with its client; ``body_clock`` ends the reading of a body that comes too slowly.
-        """
+    def __init__(self, place: DeclaringHost, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        self._place: DeclaringHost = place
         self._exchange = exchange
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def run(self) -> None:
+        """The whole way, from reading the body to the last byte of the answer."""
+        place, exchange = self._place, self._exchange
         command: Command | Answer | None
-        task = body_clock.begin()
+        is_needless = False
+        task = place.body_clock.begin()
         try:
             message = await self._receive()
-            if message["type"] == "http.request" and not message.get("more_body"):
+            if message.get("more_body") or message["type"] != "http.request":
+                command = await self._read(message)
+            else:
                 self._message = message
                 body = message.get("body", b"")
-                small = len(body) <= ON_LOOP_BYTES_MAX
-                command = exchange.command(body) if small else await command_of(exchange, body)
-            else:
-                command = await self._read(message)
+                command = exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
         except BaseException:
-            in_time = body_clock.end(task)
+            in_time = place.body_clock.end(task)
             del task  # its end would hold this frame
             if in_time:
                 raise
             command = exchange.body_too_slow(self._scope)
         else:
-            if not body_clock.end(task):  # it was cancelled, and something between has not let it know
+            if not place.body_clock.end(task):  # it was cancelled, and something between has not let it know
                 self._close_spool()
                 command = exchange.body_too_slow(self._scope)
+            code = getattr(task.get_coro(), "cr_code", None)
+            is_needless = code is place.kept_alive.uvicorn_code or place.kept_alive.is_needless(task)
             del task
-        if type(command) is not Command:
-            if type(command) is Answer:
+        if command is not exchange and (command is None or isinstance(command, Answer)):  # type: ignore[comparison-overlap]
+            if command is not None:
                 await send_answer(self._send, command)
             return
         try:
-            permit = await self._engine.claim(command, wait_seconds=exchange.wait_seconds)
+            permit = await place.engine.claim(command, wait_seconds=exchange.wait_seconds)
         except UNCLAIMED as error:
             await self._go_unclaimed(error)
             return
@@ -68,14 +85,15 @@ class DeclaredCall(AsgiCall):
             self._close_spool()
             raise
         if not isinstance(permit, Permit):
-            self._close_spool()
+            if self._spool is not None:
+                self._close_spool()
             await send_answer(self._send, exchange.present(permit))
-        elif kept_alive.is_needless(asyncio.current_task()):
+        elif is_needless:
             await self._proceed(permit)
         else:
             listener = Listener(self._send)
             self._send = listener.send
-            await kept_alive.shield(self._proceed(permit), listener)
+            await place.kept_alive.shield(self._proceed(permit), listener)
 
     async def _go_unclaimed(self, error: SemelError) -> None:
         """The store could not take the command: refuse it, or run it unprotected where that was declared."""
@@ -83,7 +101,7 @@ class DeclaredCall(AsgiCall):
             refused = self._exchange.unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                await self._app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
+                await self._place.app(self._scope, self._receive_unprotected, marked(self._send, refused.mark))
             else:
                 await send_answer(self._send, refused)
         finally:
@@ -96,11 +114,11 @@ class DeclaredCall(AsgiCall):
             self._begin(self._exchange, permit)
             if self._exchange.wants_async:
                 await self._accept(permit)
-            if permit.effects is ATOMIC:
+            if self._exchange.route.atomic:
                 async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                    await self._app(self._scope, self.receive, self.send)
+                    await self._place.app(self._scope, self.receive, self.send)
             else:
-                await self._app(self._scope, self.receive, self.send)
+                await self._place.app(self._scope, self.receive, self.send)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again

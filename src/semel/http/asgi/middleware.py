@@ -60,8 +60,8 @@ class SemelMiddleware:
         self._find = self.surface.routes.find
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
-        self._kept_alive = KeptAlive()
-        self._body_clock = BodyClock(self.surface.body_seconds_max)
+        self.kept_alive = KeptAlive()
+        self.body_clock = BodyClock(self.surface.body_seconds_max)
         self._reaper = Reaper(engine)
         self._state: Mapping[str, Any] | None = None  # of the lifespan
         self._completer = completer_of(self.surface, engine, app, lambda: self._state)
@@ -70,36 +70,43 @@ class SemelMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
-        kind = scope["type"]
-        if kind == "http" and CALL_KEY not in scope:
-            path = route_path(scope) if scope.get("root_path") else scope["path"]
-            found = self._find(scope["method"], path)
-            if found is None:
-                instead = await self._undeclared(scope, path)
-                if isinstance(instead, Answer):
-                    await send_answer(send, instead)
-                    return
-                found = instead
-            if found is not None:
-                surface, (route, params) = self.surface, found
-                query = scope.get("query_string", b"")
-                opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope)
-                if type(opened) is Exchange:
-                    if surface.may is not None and not await surface.allows_async(scope, opened.wanted):
-                        await send_answer(send, surface.problems.not_allowed())
-                        return
-                    call = DeclaredCall(self.app, self.engine, scope, receive, send)
-                    await call.run(opened, self._kept_alive, self._body_clock)
-                elif isinstance(opened, Unprotected):
-                    await self.app(scope, receive, send if opened.mark is None else marked(send, opened.mark))
-                else:
-                    assert isinstance(opened, Answer)
-                    await send_answer(send, opened)
-                return
-        elif kind == "lifespan" and self._manage_engine:
-            await self._lifespan(scope, receive, send)
+        if scope["type"] != "http" or CALL_KEY in scope:
+            await self._pass_on(scope, receive, send)
             return
-        await self.app(scope, receive, send)
+        path = route_path(scope) if scope.get("root_path") else scope["path"]
+        found: Any = self._find(scope["method"], path)
+        if found is None:
+            found = await self._undeclared(scope, path)
+            if found is None:
+                await self.app(scope, receive, send)
+                return
+            if isinstance(found, Answer):
+                await send_answer(send, found)
+                return
+        surface, (route, params) = self.surface, found
+        query = scope.get("query_string", b"")
+        exchange = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope)
+        if type(exchange) is not Exchange:
+            await self._end(exchange, scope, receive, send)
+        elif surface.may is None or await surface.allows_async(scope, exchange.wanted):
+            await DeclaredCall(self, exchange, scope, receive, send).run()
+        else:
+            await send_answer(send, surface.problems.not_allowed())
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection that holds no command, or one that another layer takes care of."""
+        if scope["type"] == "lifespan" and self._manage_engine:
+            await self._lifespan(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _end(self, opened: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is no protected command, or let the application serve it."""
+        if isinstance(opened, Answer):
+            await send_answer(send, opened)
+        else:
+            mark = opened.mark if isinstance(opened, Unprotected) else None
+            await self.app(scope, receive, send if mark is None else marked(send, mark))
 
     async def _undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
@@ -114,7 +121,7 @@ class SemelMiddleware:
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
-        await self._kept_alive.close()
+        await self.kept_alive.close()
 
     # --- lifespan -----------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Effects
-from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
@@ -58,27 +57,22 @@ class RouteCall(AsgiCall):
     _leaked = False
     _cut = False
     _told = False
-    _failure: BaseException | None = None
-    _own_status: int | None = None
     _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
 
     def __init__(
         self,
-        app: App,
-        engine: AsyncEngine,
+        place: CaptureMiddleware,
         scope: Scope,
         receive: Receive,
         send: Send,
-        may_claim: Callable[..., bool],
-        bodies: Bodies,
     ) -> None:
-        super().__init__(app, engine, captured(scope), receive, send)
+        super().__init__(place, captured(scope), receive, send)
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
-        self._may_claim = may_claim
-        self._bodies = bodies
+        self._may_claim = place.may_claim
+        self._bodies = place.bodies
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
@@ -96,7 +90,7 @@ class RouteCall(AsgiCall):
         error: BaseException | None = None
         try:
             try:
-                await self._app(scope, self.receive, self.send)
+                await self._place.app(scope, self.receive, self.send)
             except GeneratorExit:
                 raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
             except BaseException as raised:
@@ -163,7 +157,7 @@ class RouteCall(AsgiCall):
         if isinstance(command, Answer):
             return self._hold(route, command)
         try:
-            permit = await self._engine.claim(command, wait_seconds=opened.wait_seconds)
+            permit = await self._place.engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
             refused = opened.unclaimed(error)
             if isinstance(refused, Answer):
@@ -186,7 +180,7 @@ class RouteCall(AsgiCall):
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
         self._instead = answer
         self._capture = Capture(route.keeping)
-        self._deadline = time.monotonic() + route.policy.deadline_seconds
+        self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
         return answer
 
@@ -328,9 +322,6 @@ class RouteCall(AsgiCall):
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
 
-    def _outcome(self, permit: Permit, error: BaseException | None) -> Outcome:
-        return self._exchange.outcome(permit, self._capture, error, self._failure, self._own_status)
-
 
 class _Limit:
     """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
@@ -418,9 +409,9 @@ class CaptureMiddleware:
         may_reach: MayReach,
     ) -> None:
         self.app = app
-        self._bodies = Bodies(surface, bytes_max)
+        self.bodies = Bodies(surface, bytes_max)
         self.engine = engine
-        self._may_claim = may_claim
+        self.may_claim = may_claim
         self._may_reach = may_reach
         self._kept_alive = kept_alive
 
@@ -431,7 +422,7 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            await self._call(RouteCall(self.app, self.engine, scope, receive, send, self._may_claim, self._bodies))
+            await self._call(RouteCall(self, scope, receive, send))
 
     async def _call(self, call: RouteCall) -> None:
         if self._kept_alive.is_needless(call.runner):

@@ -18,12 +18,12 @@ _UVICORN_CALL: Final = "RequestResponseCycle.run_asgi"
 class KeptAlive:
     """The tasks of one application that must come to their end."""
 
-    __slots__ = ("_begun", "_tasks", "_uvicorn_code")
+    __slots__ = ("_begun", "_tasks", "uvicorn_code")
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[asyncio.Task[Any]] = set()
-        self._uvicorn_code: CodeType | None = None
+        self.uvicorn_code: CodeType | object = object()  # of uvicorn's call, once it was seen
 
     async def shield(self, work: Coroutine[Any, Any, None], listener: Listener) -> None:
         """Run what must not end with its client, in a task of its own; the listener is told when it has left."""
@@ -56,10 +56,10 @@ class KeptAlive:
         code = None if task is None else getattr(task.get_coro(), "cr_code", None)
         if code is None:
             return False
-        if code is self._uvicorn_code:
+        if code is self.uvicorn_code:
             return True
         if code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
-            self._uvicorn_code = code
+            self.uvicorn_code = code
             return True
         return False
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from json.encoder import encode_basestring
@@ -74,10 +75,8 @@ def plain_json(body: bytes, depth_max: int) -> bytes | None:
     >>> plain_json(b'{"b": 1, "a": []}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
     (b'{"a":[],"b":1}', None, None)
     """
-    if body.count(b"{") + body.count(b"[") > depth_max:  # also those within strings: no way to be too deep
-        return None
     quick = _quick()
-    return None if quick is None else quick(body)
+    return None if quick is None else quick(body, depth_max)
 
 
 def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64) -> bytes | None:
@@ -226,7 +225,7 @@ def _write(value: _Json, put: Callable[[str], None], order: _Order) -> None:
 
 
 @cache
-def _quick() -> Callable[[bytes], bytes | None] | None:
+def _quick() -> Callable[..., bytes | None] | None:
     """The fast path through orjson, or None where that is not installed. Looked for once, at first use."""
     try:
         orjson: Any = importlib.import_module("orjson")
@@ -236,7 +235,9 @@ def _quick() -> Callable[[bytes], bytes | None] | None:
     dumps: Callable[..., bytes] = orjson.dumps
     sort_keys: int = orjson.OPT_SORT_KEYS
 
-    def quick(body: bytes) -> bytes | None:
+    plain = _PLAIN
+
+    def quick(body: bytes, depth_max: int = sys.maxsize) -> bytes | None:
         """Exactly what `_exact` returns, or None where that is not certain.
 
         Why it is the same: `loads` takes nothing but JSON. In an ASCII body without a backslash every string is its
@@ -248,7 +249,9 @@ def _quick() -> Callable[[bytes], bytes | None] | None:
         it, and nothing adds one: equal counts of colons prove that none was dropped, whatever the whitespace. Equal
         lengths prove it as well, since nothing ever becomes longer.
         """
-        if _PLAIN(body) is None:
+        if body.count(b"{") + body.count(b"[") > depth_max:  # also those within strings: no way to be too deep
+            return None
+        if plain(body) is None:
             return None
         try:
             out = dumps(loads(body), option=sort_keys)
@@ -259,4 +262,4 @@ def _quick() -> Callable[[bytes], bytes | None] | None:
 
     # The proof rests on orjson being orjson; something else under that name must not change fingerprints.
     probe, expected = b'{"b":[-1,"\x7f/"],"a":{"z":null,"y":0}}', b'{"a":{"y":0,"z":null},"b":[-1,"\x7f/"]}'
-    return quick if quick(probe) == expected else None
+    return quick if quick(probe, 64) == expected else None

@@ -325,7 +325,9 @@ class Subject:
 
     def digest(self, path_params: tuple[tuple[str, str], ...], query: bytes, body: bytes) -> bytes | None:
         """The fingerprint; None where the body is no plain JSON: then :meth:`Fingerprinter.named` makes it."""
-        plain = plain_json(body, self._depth_max) if len(body) <= self._bytes_max else None
+        if len(body) > self._bytes_max:
+            return None
+        plain = plain_json(body, self._depth_max)
         if plain is None:
             return None
         if path_params or query:

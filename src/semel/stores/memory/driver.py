@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 
 from semel.core.decide import kept_answer
 from semel.core.flow import MakeFlow
-from semel.core.model import Replay
+from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
-from semel.stores.memory.store import Table
+from semel.stores.memory.store import Table, claim_on, settle_on
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 class LocalDriver:
     """Runs the memory store's flows. Thread-safe; never blocks for longer than one verb."""
-
-    answers_at_once = True  # so that an engine on an event loop need not await
 
     def __init__(self, *, clock: Clock = system_clock) -> None:
         self._clock = clock
@@ -39,10 +37,7 @@ class LocalDriver:
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end."""
         if self._is_inherited:
-            raise StoreUnavailable(
-                "a memory:// store cannot be used after fork: each worker would have its own truth; "
-                "use sqlite:/// for several processes, or connect after the fork"
-            )
+            raise _inherited()
         flow = make()
         try:
             needed: Any = next(flow)  # a TableCall: the memory store has no other ask
@@ -53,6 +48,20 @@ class LocalDriver:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def claim_at_once(self, claim: Claim) -> Verdict:
+        """As :class:`~semel.core.contract.AnswersAtOnce`."""
+        if self._is_inherited:
+            raise _inherited()
+        with self._lock:
+            return claim_on(self._table, claim, self._clock())
+
+    def settle_at_once(self, word: Settlement) -> Settling:
+        """As :class:`~semel.core.contract.AnswersAtOnce`."""
+        if self._is_inherited:
+            raise _inherited()
+        with self._lock:
+            return settle_on(self._table, word, self._clock())
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""
@@ -68,3 +77,10 @@ class LocalDriver:
 
     async def close_async(self) -> None:
         """Nothing to close."""
+
+
+def _inherited() -> StoreUnavailable:
+    return StoreUnavailable(
+        "a memory:// store cannot be used after fork: each worker would have its own truth; "
+        "use sqlite:/// for several processes, or connect after the fork"
+    )
