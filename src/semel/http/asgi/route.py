@@ -18,7 +18,7 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
-from semel.http.asgi.bodies import command_of, finished
+from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finished
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
 from semel.http.asgi.scope import captured
@@ -68,7 +68,10 @@ class RouteCall(AsgiCall):
         receive: Receive,
         send: Send,
     ) -> None:
-        super().__init__(place, captured(scope), receive, send)
+        self._place = place
+        self._scope = captured(scope)
+        self._receive = receive
+        self._send = send
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
         self._may_claim = place.may_claim
@@ -101,6 +104,7 @@ class RouteCall(AsgiCall):
             finally:
                 if self._spool is not None:
                     self._close_spool()
+                self._message = None  # what the application has not read
             if self._permit is not None:
                 if self._limit is not None:
                     error = self._limit.end(error)
@@ -210,8 +214,13 @@ class RouteCall(AsgiCall):
 
     async def receive(self) -> Message:
         """The body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
-        spool = self._spool
+        message, spool = self._message, self._spool
+        if message is not None:
+            self._message = None
+            return message
         if spool is None:
+            if self._whole:
+                return await (self._after_body() if self.has_claimed else self._receive())
             if self._too_long or self._refusal is not None:
                 return await self._receive()
             if not self._may_claim(self._scope.get("endpoint")):
@@ -283,6 +292,11 @@ class RouteCall(AsgiCall):
         else:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
+        await self._keep(spool, message)
+        return message
+
+    async def _keep(self, spool: Spool, message: Message) -> None:
+        """Take a piece of the body, or note that there will be no more."""
         if message["type"] == "http.request":
             if spool.on_disk:
                 await asyncio.to_thread(spool.write, message.get("body", b""))
@@ -291,15 +305,18 @@ class RouteCall(AsgiCall):
             self._whole = not message.get("more_body", False)
         else:
             self._whole = self._cut = True
-        return message
 
     async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
         """Read what the application has left unread, and fingerprint the whole."""
         limit = bytes_read_max(exchange.route)
         spool = self._spool
-        if spool is None:
-            spool = self._spool = Spool()
         try:
+            if spool is None:
+                message, self._until = await self._bodies.clock.first_of(self._receive)
+                if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
+                    return await self._command_of_one(exchange, message)
+                spool = self._spool = Spool()
+                await self._keep(spool, message)
             while not self._whole and spool.size <= limit:
                 await self._pull(spool, is_command=True)
         except TimeoutError:
@@ -318,6 +335,12 @@ class RouteCall(AsgiCall):
             if refusal is not None:
                 return refusal
         return await finished(exchange, spool)
+
+    async def _command_of_one(self, exchange: Exchange, message: Message) -> Command | Answer:
+        """The command of a body that came in one piece, which the application is given as it came."""
+        self._message, self._whole = message, True
+        body = message.get("body", b"")
+        return exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
 
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
