@@ -13,28 +13,28 @@ from bench.bytecodes import KINDS, SURFACES, Counted, count
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
 BUDGETS = {
-    ("asgi", "fresh"): 3_050,
-    ("asgi", "replay"): 1_215,
-    ("asgi", "refused"): 3_965,
-    ("asgi", "failed"): 2_800,
-    ("asgi", "unprotected"): 330,
-    ("starlette", "fresh"): 3_660,
-    ("starlette", "replay"): 1_890,
-    ("starlette", "refused"): 4_645,
-    ("starlette", "failed"): 3_550,
-    ("starlette", "unprotected"): 290,
-    ("fastapi", "fresh"): 4_040,
-    ("fastapi", "replay"): 2_265,
-    ("fastapi", "refused"): 5_020,
-    ("fastapi", "failed"): 3_930,
-    ("fastapi", "unprotected"): 660,
+    ("asgi", "fresh"): 2_220,
+    ("asgi", "replay"): 1_070,
+    ("asgi", "refused"): 3_745,
+    ("asgi", "failed"): 2_110,
+    ("asgi", "unprotected"): 320,
+    ("starlette", "fresh"): 2_650,
+    ("starlette", "replay"): 1_585,
+    ("starlette", "refused"): 4_265,
+    ("starlette", "failed"): 2_680,
+    ("starlette", "unprotected"): 265,
+    ("fastapi", "fresh"): 3_025,
+    ("fastapi", "replay"): 1_960,
+    ("fastapi", "refused"): 4_640,
+    ("fastapi", "failed"): 3_060,
+    ("fastapi", "unprotected"): 640,
 }
 # What one fresh command and one replay may spend in each room.
 ROOMS = {
-    "fresh": {"semel.http": 1_348, "semel.engine": 610, "semel.core": 535, "semel.stores": 465, "semel": 62},
-    "replay": {"semel.http": 790, "semel.engine": 65, "semel.core": 245, "semel.stores": 40, "semel": 62},
+    "fresh": {"semel.http": 1_215, "semel.engine": 360, "semel.core": 405, "semel.stores": 240, "semel": 5},
+    "replay": {"semel.http": 755, "semel.engine": 55, "semel.core": 210, "semel.stores": 40, "semel": 5},
 }
-SQLITE_REPLAY = 1_400
+SQLITE_REPLAY = 1_260
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
