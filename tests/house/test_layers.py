@@ -41,7 +41,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores.sqlite": {"doctor_file": 4},
     "stores.postgres": dict.fromkeys(["rows", "settings", "text"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests"], 2),
-    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "scripts"], 2),
+    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts"], 2),
     "steps": dict.fromkeys(["doubts", "findings", "options"], 1),
     "operations": {"references": 1, "tracking": 2},
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
