@@ -38,7 +38,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores.sql": dict.fromkeys(["damage", "statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
     "stores.postgres": dict.fromkeys(["rows", "settings", "text"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests"], 2),
-    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "scripts"], 2),
+    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts"], 2),
     "steps": dict.fromkeys(["doubts", "findings", "options"], 1),
     "operations": {"references": 1, "tracking": 2},
     "sealing": {"redaction": 1, **dict.fromkeys(["rebuild", "sealer"], 3)},

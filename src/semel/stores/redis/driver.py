@@ -15,7 +15,8 @@ from semel.stores.deadline import Deadline
 from semel.stores.loops import Loops
 from semel.stores.process import begin_in_children
 from semel.stores.redis.connections import RedisLoop, RedisServer, RedisThreads
-from semel.stores.redis.routes import KeyRoutes, RedisRefused, Replies, perform, raise_refused
+from semel.stores.redis.remedies import refusal
+from semel.stores.redis.routes import KeyRoutes, RedisRefused, Replies, perform
 from semel.stores.redis.scripts import Calls, RedisCall
 
 T = TypeVar("T")
@@ -139,7 +140,7 @@ class RedisDriver:
 
 def _sound(replies: list[Any]) -> list[Any]:
     if RedisRefused in map(type, replies):
-        raise_refused(next(reply for reply in replies if type(reply) is RedisRefused))
+        raise next(refusal(reply.code, reply.text) for reply in replies if type(reply) is RedisRefused)
     return replies
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.errors import StatementRefused
+
 _RIGHTS: Final = (
     "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO, TIME, CLIENT SETNAME, and all reads and writes "
     "of Semel's keys"
@@ -39,3 +41,8 @@ _TELLING: Final = (
 def remedy_of(code: str, text: str) -> str:
     """What to do about an error reply."""
     return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
+
+
+def refusal(code: str, text: str) -> StatementRefused:
+    """A server's error reply as what it means here: nothing was done."""
+    return StatementRefused(f"Redis: {code} {text} ({remedy_of(code, text)})")

@@ -11,11 +11,11 @@ import time
 from binascii import crc_hqx
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
-from semel.stores.redis.remedies import remedy_of
+from semel.stores.redis.remedies import refusal
 from semel.stores.redis.scripts import RedisCall
 
 SLOTS: Final = 16384
@@ -387,15 +387,10 @@ def _load(routes: KeyRoutes, loads: dict[Node, dict[str, bytes]]) -> Generator[l
             raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
         for reply in answer:
             if type(reply) is RedisRefused:
-                raise_refused(reply)
+                raise refusal(reply.code, reply.text)
 
 
 def _no_map(reply: RedisRefused) -> StoreError:
     if "cluster support disabled" in reply.text:
         return StoreUnavailable("the server is no cluster; use redis:// in the URL")
     return StoreUnavailable(f"Redis: {reply.code} {reply.text}")
-
-
-def raise_refused(reply: RedisRefused) -> NoReturn:
-    """Raise a server's error reply as what it means here: nothing was done."""
-    raise StatementRefused(f"Redis: {reply.code} {reply.text} ({remedy_of(reply.code, reply.text)})")

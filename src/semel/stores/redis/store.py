@@ -50,7 +50,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.redis.keys import TAGS, Keys
 from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
-from semel.stores.redis.routes import RedisRefused, raise_refused
+from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import memory, observe, setting
@@ -130,7 +130,7 @@ class RedisStore:
                     verdicts.append(Proceed(first_grant(claim, now)))
                 else:
                     code, _, text = bytes(reply[0]).decode().partition(" ")
-                    raise_refused(RedisRefused(code, text))
+                    raise refusal(code, text)
         return verdicts if len(groups) < 2 else _in_order(claims, verdicts)
 
     def _groups(self, requests: Sequence[_Request]) -> Sequence[Sequence[_Request]]:
