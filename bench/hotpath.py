@@ -107,12 +107,12 @@ class Wire:
 class Batch:
     """Requests that are answered once: how many were, and how many of them were replays."""
 
-    def __init__(self, requests: Sequence[bytes]) -> None:
+    def __init__(self, requests: Sequence[bytes], connections: int) -> None:
         self.requests = iter(requests)
         self.answered = 0
         self.replayed = 0
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open = CONNECTIONS
+        self._open = connections
 
     def take(self, head: bytes) -> None:
         """One answer's head."""
@@ -139,11 +139,12 @@ class Served:
 
     config: Config
     state: ServerState = field(default_factory=ServerState)
+    connections: int = CONNECTIONS
 
     async def cpu_us(self, requests: Sequence[bytes], replays: int, profile: cProfile.Profile | None = None) -> float:
         """Microseconds of CPU per request. Raises RuntimeError: an answer was not what it must be."""
-        batch = Batch(requests)
-        wires = [self._connected(Wire(batch)) for _ in range(CONNECTIONS)]
+        batch = Batch(requests, self.connections)
+        wires = [self._connected(Wire(batch)) for _ in range(self.connections)]
         gc.collect()
         if profile is not None:
             profile.enable()
@@ -167,11 +168,11 @@ class Served:
         return wire
 
 
-def served(app: App) -> Served:
+def served(app: App, connections: int = CONNECTIONS) -> Served:
     """Behind uvicorn, as the bench's servers are."""
     config = Config(app, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="warning")
     config.load()
-    return Served(config)
+    return Served(config, connections=connections)
 
 
 def keys(seed: int, numbers: Iterator[int]) -> list[bytes]:
@@ -198,10 +199,10 @@ class Subjects:
             yield "replay", self.semel, keys(self.seed, self.again), BATCH
 
 
-async def prepared(url: str, module: str = PROTECTED) -> Subjects:
+async def prepared(url: str, module: str = PROTECTED, connections: int = CONNECTIONS) -> Subjects:
     """The subjects, with the answers of what will be replayed. Parameters: ``module`` a form of the bench's shop."""
-    plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()))
-    semel = served(import_module(module).build(Setup(module=module, store=url), payment_handlers()))
+    plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()), connections)
+    semel = served(import_module(module).build(Setup(module=module, store=url), payment_handlers()), connections)
     seed = time.time_ns() & 0xFFFFFFFF
     await semel.cpu_us([_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in range(REPLAYED_KEYS)], 0)
     fresh, again = itertools.count(REPLAYED_KEYS), itertools.cycle(range(REPLAYED_KEYS))
@@ -209,10 +210,14 @@ async def prepared(url: str, module: str = PROTECTED) -> Subjects:
 
 
 async def measure(
-    url: str, rounds: int, profile: dict[str, cProfile.Profile], module: str = PROTECTED
+    url: str,
+    rounds: int,
+    profile: dict[str, cProfile.Profile],
+    module: str = PROTECTED,
+    connections: int = CONNECTIONS,
 ) -> dict[str, list[float]]:
     """Microseconds per request of each round, for bare, fresh and replay."""
-    subjects = await prepared(url, module)
+    subjects = await prepared(url, module, connections)
     found: dict[str, list[float]] = {name: [] for name, *_ in subjects.turns()}
     for number in range(rounds + WARMUP_ROUNDS):
         for name, subject, requests, replays in subjects.turns():
@@ -223,9 +228,9 @@ async def measure(
     return found
 
 
-async def count(url: str, module: str = PROTECTED) -> dict[str, Counter[str]]:
+async def count(url: str, module: str = PROTECTED, connections: int = CONNECTIONS) -> dict[str, Counter[str]]:
     """Bytecodes per request by package, for bare, fresh and replay. What is written in C is not among them."""
-    subjects = await prepared(url, module)
+    subjects = await prepared(url, module, connections)
     found: dict[str, Counter[str]] = {}
     for name, subject, requests, replays in subjects.turns():
         seen: Counter[str] = Counter()
@@ -290,15 +295,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--form", choices=FORMS, default="protected", help="what is measured (default: %(default)s); see bench.shop"
     )
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="how many (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each (default: %(default)s)")
     parser.add_argument("--profile", choices=("bare", "fresh", "replay"), help="show where this one's time goes")
     parser.add_argument("--count", action="store_true", help="count bytecodes per request instead, by package")
     options = parser.parse_args(arguments)
     if options.count:
-        print(as_table(_run(count(options.url, FORMS[options.form]))))
+        print(as_table(_run(count(options.url, FORMS[options.form], options.connections))))
         return
     profile = {options.profile: cProfile.Profile()} if options.profile else {}
-    found = _run(measure(options.url, options.rounds, profile, FORMS[options.form]))
+    found = _run(measure(options.url, options.rounds, profile, FORMS[options.form], options.connections))
     base = min(found["bare"])
     print("| | CPU µs per request: fastest round | median | beyond bare | of bare |\n| --- | --- | --- | --- | --- |")
     for name, spent in found.items():
