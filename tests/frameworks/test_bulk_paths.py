@@ -22,6 +22,7 @@ from semel import AsyncBulk, AsyncEngine, Engine
 from semel.bulk.declaration import BulkItem
 from semel.http.caller import single_caller
 from semel.integrations import fastapi, flask, litestar, quart, starlette
+from semel.integrations.endpoint import bulk_used_by
 
 BOTH = ("/eu/imports", "/us/imports")
 Send = Callable[[str], tuple[int, str | None]]
@@ -128,6 +129,20 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[tuple[str
 def test_another_path_is_never_answered_with_the_first_ones_list(serve: Callable[..., Any]) -> None:
     assert serve(BOTH, *BOTH, BOTH[0]) == [(200, None), (422, None), (200, "true")]
     assert len(done) == 2
+
+
+def test_a_view_whose_closure_has_no_value_yet_is_no_list() -> None:
+    def made() -> Callable[[], Any]:
+        def view() -> Any:
+            return later
+
+        if not done:
+            return view
+        later = 1
+        return view
+
+    done.clear()
+    assert bulk_used_by(made()) is None
 
 
 def test_a_list_from_before_the_second_path_is_replayed(

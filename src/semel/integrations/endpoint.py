@@ -154,7 +154,10 @@ def bulk_used_by(endpoint: Any) -> Any:
     plain = inspect.unwrap(endpoint) if callable(endpoint) else endpoint
     if not isinstance(plain, types.FunctionType):
         return None
-    used = inspect.getclosurevars(plain)
+    try:
+        used = inspect.getclosurevars(plain)
+    except ValueError:  # a name of the function around it that has no value yet
+        return None
     values = [*used.nonlocals.values(), *used.globals.values()]
     return next((value for value in values if type(value).__name__ in BULK_ENDPOINTS), None)
 
