@@ -17,7 +17,7 @@ import pytest
 from tests.ordering import begin_first, is_busy, seats
 from tests.progress import Progress
 from tests.servers.needed import LeftOut
-from tests.servers.running import begin_run, end_run, one_of
+from tests.servers.running import begin_run, end_run, in_memory, one_of
 
 _RUN = pytest.StashKey[Path]()
 
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the one that outlives the workers
         os.environ["SEMEL_TEST_OWNER"] = str(os.getpid())
-        config.stash[_RUN] = begin_run()
+        config.stash[_RUN] = begin_run(in_memory())
         config.pluginmanager.register(Progress())
 
 

@@ -19,7 +19,7 @@ from tests.nemeses.processes import children, crash, end, server_of
 from tests.nemeses.scripts import given, tell
 from tests.servers import mariadb, postgres, standby
 from tests.servers import redis as valkey
-from tests.servers.running import Running, stop
+from tests.servers.running import ENVIRONMENT, Running, stop
 from verification.nemeses.proxy import Proxy
 from verification.nemeses.stage import Stage, Verdict
 from verification.soak.command import LEASE_SECONDS
@@ -229,7 +229,7 @@ def main() -> None:
     folder, name, effects, seed = Path(options["folder"]), options["name"], options["effects"], options["seed"]
     os.environ.setdefault("SEMEL_TEST_OWNER", str(os.getpid()))
     # The servers refuse root, and their users may not enter a folder of pytest's; the histories stay there.
-    with TemporaryDirectory(prefix="semel-nemesis-", ignore_cleanup_errors=True) as home:
+    with TemporaryDirectory(prefix="nemesis-", dir=os.environ.get(ENVIRONMENT), ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o755)
         setting = options.get("setting", "")
         if name in OF_SEVERAL:

@@ -1,0 +1,49 @@
+"""Where the data of a run's servers is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.servers.running import ENVIRONMENT, PREFIX, begin_run, end_run, in_memory
+
+
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_a_run_has_its_folder_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "")
+    folder = begin_run(in_memory(tmp_path, room_bytes=0))
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o7777 == 0o755
+    assert os.environ[ENVIRONMENT] == str(folder)
+    assert in_memory(tmp_path, room_bytes=0) == tmp_path
+    assert folder.exists()  # its process lives
+    end_run(folder)
+    assert not folder.exists()
+
+
+def test_what_a_dead_run_has_left_in_memory_is_removed(tmp_path: Path) -> None:
+    alive, dead = tmp_path / f"{PREFIX}{os.getppid()}-a1", tmp_path / f"{PREFIX}{dead_pid()}-b2"
+    for each in (alive, dead):
+        each.mkdir()
+    in_memory(tmp_path, room_bytes=0)
+    assert list(tmp_path.iterdir()) == [alive]
+
+
+@pytest.mark.parametrize(("memory", "room_bytes"), [(None, 1 << 60), (Path("/nowhere"), 0)], ids=["room", "folder"])
+def test_without_room_or_such_a_folder_it_is_on_disk(tmp_path: Path, memory: Path | None, room_bytes: int) -> None:
+    assert in_memory(memory or tmp_path, room_bytes) is None
+
+
+def test_where_no_program_may_run_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert in_memory(tmp_path, room_bytes=0) is None
