@@ -63,7 +63,7 @@ def dumped(port: int) -> dict[str, Any]:
             value: Any
             match client.type(key):
                 case b"string":
-                    value = client.get(key).hex()  # type: ignore[union-attr]
+                    value = client.get(key).hex()
                 case b"zset":
                     value = [(id.hex(), int(score)) for id, score in client.zrange(key, 0, -1, withscores=True)]
                 case _:
