@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from semel.stores.deadline import Deadline
 from semel.stores.postgres.asyncpg.transaction import AsyncpgUnitConnection
 
 ECHO = "SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
@@ -60,10 +61,10 @@ async def rows(connection: Any) -> list[Any]:
 def test_values_come_back_as_they_went_behind_a_begin(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         for _ in range(2):
-            [row] = await connection.ask(ECHO, VALUES, 5.0, "BEGIN")
+            [row] = await connection.ask(ECHO, VALUES, Deadline(5.0), "BEGIN")
             assert tuple(row) == VALUES
             assert connection.is_in_transaction()
-            await connection.commit_behind(KEEP, (8, "ä", None), 5.0)
+            await connection.commit_behind(KEEP, (8, "ä", None), Deadline(5.0))
             assert not connection.is_in_transaction()
         assert await rows(connection) == [(8, "ä", None)] * 2
 
@@ -73,11 +74,11 @@ def test_values_come_back_as_they_went_behind_a_begin(conninfo: str) -> None:
 def test_a_refusal_in_front_of_a_commit_commits_nothing(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         await connection.execute("BEGIN")
-        await connection.commit_behind(KEEP, (1, "one", b""), 5.0)
+        await connection.commit_behind(KEEP, (1, "one", b""), Deadline(5.0))
         await connection.execute("BEGIN")
         await connection.execute("INSERT INTO said VALUES (2)")
         with pytest.raises(asyncpg.DivisionByZeroError):
-            await connection.commit_behind(REFUSED, (0,), 5.0)
+            await connection.commit_behind(REFUSED, (0,), Deadline(5.0))
         assert connection.is_in_transaction()
         await connection.execute("ROLLBACK")
         assert await rows(connection) == [(1, "one", b"")]
@@ -88,9 +89,9 @@ def test_a_refusal_in_front_of_a_commit_commits_nothing(conninfo: str) -> None:
 def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         insert = "INSERT INTO said VALUES ($1::integer)"
-        await connection.ask(insert, (1,), 5.0)
+        await connection.ask(insert, (1,), Deadline(5.0))
         with pytest.raises(asyncpg.UndefinedTableError):
-            await connection.ask(insert, (2,), 5.0, "BEGIN", "LOCK TABLE there_is_none")
+            await connection.ask(insert, (2,), Deadline(5.0), "BEGIN", "LOCK TABLE there_is_none")
         await connection.execute("ROLLBACK")
         assert await rows(connection) == [(1, None, None)]
 
@@ -100,14 +101,14 @@ def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: 
 def test_nothing_is_written_while_another_operation_is_under_way(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         await connection.execute("BEGIN")
-        await connection.commit_behind(KEEP, (1, "one", b""), 5.0)
+        await connection.commit_behind(KEEP, (1, "one", b""), Deadline(5.0))
         await connection.execute("BEGIN")
         count = connection.fetch("SELECT count(*) FROM generate_series(1, 1000000)")
         other = asyncio.get_running_loop().create_task(count)
         await asyncio.wait((other,), timeout=0)
         spy = connection._transport = Spy(connection._transport)
         with pytest.raises(asyncpg.InterfaceError, match="another operation is in progress"):
-            await connection.commit_behind(KEEP, (2, "two", b""), 5.0)
+            await connection.commit_behind(KEEP, (2, "two", b""), Deadline(5.0))
         assert (spy.written, connection.is_closed()) == ([], True)
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
             await other
@@ -119,9 +120,9 @@ def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(
     """Whether the BEGIN was sent by then, nobody could tell."""
 
     async def story(connection: AsyncpgUnitConnection) -> None:
-        await connection.ask(ECHO, VALUES, 5.0)
+        await connection.ask(ECHO, VALUES, Deadline(5.0))
         with pytest.raises(asyncpg.DataError):
-            await connection.ask(ECHO, ("seven", "", b"", None), 5.0, "BEGIN")
+            await connection.ask(ECHO, ("seven", "", b"", None), Deadline(5.0), "BEGIN")
         assert connection.is_closed()
 
     told(conninfo, story)
@@ -130,7 +131,7 @@ def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(
 def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         with pytest.raises(TimeoutError):
-            await connection.ask("SELECT pg_sleep($1::integer)", (60,), 0.5)
+            await connection.ask("SELECT pg_sleep($1::integer)", (60,), Deadline(0.5))
         assert connection.is_closed()
 
     told(conninfo, story)
@@ -138,12 +139,12 @@ def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: 
 
 def test_names_that_somebody_dropped_are_forgotten(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
-        await connection.ask(ECHO, VALUES, 5.0)
+        await connection.ask(ECHO, VALUES, Deadline(5.0))
         await connection.execute("DEALLOCATE ALL")
         with pytest.raises(asyncpg.InvalidSQLStatementNameError):
-            await connection.ask(ECHO, VALUES, 5.0)
+            await connection.ask(ECHO, VALUES, Deadline(5.0))
         assert connection.kept == {}
-        [row] = await connection.ask(ECHO, VALUES, 5.0)
+        [row] = await connection.ask(ECHO, VALUES, Deadline(5.0))
         assert tuple(row) == VALUES
 
     told(conninfo, story)
@@ -151,11 +152,11 @@ def test_names_that_somebody_dropped_are_forgotten(conninfo: str) -> None:
 
 def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
-        await connection.ask(ECHO, VALUES, 5.0)
+        await connection.ask(ECHO, VALUES, Deadline(5.0))
         connection._drop_local_statement_cache()
         for _ in range(2):
             await connection.fetch("SELECT 1")  # it closes here what nobody refers to
-            [row] = await connection.ask(ECHO, VALUES, 5.0)
+            [row] = await connection.ask(ECHO, VALUES, Deadline(5.0))
             assert tuple(row) == VALUES
 
     told(conninfo, story)

@@ -57,36 +57,36 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
         self.kept: dict[str, Any] = {}  # the statements of units that its server has prepared
         self.notices = Notices()
 
-    async def ask(self, text: str, values: Sequence[Any], seconds: float, *ahead: str) -> list[Any]:
+    async def ask(self, text: str, values: Sequence[Any], deadline: Deadline, *ahead: str) -> list[Any]:
         """The rows of a statement that travels behind ``ahead``, statements without values.
 
         Raises TimeoutError: it was not answered in time, and the connection is closed.
         """
         state = self.kept.get(text)
         if state is None:
-            state = await self._keep(text, seconds)
-        return await self._send(state, values, plain(*ahead) if ahead else b"", seconds)
+            state = await self._keep(text, deadline)
+        return await self._send(state, values, plain(*ahead) if ahead else b"", deadline)
 
-    async def commit_behind(self, text: str, values: Sequence[Any], seconds: float) -> None:
+    async def commit_behind(self, text: str, values: Sequence[Any], deadline: Deadline) -> None:
         """Perform a statement that returns no rows, and COMMIT in the same round trip. Raises as ``ask``."""
         state = self.kept.get(text)
         if state is None:
-            state = await self._keep(text, seconds)
+            state = await self._keep(text, deadline)
         commit = self.kept.get("COMMIT")
         if commit is None:
-            commit = await self._keep("COMMIT", seconds)
-        await self._send(commit, (), prepared(state.name, values), seconds)
+            commit = await self._keep("COMMIT", deadline)
+        await self._send(commit, (), prepared(state.name, values), deadline)
 
-    async def _keep(self, text: str, seconds: float) -> Any:
-        async with asyncio.timeout(seconds):
+    async def _keep(self, text: str, deadline: Deadline) -> Any:
+        async with asyncio.timeout(deadline.for_answer()):
             statement = await self.prepare(text)
         state = self.kept[text] = statement._state
         state.attach()  # asyncpg closes what nobody refers to
         return state
 
-    async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, seconds: float) -> list[Any]:
+    async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, deadline: Deadline) -> list[Any]:
         late: list[bool] = []
-        timer = self._loop.call_later(seconds, self._end_late, late)
+        timer = self._loop.call_later(deadline.for_answer(), self._end_late, late)
         try:
             rows: list[Any] = await self._protocol.bind_execute(
                 state=state,
@@ -155,8 +155,8 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
             raise asyncpg.InterfaceError(_OVER)
         return self._lent
 
-    def _seconds(self) -> float:
-        return (self._deadline or Deadline(self._pool.server.patience_seconds)).for_answer()
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.
@@ -169,7 +169,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _begin_again(self) -> None:
         self._begun = False
-        async with asyncio.timeout(self._seconds()):
+        async with asyncio.timeout(self._call().for_answer()):
             await self._connection.execute("ROLLBACK")
 
     def _asking(self, needed: Query) -> Talk[list[Any]]:
@@ -196,7 +196,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         reset = _RESET if connection.worn and keeps else ()
         ahead: tuple[str, ...] = (*reset, "BEGIN")
         if not keeps or needed.statement.numbered not in connection.kept:
-            async with asyncio.timeout(self._seconds()):
+            async with asyncio.timeout(self._call().for_answer()):
                 await connection.execute("; ".join(ahead))
             ahead = ()
         rows = await self._ask(needed, *ahead)
@@ -208,10 +208,10 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         values = self._pool.server.values(needed.statement, needed.params)
         connection, text = self._connection, needed.statement.numbered
         if self._pool.server.prepared:
-            rows = await connection.ask(text, values, self._seconds(), *ahead)
+            rows = await connection.ask(text, values, self._call(), *ahead)
         else:
             try:
-                async with asyncio.timeout(self._seconds()):
+                async with asyncio.timeout(self._call().for_answer()):
                     rows = await connection.fetch(text, *values)
             except TimeoutError:  # asyncpg would wait for the answer before it says anything else
                 connection.terminate()
@@ -244,11 +244,11 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         silent = silent_settle(needed.statement) if self._pool.server.prepared else None
         if silent is None:
             await self._ask(needed)
-            async with asyncio.timeout(self._seconds()):
+            async with asyncio.timeout(self._call().for_answer()):
                 await self._connection.execute("COMMIT")
         else:
             values = self._pool.server.values(silent, needed.params)
-            await self._connection.commit_behind(silent.numbered, values, self._seconds())
+            await self._connection.commit_behind(silent.numbered, values, self._call())
 
     async def rollback_async(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
@@ -264,7 +264,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _undo(self) -> None:
         if not self._connection.is_closed() and self._connection.is_in_transaction():
-            async with asyncio.timeout(self._seconds()):
+            async with asyncio.timeout(self._call().for_answer()):
                 await self._connection.execute("ROLLBACK")
 
     async def _give_back(self, sound: bool) -> None:
