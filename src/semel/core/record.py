@@ -103,8 +103,8 @@ def is_sound(row: Record) -> bool:
 
     >>> from semel.testing.attempts import attempt
     >>> from semel.core.decide import first_grant
-    >>> from semel.stores.memory.store import granted_row
-    >>> row = granted_row(None, attempt(), first_grant(attempt(), 1_000))
+    >>> from semel.stores.memory.store import grant_row
+    >>> row = grant_row(None, attempt(), first_grant(attempt(), 1_000))
     >>> is_sound(row), is_sound(row._replace(lease_until="soon")), is_sound(row._replace(settled_at=-1))
     (True, False, False)
     """
