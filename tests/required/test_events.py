@@ -164,8 +164,8 @@ def test_a_name_made_anew_at_each_run(effects: Any, semel_async_engine: AsyncEng
         "lease\n   came:   orders.placed, whose id in the first run differs from the id that was published\n   means: "
         " permit.emit returned an id in the first run that no event will ever have: a system that received it, "
         "such\n           as the provider, waits for an event that does not come\n   change: what an event's id is "
-        "made of (the name and the ordinal of permit.emit, an id of your own) must be the\n           same at every run of "
-        "one command: no random number, no clock, no counter of the process"
+        "made of (the name and the ordinal of permit.emit, an id of your own) must be the\n           same at every "
+        "run of one command: no random number, no clock, no counter of the process"
     )
 
 
