@@ -60,7 +60,7 @@ def tell(engine: Engine, done: BulkResult) -> None:
     print(f"operation {done.operation_id}: {done.tally.succeeded} of {done.tally.total} approved")
     failed = bulk_on(engine).outcomes(done.operation_id, state=ItemState.FAILED)
     for (code, retryable), count in Counter((each.error_code, each.retryable) for each in failed).items():
-        print(f"  {code}: {count}, {'may be tried again' if retryable else 'final'}")
+        print(f"  {code}: {count}, {'may be retried' if retryable else 'final'}")
 
 
 def main() -> int:

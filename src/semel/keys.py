@@ -194,8 +194,8 @@ class KeyFormat:
         >>> format.check("018f3c2a-5b00-7000-8000-000000000000", now=1_724_701_419)
         Traceback (most recent call last):
             ...
-        semel.errors.KeyTooOld: This Idempotency-Key is older than 86400 seconds, and nothing is on record under it. \
-What was done under it may be forgotten: look by your business reference before you use a new key.
+        semel.errors.KeyTooOld: This Idempotency-Key is older than 86400 seconds, and has no record. \
+A command that used it may have been purged: look for its result by your business reference before you use a new key.
         """
         if len(key) < self.length_min:
             raise InvalidKey(

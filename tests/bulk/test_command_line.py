@@ -49,7 +49,7 @@ def test_it_is_found_by_its_key_and_says_how_far_it_is(url: str, operation: str,
     assert [line.split() for line in out.splitlines()][1:] == [
         ["count", "of", "default/alice,", "SUCCEEDED"],
         ["FAILED", "CLOSED:", "1"],
-        ["FAILED", "LOCKED:", "1,", "may", "be", "tried", "again"],
+        ["FAILED", "LOCKED:", "1,", "may", "be", "retried"],
         ["0", "a", "SUCCEEDED", "r-0"],
         ["1", "b", "FAILED", "CLOSED"],
         ["2", "c", "SUCCEEDED", "r-2"],

@@ -291,7 +291,7 @@ def test_ended_intents_are_forgotten_and_open_ones_never(make: Make, clocks: Clo
     clocks.pass_(86_400 * 31)
     assert journal.forget() == 1
     assert [kept.name for kept in journal.open()] == ["open"]
-    with pytest.raises(JournalError, match="no such intent"):
+    with pytest.raises(JournalError, match="no longer has this intent"):
         journal.claim("done", 10)
 
 

@@ -250,7 +250,7 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
     assert (code, "effects='atomic' needs a store" in said["error"]) == (2, True)
     code, said = checked(url, "external")
     assert (code, said["servers"][0]["level"]) == (1, "unsafe")
-    assert "'pay' is effects='external', and the store would forget" in said["servers"][0]["answer"]
+    assert "'pay' is effects='external', and the store would lose" in said["servers"][0]["answer"]
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ TABLE: Final[dict[str, dict[str, tuple[Callable[[str], object], str]]]] = {
         "Flask": (lambda url: flask(installs=False), r"'pay' is called in the application 'shop', which its Semel doe"),
         "Quart": (lambda url: quart(installs=False), r"is called without its capture; give the application to"),
         "Litestar": (lambda url: litestar(installs=False), r"without its capture; give the Semel object to the app"),
-        "Strawberry": (lambda url: graphql(MEMORY, "external", Log()), r"Log stands before Idempotent\(\.\.\.\)"),
+        "Strawberry": (lambda url: graphql(MEMORY, "external", Log()), r"Log comes before Idempotent\(\.\.\.\)"),
     },
 }
 CELLS: Final = [(mistake, adapter) for mistake, row in TABLE.items() for adapter in row]

@@ -109,7 +109,7 @@ def test_mistakes_are_reported(arguments: tuple[str, ...], says: str, run: Run) 
 
 def test_a_store_without_an_outbox_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "memory://", "worker"]) == 2
-    assert "memory:// lives and dies" in capsys.readouterr().err
+    assert "memory:// exists only" in capsys.readouterr().err
 
 
 def test_an_operator_lists_parks_retries_and_drops(place: Place, run: Run) -> None:

@@ -83,7 +83,7 @@ def test_a_bulk_passes_every_required_test(effects: Any, semel_engine: Engine, s
     payer = Payer(semel_database, effects)
     report = payer.tried(payer.target(semel_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
-    assert any("read UNKNOWN" in remark for remark in report.remarks) == (effects == "external")
+    assert any("become UNKNOWN" in remark for remark in report.remarks) == (effects == "external")
     assert not [remark for remark in report.remarks if "no bulk" in remark]
 
 

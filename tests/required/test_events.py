@@ -124,9 +124,9 @@ def test_an_id_made_anew_at_each_run(semel_async_engine: AsyncEngine, semel_data
     assert only(shop.tried(app, listed=True)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
         "lease\n   came:   2 events, where one command tells one event: orders.placed under another id\n   means:  to "
-        "its consumers that is another command: a consumer that ships on this event ships twice, and no inbox helps\n "
-        "  change: emit it with permit.emit(...): its id comes from the key, and it is written once, in the commit "
-        "that\n           stores the answer; where you publish yourself, take the event's id from "
+        "its consumers that is another command: a consumer that ships on this event ships twice, and no inbox\n  "
+        "         helps\n   change: emit it with permit.emit(...): its id comes from the key, and it is written "
+        "once, in the commit that\n           stores the answer; where you publish yourself, take the event's id from "
         "permit.key_for('event')"
     )
     good = shop.app(semel_async_engine, lambda permit: shop.told.append(permit.key_for("event")))
@@ -162,10 +162,10 @@ def test_a_name_made_anew_at_each_run(effects: Any, semel_async_engine: AsyncEng
     assert only(shop.tried(app)) == (
         "   sent:   the request; the process died after the handler, before its answer was stored; a retry after the "
         "lease\n   came:   orders.placed, whose id in the first run differs from the id that was published\n   means: "
-        " permit.emit returned an id in the first run that no event will ever have: a system that received it,\n"
-        "           such as the provider, waits for an event that does not come\n   change: what an event's id is made "
-        "of (the name and the ordinal of permit.emit, an id of your own) must be the\n           same at every run of "
-        "one command: no random number, no clock, no counter of the process"
+        " permit.emit returned an id in the first run that no event will ever have: a system that received it, "
+        "such\n           as the provider, waits for an event that does not come\n   change: what an event's id is "
+        "made of (the name and the ordinal of permit.emit, an id of your own) must be the\n           same at every "
+        "run of one command: no random number, no clock, no counter of the process"
     )
 
 

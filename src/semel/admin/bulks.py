@@ -69,7 +69,7 @@ def tally_line(tally: Tally) -> str:
     """A tally in one line.
 
     >>> tally_line(Tally(4, 4, 3, 1, 0, 0))
-    '4 of 4 items: 3 succeeded, 1 failed (0 may be tried again), 0 unknown'
+    '4 of 4 items: 3 succeeded, 1 failed (0 may be retried), 0 unknown'
     """
     return (
         f"{tally.done} of {tally.total} items: {tally.succeeded} succeeded, {tally.failed} failed ({tally.retryable} "

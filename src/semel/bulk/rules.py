@@ -207,7 +207,7 @@ def named_item(raw: bytes, place: int, member: str | None) -> NamedItem:
     >>> named_item(b'{"clientItemId": ""}', 7, "clientItemId")
     Traceback (most recent call last):
         ...
-    semel.errors.BulkRefused: item 7, clientItemId: it is empty; leave it out, or give each item a name of its own
+    semel.errors.BulkRefused: item 7, clientItemId: it is empty; leave it out, or give each item a unique name
     """
     try:
         canonical = canonical_json(raw)

@@ -81,7 +81,7 @@ def check_json(body: bytes, depth_max: int) -> None:
     >>> check_json(b'{"amount": NaN}', 64)
     Traceback (most recent call last):
         ...
-    semel.errors.InvalidBody: The body is not JSON that can be used: it holds NaN; send it corrected.
+    semel.errors.InvalidBody: The body is not usable JSON: it holds NaN; send it corrected.
     """
     try:
         encoding = json.detect_encoding(body)

@@ -43,7 +43,7 @@ def tables(others: Mapping[str, str]) -> Finding:
     """The finding on the tables that know no transactions, by name, with their engine.
 
     >>> tables({"log": "MyISAM"}).detail
-    'log (MyISAM) without transactions: what an ATOMIC handler writes there is kept when it is rolled back'
+    'log (MyISAM) without transactions: the writes of an ATOMIC handler there survive its rollback'
     """
     if not others:
         return Finding("tables", "ok", "every table of this database has transactions")
