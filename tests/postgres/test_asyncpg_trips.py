@@ -12,8 +12,16 @@ from typing import Any
 import asyncpg
 import pytest
 
+from semel import Answer, Permit
+from semel.core.model import State
+from semel.errors import EarlyCommit
 from semel.stores.deadline import Deadline
+from semel.stores.postgres.asyncpg import transaction
+from semel.stores.postgres.asyncpg.pipeline import plain
 from semel.stores.postgres.asyncpg.transaction import AsyncpgUnitConnection
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
+from tests.servers.relay import Relay
 
 ECHO = "SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
 VALUES = (7, "sieben", b"\x00\xff", None)
@@ -126,6 +134,73 @@ def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(
         assert connection.is_closed()
 
     told(conninfo, story)
+
+
+class Inattentive:
+    """A version of asyncpg that sends a statement without asking for the number of its values."""
+
+    def __init__(self, protocol: Any) -> None:
+        self.abort = protocol.abort
+
+    async def bind_execute(self, **_: Any) -> list[Any]:
+        return []
+
+
+def test_a_statement_that_leaves_without_its_begin_ends_the_connection(conninfo: str) -> None:
+    async def story(connection: AsyncpgUnitConnection) -> None:
+        await connection.ask(ECHO, VALUES, Deadline(5.0))
+        own, connection._protocol = connection._protocol, Inattentive(connection._protocol)
+        try:
+            with pytest.raises(asyncpg.InternalClientError, match="without those that belong before it"):
+                await connection._send(connection.kept[ECHO], VALUES, b"begin", Deadline(5.0))
+        finally:
+            connection._protocol = own
+        assert connection.is_closed()
+
+    told(conninfo, story)
+
+
+async def idle(permit: Permit, db: Writes) -> Answer:
+    return MADE
+
+
+async def book(permit: Permit, db: Writes) -> Answer:
+    await db.insert()
+    return MADE
+
+
+def test_a_unit_whose_begin_was_not_performed_commits_no_rows(
+    conninfo: str, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim commits by itself then, and the repeated one finds it."""
+    fellow = Fellow("asyncpg", conninfo)
+    try:
+        fellow.run(command("warm", policy=ATOMIC), idle)
+        monkeypatch.setattr(transaction, "plain", lambda *texts: plain("SELECT"))
+        with pytest.raises(EarlyCommit):
+            fellow.run(WHAT, book)
+        assert (outside.rows(), outside.states) == ([], [int(State.SUCCEEDED), int(State.UNKNOWN)])
+    finally:
+        fellow.close()
+
+
+def test_another_version_of_asyncpg_gets_a_round_trip_for_each_statement(
+    conninfo: str, outside: Outside, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "IS_KNOWN", False)
+    fellow = Fellow("asyncpg", relay.conninfo())
+    try:
+        with relay.counting() as trips:
+            fellow.run(WHAT, book)
+        ends = [text.strip(";") for trip in trips for text in trip if text.strip(";") in ("BEGIN", "COMMIT")]
+        assert (ends, [len(trip) for trip in trips if "BEGIN" in trip or "COMMIT" in trip]) == (
+            ["BEGIN", "COMMIT"],
+            [1, 1],
+        )
+        assert fellow.run(WHAT, book).replayed
+        assert (outside.rows(), outside.states) == ([1], [int(State.SUCCEEDED)])
+    finally:
+        fellow.close()
 
 
 def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: str) -> None:

@@ -12,8 +12,13 @@ from functools import cache
 from struct import Struct, pack
 from typing import Any, Final
 
+import asyncpg
+
 from semel.stores.postgres.psycopg.pipeline import written
 
+IS_KNOWN: Final = asyncpg.__version__.startswith("0.32.")
+"""Whether the parts of asyncpg that this rests on were read in this version. In any other, each statement has its own
+round trip."""
 _HEAD: Final = Struct("!ci").pack  # a message's type and its length, which counts itself
 _LENGTH: Final = Struct("!i").pack
 _SHORT: Final = Struct("!h").pack
@@ -67,5 +72,10 @@ class Behind(list[Any]):
             self._transport.write(messages)
         return super().__len__()
 
+    @property
+    def is_written(self) -> bool:
+        """Whether asyncpg has asked, so that the messages have left."""
+        return not self._messages
 
-__all__ = ["Behind", "plain", "prepared"]
+
+__all__ = ["IS_KNOWN", "Behind", "plain", "prepared"]

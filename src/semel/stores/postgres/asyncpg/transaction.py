@@ -1,10 +1,10 @@
 """An ATOMIC unit through asyncpg: one transaction that holds the record and the handler's own writes.
 
-BEGIN travels with the claim and COMMIT with the settle, by ``asyncpg_pipeline``, unless the URL says ``prepared=no``:
-then nothing is kept on the server, and each is a round trip of its own. A handler ends no transaction with asyncpg but
-by SQL: a ``transaction()`` block of its own is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL
-nothing more can be written, and the settle fails by itself, since the claim is not its transaction's own.
-As with psycopg, a session begins its next command with its settings and its user reset.
+BEGIN travels with the claim and COMMIT with the settle, by ``pipeline``. Where the URL says ``prepared=no``, or
+asyncpg has a version that was not read for this, each is a separate round trip. A handler can end the transaction only
+by SQL: a ``transaction()`` block is a savepoint inside the unit's. After a COMMIT or ROLLBACK written as SQL nothing
+more can be written, and the settle fails by itself, since the claim is not its transaction's own. As with psycopg, a
+session begins its next command with its settings and its user reset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, to_error
-from semel.stores.postgres.asyncpg.pipeline import Behind, plain, prepared
+from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, Behind, plain, prepared
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
@@ -38,9 +38,13 @@ _RESET: Final = ("BEGIN", "RESET ALL", "RESET ROLE", "END")  # as in ``psycopg_t
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
 
 
+class Unpiped(asyncpg.InternalClientError):  # type: ignore[misc]  # asyncpg carries no types
+    """asyncpg did not send what belongs in front of its statement, or the server did not perform it."""
+
+
 def is_stale(error: BaseException) -> bool:
     """Whether the connection had died before: a new one may do better. Not where the server hangs."""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError | Unpiped):
         return False
     return isinstance(error, OSError) or is_lost(error) or getattr(error, "severity_en", None) == "FATAL"
 
@@ -86,11 +90,12 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
 
     async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, deadline: Deadline) -> list[Any]:
         late: list[bool] = []
+        args = Behind(values, self._transport, ahead) if ahead else values
         timer = self._loop.call_later(deadline.for_answer(), self._end_late, late)
         try:
             rows: list[Any] = await self._protocol.bind_execute(
                 state=state,
-                args=Behind(values, self._transport, ahead) if ahead else values,
+                args=args,
                 portal_name="",
                 limit=0,
                 return_extra=False,
@@ -106,6 +111,9 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             raise
         finally:
             timer.cancel()
+        if isinstance(args, Behind) and not args.is_written:
+            self.terminate()
+            raise Unpiped("asyncpg sent a statement without those that belong before it")
         return rows
 
     def _end_late(self, late: list[bool]) -> None:
@@ -192,7 +200,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _begin(self, needed: Query) -> list[Any]:
         """BEGIN, and the first statement in the same round trip; a session that a handler had is reset before."""
-        connection, keeps = self._connection, self._pool.server.prepared
+        connection, keeps = self._connection, self._pool.pipelines
         reset = _RESET if connection.worn and keeps else ()
         ahead: tuple[str, ...] = (*reset, "BEGIN")
         if not keeps or needed.statement.numbered not in connection.kept:
@@ -200,6 +208,9 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
                 await connection.execute("; ".join(ahead))
             ahead = ()
         rows = await self._ask(needed, *ahead)
+        if not connection.is_in_transaction():  # the handler's rows would commit one by one
+            connection.terminate()
+            raise Unpiped("the transaction of an ATOMIC command did not begin")
         connection.worn = False
         connection._top_xact = connection.transaction()  # so that a handler's own blocks are savepoints
         return rows
@@ -207,7 +218,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
     async def _ask(self, needed: Query, *ahead: str) -> list[Any]:
         values = self._pool.server.values(needed.statement, needed.params)
         connection, text = self._connection, needed.statement.numbered
-        if self._pool.server.prepared:
+        if self._pool.pipelines:
             rows = await connection.ask(text, values, self._call(), *ahead)
         else:
             try:
@@ -241,7 +252,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
     async def _settle_and_commit(self, needed: Query) -> None:
         self._notices = self._connection.notices
-        silent = silent_settle(needed.statement) if self._pool.server.prepared else None
+        silent = silent_settle(needed.statement) if self._pool.pipelines else None
         if silent is None:
             await self._ask(needed)
             async with asyncio.timeout(self._call().for_answer()):
@@ -279,6 +290,11 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
 
 class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
     """The connections of units, on each event loop that they are used on."""
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether BEGIN and the settlement travel in front of another statement."""
+        return IS_KNOWN and self.server.prepared
 
     async def begin(self) -> AsyncpgUnit:
         """A unit on a connection of its own.
