@@ -196,7 +196,7 @@ def test_the_status_is_sealed_too_and_a_seal_relabelled_as_plain_is_not_shown(pl
         with closing(sqlite3.connect(place.folder / "semel.db")) as outside:
             outside.execute("UPDATE semel_record SET status = 200, answer_digest = ? WHERE id = ?", (digest, status.id))
             outside.commit()
-        with pytest.raises(RecordUnreadableError, match="does not open"):
+        with pytest.raises(RecordUnreadableError, match="cannot be decrypted"):
             process.run(command("status", SEAL), never)
     write(process, kind, answer(kind), AnswerKind.KEPT)
     with pytest.raises(RecordUnreadableError, match="corrupt"):
