@@ -117,9 +117,7 @@ def write_settlement(
         # Until there is an outcome it is needed: what is found out may let a completer go on.
         request = row.request if state in _WITHOUT_OUTCOME else None
     else:
-        answer_us, tombstone_us = row.answer_us, row.tombstone_us  # as timing.retention: every command pays for it
-        forget_us = answer_us if answer_us > tombstone_us else tombstone_us
-        middle = columns[_FROM_STATE] + (now, now + answer_us, now + forget_us)
+        middle = columns[_FROM_STATE] + (now,) + retention(now, row.answer_us, row.tombstone_us)
     end = (
         doubt,
         business_ref,

@@ -36,7 +36,8 @@ class Retention(NamedTuple):
 
 def retention(now: int, answer_us: int, tombstone_us: int) -> Retention:
     """Both clocks start at settlement, never at the claim."""
-    return Retention(now + answer_us, now + max(answer_us, tombstone_us))
+    kept_us = answer_us if answer_us > tombstone_us else tombstone_us
+    return tuple.__new__(Retention, (now + answer_us, now + kept_us))  # every command pays for one
 
 
 def may_forget(forget_after: int | None, now: int) -> bool:
