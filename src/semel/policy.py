@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict
 
 from semel.core.model import AfterExpiry, Effects, Scope, State, Terms
+from semel.core.timing import COUNT_MAX
 from semel.errors import PolicyError, RequestError, RequestTooLarge
 from semel.keys import KeyFormat
 from semel.operations.references import check_reference, check_sources
@@ -36,7 +37,6 @@ SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
     "dedup_for_seconds": 366 * 86_400,
     "rebuild_seconds": 600,
 }
-COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
 RETRY_BYTES_MAX: Final = 10 * 1024 * 1024  # read of a request that breaks a limit, to find the record of a retry
 SPAN_SECONDS_MIN: Final = 0.000_001  # a shorter one would be no microsecond of the store's
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400.0  # clamps retention far below the range of int64 microseconds
@@ -589,27 +589,3 @@ class Command:
                 return None
             seconds = max(REFERENCE_SECONDS, self.policy.tombstone_seconds)
         return int(seconds * SECOND_US)
-
-
-def check_seconds(name: str, value: object, *, most: float, least: float = 0.001) -> None:
-    """Refuse what is no number of seconds from ``least`` to ``most``. Raises PolicyError, naming the option.
-
-    >>> check_seconds("lease_seconds", 30, most=3600)
-    >>> check_seconds("lease_seconds", 30_000, most=3600)
-    Traceback (most recent call last):
-        ...
-    semel.errors.PolicyError: lease_seconds must be 0.001 to 3600 seconds; it is 30000. It is given in seconds, not \
-milliseconds
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        raise PolicyError(f"{name} must be a number of seconds; it is {value!r}")
-    if not least <= value <= most:
-        shown = f"{max(-1e300, min(1e300, value)):.15g}"  # an int may be larger than any float
-        hint = ". It is given in seconds, not milliseconds" if value > most else ""
-        raise PolicyError(f"{name} must be {least:g} to {most:.15g} seconds; it is {shown}{hint}")
-
-
-def check_count(name: str, value: object, *, most: int = COUNT_MAX) -> None:
-    """Require a whole number from 1 to ``most``. Raises PolicyError, naming the option."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise PolicyError(f"{name} must be a whole number from 1 to {most}; it is {value!r}")

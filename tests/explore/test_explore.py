@@ -126,10 +126,10 @@ def shifted(world: World, by: int) -> World:
 
 def test_a_patch_is_seen_everywhere_and_taken_back() -> None:
     modules = [import_module(f"semel.{name}") for name in ("core.settle", "stores.memory.store", "stores.sqlite.store")]
-    before = vars(modules[0])["settled_row"]
+    before = vars(modules[0])["settle_row"]
     with replaced("semel.core.settle:settle_row", lambda original: "patched"):
-        assert [vars(module)["settled_row"] for module in modules] == ["patched"] * 3
-    assert [vars(module)["settled_row"] for module in modules] == [before] * 3
+        assert [vars(module)["settle_row"] for module in modules] == ["patched"] * 3
+    assert [vars(module)["settle_row"] for module in modules] == [before] * 3
 
 
 def test_a_patch_of_nothing_is_refused() -> None:

@@ -14,9 +14,9 @@ from semel import Answer, Permit, Policy, Rebuilding, Sealer
 from semel.core.model import AlreadyMine, AnswerKind, Record, Reseal, Settled, State
 from semel.core.outcomes import Succeeded
 from semel.core.record import answer_of
-from semel.core.sealing import MARK
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import ConfigurationError, NotReplayableError, PolicyError, RecordUnreadableError
+from semel.sealing.rules import MARK
 from tests.sealing.conftest import NEW, OLD, PAID, RING, SECRET, Place, command, rows_of
 
 SEAL = Policy(answers="seal")
@@ -352,7 +352,7 @@ def test_an_answer_that_cannot_be_redacted_is_not_stored(place: Place) -> None:
 
 
 def test_headers_that_speak_of_the_whole_body_go_with_what_is_redacted() -> None:
-    from semel.core.sealing import cover_answer
+    from semel.sealing.rules import cover_answer
 
     headers = ((b"ETag", b'"1"'), (b"content-digest", b"sha-256=:x:"), (b"x-total", b"1"))
     kept, kind = cover_answer(

@@ -52,7 +52,7 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
-from semel.core.timing import RENEWALS_PER_LEASE
+from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
 from semel.engine.backend import Backend, quote_url
 from semel.engine.permit import Permit
 from semel.engine.requirements import NO_STEPS, Needs
@@ -67,7 +67,7 @@ from semel.errors import (
 )
 from semel.keys import weakness
 from semel.outbox.run import Emission, ring
-from semel.policy import Command, Policy, check_seconds
+from semel.policy import Command, Policy
 from semel.quota import Quota, check_quota
 from semel.sealing.rules import (
     SEAL,

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from semel.core.identity import frame
+from semel.core.timing import check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
@@ -29,7 +30,6 @@ from semel.outbox.flow import AWAY_MAX, WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAIT
 from semel.outbox.rules import NAME_LETTERS_MAX, RECEIVER, receiver_topic
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone
 from semel.outbox.store import Events, Place
-from semel.policy import check_seconds
 from semel.stores.sql.dialect import dialect_of
 
 RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over

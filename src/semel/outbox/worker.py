@@ -24,6 +24,7 @@ from typing import Final, Literal, Self
 from semel.core.contract import Turn
 from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_text
+from semel.core.timing import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
@@ -34,7 +35,7 @@ from semel.outbox.rules import DISABLED, LANES, RECEIVER, receiver_of
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, told
 from semel.outbox.store import Depth, Events
-from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX, check_count, check_seconds
+from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import POSTGRES, dialect_of
 from semel.workers.turns import Turns, is_due, seconds_to_turn
 

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, Final
 
 from semel.core.model import Find, Found, MovedOn, Record, Resolution, Resolved, State, TooEarly
+from semel.core.timing import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.trouble import Trouble
 from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StepError, StoreError
 from semel.operations.flow import find_operation
-from semel.policy import check_count, check_seconds
 from semel.reconciliation.case import Case
 from semel.reconciliation.flow import settle_found
 from semel.reconciliation.rules import Again, DidNotHappen, Finding, StepSucceeded, StillUnknown, SucceededWith, judge

@@ -19,6 +19,7 @@ from typing import Any, Final, TypedDict
 
 from semel.core.model import Operation, Record, Scope
 from semel.core.outcomes import Unprovable
+from semel.core.timing import check_seconds
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.engine.result import Result
@@ -34,7 +35,7 @@ from semel.errors import (
     StoreError,
 )
 from semel.operations.flow import find_operation
-from semel.policy import SPAN_SECONDS_MAX, Command, Policy, check_seconds
+from semel.policy import SPAN_SECONDS_MAX, Command, Policy
 from semel.sealing.rules import open_request
 from semel.steps.options import Resumed
 from semel.steps.store import FIRST, Abandoned, StepRows

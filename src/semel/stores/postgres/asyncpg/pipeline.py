@@ -53,7 +53,7 @@ def prepared(name: str, values: Sequence[Any]) -> bytes:
     return _HEAD(b"B", len(bind) + 4) + bind + _EXECUTE
 
 
-class Behind(list[Any]):
+class PipedValues(list[Any]):
     """The values of asyncpg's own statement, which writes the other messages just before it.
 
     asyncpg asks for their number when it has made sure that nothing else is under way on the connection.
@@ -78,4 +78,4 @@ class Behind(list[Any]):
         return not self._messages
 
 
-__all__ = ["IS_KNOWN", "Behind", "plain", "prepared"]
+__all__ = ["IS_KNOWN", "PipedValues", "plain", "prepared"]

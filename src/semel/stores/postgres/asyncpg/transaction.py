@@ -22,7 +22,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, to_error
-from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, Behind, plain, prepared
+from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, plain, prepared
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
@@ -90,7 +90,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
 
     async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, deadline: Deadline) -> list[Any]:
         late: list[bool] = []
-        args = Behind(values, self._transport, ahead) if ahead else values
+        args = PipedValues(values, self._transport, ahead) if ahead else values
         timer = self._loop.call_later(deadline.for_answer(), self._end_late, late)
         try:
             rows: list[Any] = await self._protocol.bind_execute(
@@ -111,7 +111,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             raise
         finally:
             timer.cancel()
-        if isinstance(args, Behind) and not args.is_written:
+        if isinstance(args, PipedValues) and not args.is_written:
             self.terminate()
             raise Unpiped("asyncpg sent a statement without those that belong before it")
         return rows
