@@ -22,7 +22,7 @@ import os, signal, sys
 from semel.client import Budget, Client, Journal, journal as journal_module
 
 url, file, when, nth = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-right, writes = journal_module._committed, [0]
+right, writes = journal_module._transaction, [0]
 
 from contextlib import contextmanager
 
@@ -37,7 +37,7 @@ def dying(connection):
         os.kill(os.getpid(), signal.SIGKILL)
 
 journal = Journal(f"sqlite:///{file}", payloads=True)
-journal_module._committed = dying
+journal_module._transaction = dying
 with Client(url, journal=journal, budget=Budget(pause_seconds=0.01)) as api:
     print(api.intent("POST", "/payments", json={"amount": "5.00"}, name="rent").send(), writes[0])
 """

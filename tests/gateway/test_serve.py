@@ -180,7 +180,7 @@ def test_check_shows_what_each_operation_demands(tmp_path: Path, capsys: pytest.
         (["--config", "missing.toml"], "--config 'missing.toml' cannot be read"),
         (["--config", "operations.toml"], "--upstream is missing"),
         (["--config", "operations.toml", "--upstream", "http://shop/path"], "--upstream must be http://HOST:PORT"),
-        (["--config", "derived.toml"], "nothing to guard"),
+        (["--config", "derived.toml"], "nothing to check"),
         (["json:dumps"], "no ASGI or WSGI application"),
     ],
 )

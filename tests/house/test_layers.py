@@ -57,6 +57,7 @@ DRIVER_LIBRARIES = {
     "semel.stores.mariadb.asyncmy_transaction": "asyncmy",
     "semel.stores.mariadb.pymysql_client": "pymysql",
     "semel.stores.mariadb.pymysql_transaction": "pymysql",
+    "semel.stores.postgres.asyncpg.pipeline": "asyncpg",
     "semel.stores.postgres.asyncpg.driver": "asyncpg",
     "semel.stores.postgres.asyncpg.transaction": "asyncpg",
     "semel.stores.postgres.psycopg.libpq": "psycopg",

@@ -79,7 +79,7 @@ MISTAKES: list[tuple[str, Callable[[Permit], object], str]] = [
     ("no function", lambda permit: permit.step("charge", 7), "needs a function"),  # type: ignore[call-overload]
     ("a call that has begun", lambda permit: permit.step("charge", late()), "has begun"),  # type: ignore[call-overload]
     ("twice", lambda permit: [permit.step("charge", lambda: 1) for _ in range(2)], "ordinal=1"),
-    ("inside itself", lambda permit: permit.step("charge", lambda: permit.step("charge", late)), "under way"),
+    ("inside itself", lambda permit: permit.step("charge", lambda: permit.step("charge", late)), "already running"),
     ("a type without a form", lambda permit: permit.step("charge", lambda: 1, returns=Unknown), "Unknown"),
 ]
 

@@ -168,7 +168,7 @@ def test_a_request_that_looks_sealed_is_refused() -> None:
 
 
 def test_a_request_that_is_too_large_says_how_large_it_may_be() -> None:
-    with pytest.raises(RequestTooLarge, match=r"has 1048577 bytes with its head, and at most 1048576 are kept"):
+    with pytest.raises(RequestTooLarge, match=r"has 1048577 bytes with its head, and at most 1048576 can be stored"):
         paying(request=b"x" * 1_048_577)
 
 
