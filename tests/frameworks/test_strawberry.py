@@ -949,7 +949,7 @@ def test_misuse_is_refused_with_the_remedy() -> None:
         build(charge_by_default, one)
 
     assert "another field's" in refuse(shared)
-    assert "stands before" in refuse(lambda engine: build(charge, once(engine), once(engine)))
+    assert "comes before" in refuse(lambda engine: build(charge, once(engine), once(engine)))
 
 
 def test_a_query_a_subscription_and_a_result_without_a_form_are_refused() -> None:

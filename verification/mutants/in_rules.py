@@ -183,7 +183,7 @@ MUTANTS: Final = (
         breaks="I6",
         part="contract",
         patch=_rule(
-            f"{_SETTLE}:renewed_row",
+            f"{_SETTLE}:renew_row",
             _with_row(lambda row, word, now: {"deadline_at": now + row.lease_us + 1}),
         ),
     ),
@@ -200,7 +200,7 @@ MUTANTS: Final = (
         breaks="I2",
         part="contract",
         patch=_rule(
-            f"{_SETTLE}:settled_row",
+            f"{_SETTLE}:settle_row",
             _with_row(
                 lambda row, word, now: (
                     {"nonce": bytes(16)} if row.state in (State.SUCCEEDED, State.FAILED_REPLAYABLE) else {}
@@ -298,7 +298,7 @@ MUTANTS: Final = (
         does="an operator settles a record that is not the one that was seen",
         breaks="I3",
         part="contract",
-        patch=_rule(f"{_SETTLE}:resolved_row", _with_row(lambda row, word, now: {"fence": word.fence})),
+        patch=_rule(f"{_SETTLE}:resolve_row", _with_row(lambda row, word, now: {"fence": word.fence})),
     ),
     Mutant(
         name="resolve-too-early",
@@ -306,7 +306,7 @@ MUTANTS: Final = (
         breaks="I4",
         part="contract",
         patch=_rule(
-            f"{_SETTLE}:resolved_row",
+            f"{_SETTLE}:resolve_row",
             lambda original: lambda row, word, *given: original(row, word._replace(forced=True), *given),
         ),
     ),
