@@ -89,7 +89,7 @@ def test_a_member_of_the_body_is_the_key_in_one_piece_or_many(make_web: MakeWeb)
         (b'{"order": {"id": true}}', UNREADABLE, "must be a text or a whole number"),
         (b'{"order": {"id": 1.5}}', UNREADABLE, "must be a text or a whole number"),
         (b'{"order": {"id": "a", "id": "b"}}', UNREADABLE, "names each member once"),
-        (b"order=1", UNREADABLE, "not JSON that can be used: expecting value at character 0"),
+        (b"order=1", UNREADABLE, "not usable JSON: expecting value at character 0"),
         (b"", UNREADABLE, "send a JSON object"),
         (b"[" * 50, UNREADABLE, "not usable JSON"),
     ],

@@ -253,7 +253,7 @@ def test_what_reconcilers_gave_up_on_is_seen_in_list_explain_and_doctor(
     _, explained = run(capsys, "--url", url, "explain", id)
     assert explained["reconciliation"]["needsOperator"] is True
     assert main(["--url", url, "explain", id]) == 0
-    assert "an operator must find out. The last word: the provider is down." in " ".join(
+    assert "an operator must find out. The last reason: the provider is down." in " ".join(
         capsys.readouterr().out.split()
     )
     code, found = run(capsys, "--url", url, "doctor")

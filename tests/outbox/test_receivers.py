@@ -393,7 +393,7 @@ def test_the_worker_signs_for_each_receiver_with_its_own_secret(
         ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\ntopics = 'a'", "topics is a list"),
         ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\nseconds = 600", "seconds must be 0.1 to 60"),
         ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\nprivate = 'yes'", "private is true or false"),
-        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\n" * 2, "two receivers have one name"),
+        ("[[receiver]]\nname = 'a'\nurl = 'https://a'\nsecret_env = 'S'\n" * 2, "two receivers have the same name"),
         ("[[receiver]\n", "cannot be read"),
     ],
 )

@@ -283,7 +283,7 @@ def test_an_engine_refuses_to_open_on_a_store_that_has_lost_keys(evicting: Runni
         plain.delete("{shop:07}:marker")
     engine = Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=shop")
     engine.core.needs.declare("payments.create", EXTERNAL)
-    with pytest.raises(ConfigurationError, match="1 of 64 markers are gone"):
+    with pytest.raises(ConfigurationError, match="1 of 64 markers are missing"):
         engine.open()
     engine.close()
 

@@ -122,7 +122,7 @@ def test_no_protection_cannot_be_crashed() -> None:
     ("options", "message"),
     [
         ({"operations": []}, "one Case for each operation"),
-        ({"operations": [payments, payments]}, "a name of its own: POST /payments, POST /payments"),
+        ({"operations": [payments, payments]}, "a unique name: POST /payments, POST /payments"),
         ({"app": None}, "app= or make_app="),
         ({"make_app": lambda: app}, "app= or make_app="),
         ({"app": "http://127.0.0.1:1"}, "use assert_idempotent with the URL"),

@@ -177,7 +177,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert "a retry gets it" in said
         word = {"seen": seen, "word": "did-not-happen", "reason": "late", "force": "on", "confirmed": "yes"}
         told = self.operator.post(f"{LIST}settle/", word, follow=True)
-        assert "has gone on since" in " ".join(str(each) for each in told.context["messages"])
+        assert "has changed since" in " ".join(str(each) for each in told.context["messages"])
         _, said = self.settle(id, word="did-not-happen", force="on")
         assert "only UNKNOWN" in said
 
@@ -190,7 +190,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         for word in ({"reason": "late"}, {"reason": "late", "word": "did-not-happen", "force": "on"}):
             page = self.operator.post(f"{LIST}settle/", {"seen": stale, **word}).content.decode()
             assert re.findall(r'name="seen" value="([^"]*)"', page) == [stale]
-        assert "has gone on since" in page
+        assert "has changed since" in page
         assert "a retry runs it" not in page
 
     def test_several_are_settled_together_each_with_its_own_word(self) -> None:
@@ -200,7 +200,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         self.settle(ids[0], word="succeeded", no_answer="on", force="on")
         word = {"seen": seen, "word": "did-not-happen", "reason": "both", "force": "on", "confirmed": "yes"}
         told = [str(each) for each in self.operator.post(f"{LIST}settle/", word, follow=True).context["messages"]]
-        assert ["has gone on" in told[0], "is settled" in told[1]] == [True, True]
+        assert ["has changed" in told[0], "is settled" in told[1]] == [True, True]
 
     def test_a_word_about_an_answer_is_complete(self) -> None:
         id = self.made("raise")
