@@ -59,11 +59,12 @@ class Coverage:
         """
         surface = self._surface
         upper = method.upper()
-        for other in {each.strip().upper() for each in overriding} & set(UNSAFE_METHODS) - {upper}:
-            template = self._leads_to(other, path, raw_path)
-            if template is not None:
-                text = f"Nothing was done. Send it as {other} {template}, without the header that gives another method."
-                return surface.problems.answer(MISSPELLED, text)
+        if overriding:
+            for other in {each.strip().upper() for each in overriding} & set(UNSAFE_METHODS) - {upper}:
+                template = self._leads_to(other, path, raw_path)
+                if template is not None:
+                    text = f"Nothing was done. Send it as {other} {template}, without the header for another method."
+                    return surface.problems.answer(MISSPELLED, text)
         if upper not in UNSAFE_METHODS:
             return None
         template = self._leads_to(upper, path, raw_path)

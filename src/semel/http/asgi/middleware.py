@@ -114,7 +114,9 @@ class SemelMiddleware:
             answer = await self._status.answer(path, scope)
             if answer is not None:
                 return answer
-        overriding = [value.decode("latin-1") for name, value in scope["headers"] if name in OVERRIDES]
+        headers, overriding = scope["headers"], list[str]()
+        if not OVERRIDES.isdisjoint(dict(headers)):
+            overriding = [value.decode("latin-1") for name, value in headers if name in OVERRIDES]
         return self._coverage.judge(
             scope["method"], path, lambda: self._is_keyed(scope), _raw_path(scope), overriding=overriding
         )
