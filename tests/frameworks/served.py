@@ -69,7 +69,9 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, *command: str) -> Iterator[Served]:
+def serving(folder: Path, *command: str, loses_its_worker: bool = False) -> Iterator[Served]:
+    """One server. One that ``loses_its_worker`` to SIGKILL is killed as well: hypercorn's parent process may wait for
+    ever for a lock that its worker held."""
     port = free_port()
     arguments = [sys.executable, "-W", "error", "-m", *(each.format(port=port) for each in command)]
     with (folder / f"{command[0]}.log").open("ab") as log:
@@ -79,5 +81,5 @@ def serving(folder: Path, *command: str) -> Iterator[Served]:
         await_true(lambda: served.ask("/effects", method="GET").status == 200, f"{command[0]} to answer")
         yield served
     finally:
-        process.terminate()
+        process.kill() if loses_its_worker else process.terminate()
         process.wait(30)

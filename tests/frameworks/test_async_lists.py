@@ -38,14 +38,14 @@ class Shop:
         with closing(sqlite3.connect(folder / "shop.db")) as db:
             db.execute("CREATE TABLE effect (what TEXT)")
 
-    def served(self, story: Callable[[Served], Any]) -> Any:
-        with serving(self.folder, *self._command) as server:
+    def served(self, story: Callable[[Served], Any], *, loses_its_worker: bool = False) -> Any:
+        with serving(self.folder, *self._command, loses_its_worker=loses_its_worker) as server:
             return story(server)
 
     def die(self, story: Callable[[Served], Any]) -> None:
         """Serve until the worker dies of what the story asks for."""
         (self.folder / "to-die").touch()
-        self.served(story)
+        self.served(story, loses_its_worker=True)
         assert not (self.folder / "to-die").exists()
 
     def count(self, table: str) -> int:
