@@ -1,4 +1,4 @@
-"""The async engine: a thin shell that performs the flows of ``protocol`` on an event loop."""
+"""The async engine: a thin shell that performs the flows of ``core`` on an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sync engine: a thin shell over the flows of ``protocol``, for ordinary threads.
+"""The sync engine: a thin shell that performs the flows of ``core`` in ordinary threads.
 
 Handlers run in the calling thread, Semel's own work in threads that no exception from outside reaches (``shield``).
 """

@@ -34,7 +34,7 @@ from semel.stores.sql.statements import Query
 T = TypeVar("T")
 
 _LOST: Final = (OSError, asyncpg.PostgresError, *BROKEN)
-_RESET: Final = ("BEGIN", "RESET ALL", "RESET ROLE", "END")  # as in ``psycopg_transaction``
+_RESET: Final = ("BEGIN", "RESET ALL", "RESET ROLE", "END")  # as in ``psycopg/transaction``
 _OVER: Final = "the transaction of this command is over: nothing more can be written in it"
 
 

@@ -5,7 +5,7 @@ transaction no round trip of its own. The connection that is handed out ends no 
 ``commit()`` keeps the writes for Semel's COMMIT, its ``rollback()`` undoes the handler's writes alone. A COMMIT
 written as SQL does end it; then the settle fails by itself, since the claim is not its transaction's own.
 
-``transaction`` says what a unit does; threads make its calls here, event loops in ``psycopg_transaction_async``.
+``postgres/transaction`` says what a unit does; threads make its calls here, event loops in ``transaction_async``.
 
 A session that has served a command begins the next one with its settings and its user reset: what a handler has set,
 and committed, was that command's.

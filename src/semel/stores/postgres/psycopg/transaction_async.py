@@ -1,4 +1,4 @@
-"""ATOMIC units through psycopg on an event loop; ``psycopg_transaction`` explains them, and says what they do."""
+"""ATOMIC units through psycopg on an event loop; ``transaction`` explains them."""
 
 from __future__ import annotations
 
