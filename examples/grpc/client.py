@@ -1,6 +1,7 @@
 """A client: ``python -m examples.grpc.client 127.0.0.1:8000 ACCOUNT KEY METHOD TEXT [TIMES]``.
 
-It sends the same call so many times at once, and prints what the last of them was answered.
+It sends the same call so many times at once, and prints the answer to the last of them. A duplicate that the server
+does not let wait for the running call is told to come back, and the interceptor sends it again under the same key.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from google.rpc.error_details_pb2 import RequestInfo
 from google.rpc.status_pb2 import Status
 
 from examples.grpc.server import SERVICE
+from semel.integrations.grpc import KeyInterceptor
 
 
 def main(target: str, account: str, key: str, method: str, text: str, times: str = "1") -> None:
     """Send, and print."""
     metadata = (("idempotency-key", key), ("account", account))
+    path = f"/{SERVICE}/{method}"
     with grpc.insecure_channel(target) as channel:
-        send = channel.unary_unary(f"/{SERVICE}/{method}", RequestInfo.SerializeToString, Status.FromString)
+        safe = grpc.intercept_channel(channel, KeyInterceptor({path}))
+        send = safe.unary_unary(path, RequestInfo.SerializeToString, Status.FromString)
 
         def ask(_: int) -> str:
             try:
