@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.core import command_flow as commands
+from semel.core.flow import perform
 from semel.core.model import InProgress, Replay
 from semel.core.outcomes import Succeeded
+from semel.core.requests import Attempt, Elapsed, Jitter, PauseToLook
 from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.errors import InProgressError
 from semel.telemetry import Counting
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite
-from tests.engine.shells import MADE, Ledger, command, until
+from tests.engine.shells import MADE, Ledger, Mode, Shell, command, until
 
 CROWD = 20
 STORE_CLAIM = ("store_call_seconds", "claim")
@@ -187,7 +190,7 @@ def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
             assert engine.core.waiting == 3
             with pytest.raises(InProgressError) as caught:
                 await wait("carol")
-            assert caught.value.retry_after_seconds == 30
+            assert caught.value.retry_after_seconds == 1  # of the lease 30 s are left
             for permit in permits:
                 assert isinstance(permit, Permit)
                 await engine.settle(permit, Succeeded(MADE))
@@ -196,6 +199,35 @@ def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
             assert (engine.core.waiting, engine.core.waiting_by_caller) == (0, {})
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_has_not_waited_is_told_to_ask_again_soon(mode: Mode) -> None:
+    policy = Policy(lease_seconds=3600, deadline_seconds=7200)
+    with closing(Shell(mode, memory(SettableClock()))) as shell:
+        shell.open()
+        permit = shell.permit(command(policy=policy))
+        with pytest.raises(InProgressError) as caught:
+            shell.run(command(policy=policy), lambda permit: MADE)
+        assert caught.value.retry_after_seconds == 1
+        shell.settle(permit)
+
+
+@pytest.mark.parametrize(("lease", "waits", "told"), [(30, 0.5, 1), (30, 4, 4), (3, 4, 3)])
+def test_who_waited_in_vain_is_told_to_ask_again_after_as_long(lease: int, waits: float, told: int) -> None:
+    """At the end of the lease at the latest: then somebody may take over. What takes long is seldom asked for."""
+    with closing(Shell("sync", memory())) as shell:
+        claimed = shell.engine.core.attempt(command())
+    running, passed = InProgress(bytes(16), lease * 1_000_000), [0.0]
+
+    def reply(needed: Any) -> Any:
+        if isinstance(needed, PauseToLook):
+            passed.append(needed.seconds)
+        return {Elapsed: sum(passed), Jitter: 0.5, PauseToLook: True, Attempt: running}[type(needed)]
+
+    verdict = perform(commands.await_verdict(claimed, running, waits), reply)
+    assert isinstance(verdict, InProgress)
+    assert verdict.retry_us == told * 1_000_000
 
 
 def test_without_a_budget_no_duplicate_waits() -> None:

@@ -25,7 +25,7 @@ from semel.integrations.grpc import AsyncSemelInterceptor, Rpc, SemelInterceptor
 from semel.integrations.grpc.context import CapturedContext
 from semel.integrations.grpc.rpc import declare
 from semel.integrations.grpc.server import _call
-from semel.integrations.grpc.status import RpcEnd, refuse
+from semel.integrations.grpc.status import RpcEnd, refuse, retry_delay
 from tests.grpc.conftest import METHOD, OTHER, STREAM, Service, trailing
 
 Serve = Callable[..., Service]
@@ -175,6 +175,7 @@ def test_a_running_command_is_aborted_with_the_time_to_retry_after(serve: Serve,
     assert call.code() is Code.ABORTED
     said, members, retries = reason(call)
     assert (said, members["keyAction"], retries) == ("IDEMPOTENCY_REQUEST_IN_PROGRESS", "keep", True)
+    assert retry_delay(call.trailing_metadata()) == 1  # of the lease 30 s are left
 
 
 # --- what an end means ---------------------------------------------------------------------------

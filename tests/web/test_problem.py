@@ -76,9 +76,14 @@ def test_a_verdict(verdict: Refusal, status: int, code: str, retryable: bool, ke
     assert bool(header(answer, b"retry-after")) is retryable
 
 
-@pytest.mark.parametrize(("left", "seconds"), [(0, 1), (1, 1), (1_000_000, 1), (1_000_001, 2), (30_000_000, 30)])
-def test_a_running_command_is_asked_again_when_its_lease_is_over(left: int, seconds: int) -> None:
-    answer = Problems().of_verdict(InProgress(ID, left))
+@pytest.mark.parametrize(
+    ("left", "waited", "seconds"),
+    [(0, 0, 1), (1, 0, 1), (9_000_000, 0, 1), (9_000_000, 1_000_001, 2), (9_000_000, 20_000_000, 9)],
+)
+def test_a_running_command_is_asked_for_again_after_the_time_it_was_waited_for(
+    left: int, waited: int, seconds: int
+) -> None:
+    answer = Problems().of_verdict(InProgress(ID, left, waited_us=waited))
     assert header(answer, b"retry-after") == [b"%d" % seconds]
     assert json.loads(answer.body)["retryAfter"] == seconds
 

@@ -7,6 +7,7 @@ its own way; nothing here knows which.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from semel.core.backoff import poll_seconds, retry_seconds
@@ -148,7 +149,7 @@ def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdi
     while isinstance(verdict, InProgress):
         left = ends - (yield from ask(Elapsed()))
         if left <= 0:
-            return verdict
+            return replace(verdict, waited_us=round(seconds * 1_000_000))
         pause = poll_seconds(asked, (yield from ask(Jitter())))
         lapse = verdict.lease_left_us / 1_000_000
         look = max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause))

@@ -254,11 +254,30 @@ class InProgress:
     """A process runs it now; ``lease_left_us`` until the holder must have renewed.
 
     ``own`` False: it is another command's with the same business reference, or nobody could look whose it is.
+    ``waited_us``: how long this attempt has waited for it, in vain.
     """
 
     operation_id: bytes
     lease_left_us: int
     own: bool = field(default=True, compare=False)
+    waited_us: int = field(default=0, compare=False)
+
+    @property
+    def retry_us(self) -> int:
+        """After how long to ask again: see :func:`pause_us`."""
+        return pause_us(self.lease_left_us, self.waited_us)
+
+
+def pause_us(lease_left_us: int, passed_us: int) -> int:
+    """After how long to ask again for a running command that was waited for, or ran, ``passed_us`` so far.
+
+    As long again, and at least a second: most commands end within milliseconds, and one that takes long is asked for
+    ever less often. At the end of its lease at the latest: then somebody may take over.
+
+    >>> pause_us(30_000_000, 0), pause_us(30_000_000, 4_000_000), pause_us(250_000, 4_000_000)
+    (1000000, 4000000, 250000)
+    """
+    return min(lease_left_us, max(RETRY_US_MIN, passed_us))
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +471,7 @@ class Reseal(NamedTuple):
     answer_kind: AnswerKind
 
 
+RETRY_US_MIN: Final = 1_000_000  # the shortest pause in Retry-After
 CURSOR_MAX: Final = 2**63 - 1  # of a page: Redis' are times in finer parts than microseconds
 
 

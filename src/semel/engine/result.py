@@ -132,11 +132,11 @@ def command_error(verdict: Refusal) -> CommandError:
                 operation_id=None if other is None else uuid_text(other),
                 state=name,
             )
-        case InProgress(operation_id, left):
+        case InProgress(operation_id):
             return InProgressError(
                 "the command is still running; keep the key and ask again",
                 operation_id=uuid_text(operation_id),
-                retry_after_seconds=left / 1_000_000,
+                retry_after_seconds=verdict.retry_us / 1_000_000,
             )
         case OutcomeUnknown(operation_id, doubt):
             return OutcomeUnknownError(

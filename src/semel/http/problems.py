@@ -182,8 +182,8 @@ class Problems:
         match verdict:
             case KeyReused(operation_id, state):
                 return self.key_reused(operation_id, state)
-            case InProgress(operation_id, left):
-                after = max(1, -(-left // 1_000_000))
+            case InProgress(operation_id):
+                after = max(1, -(-verdict.retry_us // 1_000_000))
                 text = "Keep the key and ask again, or query the operation."
                 return self.answer(IN_PROGRESS, text, operation_id=operation_id, retry_after=after)
             case OutcomeUnknown(operation_id):

@@ -16,7 +16,7 @@ from semel.bulk.rules import Tally, is_bulk
 from semel.bulk.store import Items
 from semel.core.flow import Flow
 from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
-from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable
+from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable, pause_us
 from semel.core.record import is_sound, state_of, uuid_of
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
@@ -164,7 +164,8 @@ class _Queries:
         if progress is not None:
             document["progress"] = progress._asdict()
         if row is not None and row.state in OPEN_STATES and row.lease_until > now:
-            headers.append((b"retry-after", b"%d" % max(1, -(-(row.lease_until - now) // 1_000_000))))
+            after = pause_us(row.lease_until - now, now - row.created_at)
+            headers.append((b"retry-after", b"%d" % max(1, -(-after // 1_000_000))))
         return Answer(200, tuple(headers), json.dumps(document).encode())
 
     def _problem(self, kind: Kind, detail: str) -> Answer:
