@@ -52,6 +52,9 @@ class Shell:
 
     def open(self) -> None:
         self._end(self.engine.migrate())
+        self.open_again()
+
+    def open_again(self) -> None:
         self._end(self.engine.open())
 
     def run(self, what: Command, handler: Handler, *, wait_seconds: float = 0) -> Result:

@@ -1,7 +1,8 @@
 """What lies in the server is what revision 8fd64371 wrote there, byte for byte: either may go on with the other's.
 
 Its scripts and those of today run in one fleet while a release is deployed. ``former_layout.json`` is what this file
-printed with that revision's code: ``python -m tests.redis.test_former_layout PORT``, on an empty server.
+printed with that revision's code: ``python -m tests.redis.test_former_layout PORT``, on an empty server. Only the
+schema's version has grown since: the markers that it counts are beside those of that revision.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from semel.core.contract import Observed
 from semel.core.flow import perform
 from semel.core.model import Find
 from semel.engine.requirements import Needs
-from semel.errors import ConfigurationError, StoreUnavailable
+from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, StoreUnavailable
 from semel.functions import command as declared_command
 from semel.http.caller import single_caller
 from semel.stores.redis.settings import _judge, info, memory
@@ -239,8 +239,8 @@ def test_a_server_that_begins_to_evict_grants_nothing_again(policy: str, evictin
     for name in names:
         run(name)
     with Redis(port=evicting.port) as plain:
-        markers = set(plain.scan_iter("*marker", count=10_000))
-        assert len(markers) == 64
+        markers = set(plain.scan_iter("*marker*", count=10_000))
+        assert len(markers) == 128  # of each tag one with the store's name, which claims rely on, and one without
         assert all(plain.ttl(marker) > 10**9 for marker in markers)  # volatile policies may choose them, too
         plain.config_set("maxmemory-policy", policy)
         plain.delete(*markers)  # what such a server drops first: nothing has touched them since the migration
@@ -256,11 +256,11 @@ def test_a_claim_does_not_touch_its_marker(evicting: Running, opened: Opens) -> 
     shell = opened(evicting.port)
     with Redis(port=evicting.port) as plain:
         plain.config_set("maxmemory-policy", "allkeys-lfu")
-        [first, *_] = plain.scan_iter("*marker", count=10_000)
+        [first, *_] = plain.scan_iter("*marker*", count=10_000)
         before = plain.object("FREQ", first)
         for number in range(200):
             shell.run(command(f"k{number}", policy=EXTERNAL), lambda permit: MADE)
-        assert all(plain.object("FREQ", marker) <= before for marker in plain.scan_iter("*marker", count=10_000))
+        assert all(plain.object("FREQ", marker) <= before for marker in plain.scan_iter("*marker*", count=10_000))
 
 
 def test_migrate_refuses_a_store_that_has_lost_keys(evicting: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,12 +319,61 @@ def test_doctor_says_of_a_flushed_store_that_records_may_be_lost(
 def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) -> None:
     """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
     with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
-        plain.delete(*plain.scan_iter("*marker", count=10_000))
+        plain.delete(*plain.scan_iter("*marker*", count=10_000))
         plain.hset("old:meta", "schema_version", "1")
         with Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=old") as old:
             assert old.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
-            assert engine.migrate() == ["0002_markers"]
+            assert engine.migrate() == ["0002_markers", "0003_named_markers"]
             assert old.run(command("other", policy=EXTERNAL), lambda permit: MADE).answer == MADE
+
+
+def test_a_store_of_the_second_version_goes_on(evicting: Running) -> None:
+    """Its markers have no name: they are relied on until `semel migrate` has run and the engine is opened again."""
+    with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
+        plain.delete(*plain.scan_iter("*marker:*", count=10_000))
+        plain.hset("old:meta", "schema_version", "2")
+        with Engine.connect(f"redis://127.0.0.1:{evicting.port}/0?prefix=old") as old:
+            assert old.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
+            assert engine.migrate() == ["0003_named_markers"]
+            assert old.run(command("other", policy=EXTERNAL), lambda permit: MADE).answer == MADE
+            plain.delete(*plain.scan_iter("*marker*", count=10_000))
+            with pytest.raises(StoreUnavailable, match="LOSTRECORDS"):
+                old.run(command("third", policy=EXTERNAL), lambda permit: MADE)
+
+
+def test_a_store_made_anew_grants_nothing_to_who_opened_the_former_one(
+    evicting: Running, opened: Opens, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flush, then a plain migrate by whoever comes next: what has run is not run again by those who were there."""
+    shell = opened(evicting.port)
+    url = f"redis://127.0.0.1:{evicting.port}/0?prefix={shell.engine.store.keys.meta.decode().removesuffix(':meta')}"
+    ran: list[int] = []
+
+    def handler(permit: Any) -> Answer:
+        ran.append(1)
+        return MADE
+
+    def run() -> Any:
+        return shell.run(command(policy=EXTERNAL), handler)
+
+    run()
+    with Redis(port=evicting.port) as plain:
+        plain.flushall()
+    with pytest.raises(SchemaError, match="records-may-be-lost"):
+        shell.perform("migrate", lambda: shell.engine.store.migrate(*shell.engine.core.first_identity()))
+    capsys.readouterr()
+    assert main(["migrate", "--url", url]) == 0
+    assert "keys that were issued before may run again" in capsys.readouterr().out
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="LOSTRECORDS"):
+            run()
+    with pytest.raises(IdentityMismatch, match="emptied or replaced"):
+        shell.open_again()
+    assert ran == [1]
+    assert main(["migrate", "--url", url, "--records-may-be-lost"]) == 0
+    run()
+    shell.open_again()
+    assert ran == [1, 1]
 
 
 def test_accepted_loss_is_refused_where_the_store_must_be_durable(forgetful: Running) -> None:

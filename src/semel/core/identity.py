@@ -113,6 +113,18 @@ def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
 
 
+def made_at(text: str) -> int | None:
+    """The time in a UUIDv7, in microseconds; None where the text is none.
+
+    >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
+    (1688122305686000, None)
+    """
+    digits = text.replace("-", "")
+    if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):
+        return None
+    return int(digits[:12], 16) * 1000
+
+
 def uuid_text(raw: bytes) -> str:
     """A UUID's usual text.
 

@@ -147,6 +147,7 @@ class Core:
         self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
         self.emits = False  # whether the store keeps events
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
+        self._opened: Identity | None = None  # what it said the first time
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
@@ -607,6 +608,13 @@ class Core:
                 "the id secret is not the one this store was made with: every key would be forgotten; "
                 "restore the former secret (it never rotates)"
             )
+        if self._opened is not None and self._opened.store_id != identity.store_id and identity.epoch == 1:
+            raise IdentityMismatch(
+                f"another store is in the place of the one that this process has opened ({self._opened.store_id}): it "
+                "was emptied or replaced, and keys that were issued before may run again. Put the former one back; or "
+                "find out from your own systems which commands ran, and restart this process"
+            )
+        self._opened = identity
 
 
 # What a record reads after a permit's end, and after a verdict that does not name its state. What is released may be

@@ -36,9 +36,12 @@ class Keys:
         """What all keys of this record begin with."""
         return self.tags[id[0] % TAGS]
 
-    def marker(self, id: bytes) -> bytes:
-        """The tag's marker: a key that a server which evicts or is flushed loses before, or with, its records."""
-        return self.markers[id[0] % TAGS]
+    def marker(self, id: bytes, name: bytes) -> bytes:
+        """The tag's marker: a key that a server which evicts or is flushed loses before, or with, its records.
+
+        Parameters: ``name`` of the store that it belongs to (:func:`marker_name`).
+        """
+        return self.markers[id[0] % TAGS] + name
 
     def record(self, id: bytes) -> bytes:
         """The record itself."""
@@ -63,6 +66,15 @@ class Keys:
     def audit(self, id: bytes) -> bytes:
         """The tag's audit trail."""
         return self.tag(id) + b"audit"
+
+
+def marker_name(store_id: str) -> bytes:
+    """What a store's markers end with, so that those of a store made anew in its place are others.
+
+    >>> marker_name("01890a5d-ac96-774b-bcce-b302099a8057")
+    b':b302099a8057'
+    """
+    return b":" + store_id.rpartition("-")[2].encode()
 
 
 def newer_first(place: int, tag: int) -> int:

@@ -53,8 +53,9 @@ return {time(ARGV[1]), call('GET', KEYS[1])}
 -- seen, else answer its record. Answers the time, and for each record itself or its place in the order of creation: a
 -- number says that it was reserved. What one record meets that is not sound is told as a list of one text.
 --
--- Terms with an m rely on the marker: where forgetting would be a second effect, nothing is granted without it. While the
--- server has it, it has neither been flushed nor begun to evict, which would drop the marker first (EXISTS does not touch
+-- Terms with an m rely on the marker, whose name stands at their end: where forgetting would be a second effect, nothing is
+-- granted without it. The name is that of the store that the caller has opened: one that was made anew since, in an emptied
+-- server, has other markers. While the server has it, it has neither been flushed nor begun to evict, which would drop the marker first (EXISTS does not touch
 -- it). Without it nobody knows what this key was for. Whether a claim is one's own is told by its nonce, never by what
 -- this script did: an answer may be lost, and the call made again. Nothing that is open expires: the time to live begins
 -- with the settlement. A place is after all that this slot holds, and after all that the caller has seen.
@@ -64,7 +65,7 @@ local function learn(terms)
     local lease_us, deadline_us, dedup_us = tonumber(sub(terms, 5, 20)), tonumber(sub(terms, 53, 68)), tonumber(sub(terms, 69, 84))
     local lease_until, dedup_until, due = now + math.min(lease_us, deadline_us), now + dedup_us, sub(terms, 4, 4)
     return {
-        marked = sub(terms, 3, 3) == 'm',
+        marker = sub(terms, 3, 3) == 'm' and 'marker' .. sub(terms, 85),
         due = due == 'l' and number(lease_until) or due == 'd' and number(max(lease_until, dedup_until)),
         begins = 'S1' .. sub(terms, 1, 2) .. '0' .. at .. number(lease_until),
         follows = at .. at .. number(now + deadline_us) .. number(dedup_until) .. BLANKS .. sub(terms, 5, 52),
@@ -72,7 +73,7 @@ local function learn(terms)
 end
 local function reserve(key, place, terms, names, rest)
     local tag, id = sub(key, 1, -35), sub(rest, 20, 35)
-    if terms.marked and call('EXISTS', tag .. 'marker') == 0 then
+    if terms.marker and call('EXISTS', tag .. terms.marker) == 0 then
         return {'LOSTRECORDS a marker of this store is gone: records may be gone with it'}
     end
     local all, score = tag .. 'all', number(place)
@@ -256,11 +257,12 @@ call('HSET', KEYS[1], 'store_id', ARGV[2], 'schema_version', '1', 'epoch', '1', 
 return 1
 
 -- name: mark
--- KEYS: marker. ARGV: time, ms to live.
+-- KEYS: the tag's marker, and the one that has the store's name. ARGV: time, ms to live.
 call('SET', KEYS[1], '1', 'PX', ARGV[2])
+call('SET', KEYS[2], '1', 'PX', ARGV[2])
 return 1
 
 -- name: version
--- KEYS: meta. ARGV: time, version.
-call('HSET', KEYS[1], 'schema_version', ARGV[2])
+-- KEYS: meta. ARGV: time, version, epoch.
+call('HSET', KEYS[1], 'schema_version', ARGV[2], 'epoch', ARGV[3])
 return 1

@@ -47,7 +47,7 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
-from semel.stores.redis.keys import TAGS, Keys
+from semel.stores.redis.keys import TAGS, Keys, marker_name
 from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
@@ -55,8 +55,10 @@ from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import memory, observe, setting
 
-MIGRATIONS: Final = ("0001_first", "0002_markers")
+MIGRATIONS: Final = ("0001_first", "0002_markers", "0003_named_markers")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
+MARKED: Final = 2  # the first version with markers
+NAMED: Final = 3  # the first version whose markers have the store's name
 MARKER_MS: Final = 100 * 365 * 86_400_000  # with a time to live, so that every eviction policy may choose it
 LOST: Final = (
     "the server has lost keys of this store (it evicts, was flushed, or keys were deleted by hand): records may be "
@@ -107,14 +109,15 @@ class RedisStore:
         self._pages = Pages(self._rows)
         self.accepts_loss = accepts_loss
         self._cluster = cluster
-        self._marked = False  # whether the store is known to have its markers: one of the first version has none
+        self._opened: Identity | None = None  # the store whose records this process relies on
+        self._marker: bytes | None = None  # the name of its markers; None: one of the first version has none
         self._due_by_node: list[list[bytes]] | None = None  # a cluster's due sets; first the turns' node
         self._newest = 0  # the last place that this process has seen: what it claims next is listed after it
 
     # --- a command's life -------------------------------------------------------------------
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        groups = self._groups(claims)
+        groups, marker = self._groups(claims), self._marker
         asked = [self._claim_call(group) for group in groups]
         replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
@@ -130,7 +133,11 @@ class RedisStore:
                     verdicts.append(Proceed(first_grant(claim, now)))
                 else:
                     code, _, text = bytes(reply[0]).decode().partition(" ")
-                    raise refusal(code, text)
+                    if code == "LOSTRECORDS" and self._marker == marker:
+                        yield from self.identity()  # somebody may have said since that records may be lost
+                    if code != "LOSTRECORDS" or self._marker == marker:
+                        raise refusal(code, text)
+                    verdicts += yield from self.claim((claim,))
         return verdicts if len(groups) < 2 else _in_order(claims, verdicts)
 
     def _groups(self, requests: Sequence[_Request]) -> Sequence[Sequence[_Request]]:
@@ -147,10 +154,10 @@ class RedisStore:
         keys: list[bytes] = []
         arguments: list[bytes | int] = [self._newest]
         named: list[bytes] = []
-        tags, has_marker = self.keys.tags, self._marked and not self.accepts_loss
+        tags, marker = self.keys.tags, None if self.accepts_loss else self._marker
         for claim in claims:
             id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
-            told, length, granted = _terms(terms, holder, has_marker)
+            told, length, granted = _terms(terms, holder, marker)
             fixed = id, _scope(scope), len(key_hash), key_hash, _recipe(recipe), len(fingerprint), fingerprint
             names = b"16:%b%b%d:%b%b%d:%b" % fixed
             named.append(names)
@@ -159,7 +166,7 @@ class RedisStore:
             arguments += (told, hexlify(nonce + operation_id), rest)
         if self._cluster:
             keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
-            keys += (*self._lists(id), self.keys.marker(id))
+            keys += (*self._lists(id), self.keys.marker(id, marker or b""))
         return RedisCall(_CLAIM, tuple(keys), tuple(arguments)), named
 
     def _lists(self, id: bytes) -> tuple[bytes, ...]:
@@ -347,17 +354,18 @@ class RedisStore:
     def observe(self) -> Flow[list[Observed]]:
         """What the server's settings make of the store's promise, and whether it has lost keys already."""
         observed = yield from observe(self.keys.tags, self._wait_replicas)
-        gone = (yield from self._missing_markers()) if self._marked else 0
+        gone = 0 if self._marker is None else (yield from self._count_missing(self._marker))
         if gone:
             observed.append(
                 Observed("records", "forgets", f"{LOST} ({gone} of {TAGS} markers are missing)", LOST_REMEDY)
             )
         return observed
 
-    def _missing_markers(self) -> Flow[int]:
-        calls = tuple([RedisCall(None, (marker,), (), "EXISTS") for marker in self.keys.markers])
-        replies = yield from ask(Calls(calls))
-        return TAGS - sum(int(reply) for reply in replies)
+    def _count_missing(self, name: bytes) -> Flow[int]:
+        """How many tags lack their marker, with or without the store's name."""
+        wanted = [tuple({marker, marker + name}) for marker in self.keys.markers]
+        replies = yield from ask(Calls(tuple([RedisCall(None, keys, (), "EXISTS") for keys in wanted])))
+        return sum(int(reply) < len(keys) for reply, keys in zip(replies, wanted, strict=True))
 
     def memory(self) -> Flow[set[tuple[int, int]]]:
         """Bytes in use and allowed (0: no bound), of each server that holds a part of the records."""
@@ -371,42 +379,65 @@ class RedisStore:
         [pairs] = yield from ask(Calls((RedisCall(None, (self.keys.meta,), (), "HGETALL"),)))
         fields = {bytes(name).decode(): bytes(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
         if not fields:
-            # A flush takes the markers too: what is left of them tells that there was a store.
-            self._marked = (yield from self._missing_markers()) < TAGS
             return None
-        version = int(fields["schema_version"])
-        self._marked = version >= SCHEMA_VERSION
-        return Identity(
+        found = Identity(
             fields["store_id"].decode(),
-            version,
+            int(fields["schema_version"]),
             int(fields["epoch"]),
             int(fields["id_format"]),
             fields["secret_check"],
         )
+        self._rely_on(found)
+        return found
+
+    def _rely_on(self, found: Identity) -> None:
+        """Take the markers that claims rely on from the store that was opened first.
+
+        One that was made anew in its place has other markers, and is relied on only if somebody said that records may
+        be lost, which begins a new epoch.
+        """
+        opened, version = self._opened, found.schema_version
+        is_ours = opened is None or opened.store_id == found.store_id
+        if not is_ours and (found.epoch == 1 or found.secret_check != opened.secret_check):
+            return
+        self._opened = found
+        self._marker = marker_name(found.store_id) if version >= NAMED else b"" if version >= MARKED else None
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         known = yield from self.identity()
-        if self._marked and (known is None or (yield from self._missing_markers())):
+        if known is None:  # a flush takes the markers, too: what is left of them tells that there was a store
+            is_lost = self._opened is not None or (yield from self._count_missing(b"")) < TAGS
+        else:
+            is_lost = self._marker is not None and (yield from self._count_missing(self._marker)) > 0
+        if is_lost:
             raise SchemaError(f"{LOST}. Not migrated: {LOST_REMEDY}")
-        return (yield from self._write_identity(known, store_id, secret_check))
+        return (yield from self._write_identity(known, store_id, secret_check, 0 if known is None else known.epoch - 1))
 
     def restore(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
-        """As :meth:`migrate` of a store that has lost keys: from now on its claims are granted again."""
+        """As :meth:`migrate` of a store that has lost keys: from now on its claims are granted again.
+
+        Also by engines that have opened the store that was there before.
+        """
         known = yield from self.identity()
         if known is not None:
             known = replace(known, schema_version=1)
-        return (yield from self._write_identity(known, store_id, secret_check))
+        return (yield from self._write_identity(known, store_id, secret_check, 1 if known is None else known.epoch))
 
-    def _write_identity(self, known: Identity | None, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+    def _write_identity(
+        self, known: Identity | None, store_id: str, secret_check: bytes, epoch: int
+    ) -> Flow[list[str]]:
         """The markers go before the version that claims rely on: one that dies in between has written version 1."""
         done = 0 if known is None else known.schema_version
         if known is None:
             yield from ask(Calls((RedisCall(LUA["migrate"], (self.keys.meta,), (store_id.encode(), secret_check)),)))
+            known = yield from self.identity()  # another process may have been first
+        assert known is not None
         if done < SCHEMA_VERSION:
-            marked = [RedisCall(LUA["mark"], (marker,), (MARKER_MS,)) for marker in self.keys.markers]
+            name = marker_name(known.store_id)
+            marked = [RedisCall(LUA["mark"], (marker, marker + name), (MARKER_MS,)) for marker in self.keys.markers]
             yield from ask(Calls(tuple(marked)))
-            yield from ask(Calls((RedisCall(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION,)),)))
-        self._marked = True
+            yield from ask(Calls((RedisCall(LUA["version"], (self.keys.meta,), (SCHEMA_VERSION, epoch + 1)),)))
+        yield from self.identity()
         return list(MIGRATIONS[done:])
 
 
@@ -438,13 +469,14 @@ def _recipe(recipe: str) -> bytes:
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
-def _terms(terms: Terms, holder: str, has_marker: bool) -> tuple[bytes, int, bytes]:
+def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int, bytes]:
     """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
-    needs_marker = has_marker and terms.effects == Effects.EXTERNAL
-    told = b"%02d%b%b" % (terms.starts, b"m" if needs_marker else b"-", _first_due(terms))
+    if terms.effects != Effects.EXTERNAL:
+        marker = None
+    told = b"%02d%b%b" % (terms.starts, b"-" if marker is None else b"m", _first_due(terms))
     spans = (terms.lease_us, terms.answer_us, terms.tombstone_us, terms.deadline_us, terms.dedup_us)
-    return told + b"".join(map(number, spans)), len(granted), granted + _NOTHING_YET
+    return told + b"".join(map(number, spans)) + (marker or b""), len(granted), granted + _NOTHING_YET
 
 
 @lru_cache

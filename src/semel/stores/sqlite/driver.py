@@ -51,6 +51,10 @@ GROUP_MAX: Final = 200
 COMMITS_PER_CHECKPOINT: Final = 250
 INLINE_SECONDS_MAX: Final = 0.001  # a commit slower than this, on average of late, leaves the event loop
 BUSY_PAUSE_SECONDS: Final = 0.002
+REPLACED: Final = (
+    "the database file {path!r} was deleted or replaced while this process had it open: it is not the one that holds "
+    "what ran here. Put it back; or find out from your own systems which commands ran, and restart this process"
+)
 
 
 class SqliteDriver:
@@ -79,6 +83,7 @@ class SqliteDriver:
         self.commits = 0  # counted: a promise of the documents, checked by tests
         self._busy_seconds = busy_seconds
         self._inline = inline
+        self._file: tuple[int, int] | None = None  # the file that was opened first
         self._inherited: list[object] = []  # connections of a parent process: never used, never closed
         self._reset()
         sqlite_fork.watch(self)
@@ -86,7 +91,7 @@ class SqliteDriver:
     def _reset(self) -> None:
         self._gate = threading.Lock()
         self._queue: deque[FlowJob[Any]] = deque()
-        self._readers = Readers(self.path, self.synchronous, self.clock, self.answering)
+        self._readers = Readers(self.path, self.synchronous, self.clock, self.answering, self.check_file)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         self._work = threading.Condition()
@@ -94,6 +99,19 @@ class SqliteDriver:
         self._commit_seconds = 0.0
         self._uncheckpointed = 0
         self._ticking: asyncio.AbstractEventLoop | None = None  # the loop whose tick is to commit
+
+    def check_file(self) -> None:
+        """Check that the path still names the file that was opened first.
+
+        SQLite goes on with a file that nobody else finds any more: a key that is recorded there runs again elsewhere.
+
+        Raises StoreUnavailable.
+        """
+        found = sqlite_fork.file_identity(self.path)
+        if self._file is None:
+            self._file = found
+        elif found != self._file:
+            raise StoreUnavailable(REPLACED.format(path=self.path))
 
     def before_fork(self) -> bool:
         """Close all connections and open none until ``after_fork``; False where one is still in use (see ``fork``)."""
@@ -278,6 +296,7 @@ class SqliteDriver:
                 writer = self._writer
                 if writer is None:
                     writer = self._writer = open_connection(self.path, self.synchronous)
+                self.check_file()
                 self.answering(writer, self.clock)(BEGIN)
                 return writer
             except (sqlite3.Error, StoreUnavailable) as error:
@@ -401,6 +420,7 @@ class SqliteDriver:
         if self._gate.acquire(timeout=self._busy_seconds):
             self.close_idle()
             self._gate.release()
+        self._file = None
         with self._work:
             self._stopping = False
             if self._thread is thread:

@@ -73,7 +73,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     still_open = _open_files()
     for driver in list(_watched):
-        known = _identity(driver.path)
+        known = file_identity(driver.path)
         if known is not None and (driver in _open_across if still_open is None else known in still_open):
             _inherited.add(known)
         driver.begin_process()
@@ -97,7 +97,8 @@ def _open_files() -> set[tuple[int, int]] | None:
     return found
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Which file a path names now; None where there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -107,7 +108,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 def refuse_inherited(path: str) -> None:
     """Raise StoreUnavailable where this process was forked while its parent had the file open."""
-    if _inherited and _identity(path) in _inherited:
+    if _inherited and file_identity(path) in _inherited:
         raise StoreUnavailable(
             f"this process was forked while {path!r} was open in its parent, and SQLite's locks do not cross a fork; "
             "open the file only after the fork, or fork while no command is running"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from semel.stores.clock import Clock
@@ -27,11 +28,14 @@ class Reader(NamedTuple):
 class Readers:
     """A small pool: where none is idle, another connection is opened. Each one taken is given back or discarded."""
 
-    def __init__(self, path: str, synchronous: str, clock: Clock, answering: Answering) -> None:
+    def __init__(
+        self, path: str, synchronous: str, clock: Clock, answering: Answering, check_file: Callable[[], None]
+    ) -> None:
         self._path = path
         self._synchronous = synchronous
         self._clock = clock
         self._answering = answering
+        self._check_file = check_file  # of each connection that is opened
         self._idle: deque[Reader] = deque()
         self._changed = threading.Condition()
         self._out = 0
@@ -51,7 +55,12 @@ class Readers:
                 return self._idle.pop()
         try:
             connection = open_connection(self._path, self._synchronous, reading=True)
-            return Reader(connection, self._answering(connection, self._clock))
+            try:
+                self._check_file()
+                return Reader(connection, self._answering(connection, self._clock))
+            except BaseException:
+                connection.close()
+                raise
         except BaseException as error:
             self._came_back()
             if isinstance(error, sqlite3.Error):

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from semel.core.flow import MakeFlow, perform
 from semel.engine.shield import later
-from semel.errors import EarlyCommit, HandlerRefused
+from semel.errors import EarlyCommit, HandlerRefused, StoreUnavailable
 from semel.stores.failures import WENT_ON
 from semel.stores.sqlite.connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.stores.sqlite.driver import SqliteDriver
@@ -129,12 +129,13 @@ def _open(driver: SqliteDriver, deadline: float) -> SqliteUnit:
         try:
             connection = open_connection(driver.path, driver.synchronous, factory=SqliteUnitConnection)
             assert isinstance(connection, SqliteUnitConnection)
+            driver.check_file()
             driver.answering(connection, driver.clock)(BEGIN)
             return SqliteUnit(driver, connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreUnavailable) as error:
             if connection is not None:
                 connection.close()
-            if not is_busy(error) or time.monotonic() >= deadline:
+            if not isinstance(error, sqlite3.Error) or not is_busy(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(BUSY_PAUSE_SECONDS)
 

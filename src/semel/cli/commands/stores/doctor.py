@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Final
 
+from semel.admin.describe import time_text
 from semel.admin.doctor.finding import Finding, Level
 from semel.admin.doctor.messages import look_at_messages
 from semel.admin.doctor.records import look_at_records
@@ -22,6 +23,7 @@ from semel.cli.open_store import connect
 from semel.cli.progress import add_progress
 from semel.cli.terminal import Output, span_text
 from semel.core.contract import Identity, Observable
+from semel.core.identity import made_at
 from semel.core.model import Find
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
@@ -91,7 +93,9 @@ def examine(
         found.append(_problem("identity", error, None))
         return [*found, *_look_at_lost(engine, identity)], False
     assert identity is not None
-    found.append(Finding("identity", "ok", f"{identity.store_id}, schema {identity.schema_version}"))
+    made = made_at(identity.store_id)
+    since = "" if made is None else f", made {time_text(made)}"
+    found.append(Finding("identity", "ok", f"{identity.store_id}{since}, schema {identity.schema_version}"))
     try:
         schema = look_at_schema(engine, identity)
         if schema.level == "problem":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import closing
+from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from semel.admin.doctor.schema import REMEDY, missing
@@ -17,6 +18,11 @@ from semel.cli.terminal import Output
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError
 from semel.stores.redis.store import RedisStore
+
+_NEW: Final = (
+    "This store is new. If there was one before (was the server flushed?), its records are lost, and keys that were "
+    "issued before may run again; engines that have opened it refuse new commands until they are restarted."
+)
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -59,6 +65,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         engine.close()
     out.document({"migrations": ran})
     out.say(f"migrated: {', '.join(ran)}" if ran else "the store is up to date: nothing to do")
+    if "0001_first" in ran and isinstance(engine.store, RedisStore):
+        out.say(_NEW)
     return Exit.OK
 
 
