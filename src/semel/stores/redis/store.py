@@ -396,9 +396,9 @@ class RedisStore:
         One that was made anew in its place has other markers, and is relied on only if somebody said that records may
         be lost, which begins a new epoch.
         """
-        opened, version = self._opened, found.schema_version
-        is_ours = opened is None or opened.store_id == found.store_id
-        if not is_ours and (found.epoch == 1 or found.secret_check != opened.secret_check):
+        opened, version = self._opened or found, found.schema_version
+        is_forgiven = found.epoch > 1 and found.secret_check == opened.secret_check
+        if opened.store_id != found.store_id and not is_forgiven:
             return
         self._opened = found
         self._marker = marker_name(found.store_id) if version >= NAMED else b"" if version >= MARKED else None
