@@ -28,7 +28,7 @@ from semel.bulk.run_async import AsyncBulk, AsyncHandler
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InProgressError
-from semel.http.asgi.request import AsgiRequest, path_of
+from semel.http.asgi.request import AsgiRequest, mount_of, path_of
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.settings import HttpSettings
 from semel.recipe import check_headers
@@ -80,6 +80,7 @@ class BulkEndpoint(Generic[R]):
             params=tuple(sorted((name, str(value)) for name, value in request.params.items())),
             query=request.query,
             path=path_of(request.asked) if self.counts_path else None,
+            mount=mount_of(request.asked),
         )
         if isinstance(how, Answer):
             return how

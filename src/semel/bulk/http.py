@@ -54,6 +54,7 @@ from semel.http.problems import (
 from semel.http.problems import KINDS as PROBLEMS
 from semel.http.routing import Params
 from semel.http.settings import HttpSettings
+from semel.http.spelling import without_slashes
 from semel.keys import parse_key
 from semel.policy import RETRY_BYTES_MAX
 
@@ -146,11 +147,13 @@ def parse_request(
     params: Params = (),
     query: bytes = b"",
     path: str | None = None,
+    mount: str = "",
 ) -> BulkRequest | Answer:
     """Parse a request's head, or return the answer that refuses it.
 
     Parameters: ``headers`` with lower-case names; ``request`` what the surface's ``caller`` function reads; ``params``
-    of its path; ``query`` as it came; ``path`` where the list is taken at several, so that it counts.
+    of its path; ``query`` as it came; ``path`` where the list is taken at several, so that it counts; ``mount``: where
+    the application is.
     """
     problems = surface.problems
     keys, read = _head(surface.key_name, headers, taken.headers)
@@ -180,20 +183,22 @@ def parse_request(
         any(name.encode() in read.get(b"accept", b"").lower() for name in LINES_TYPES),
         prefers_async(prefer),
         None if wait is None else min(wait, surface.wait_seconds_max),
-        _counted_parts(read, params, query, taken.headers, path),
+        _counted_parts(read, params, query, taken.headers, path, mount),
         check,
         taken.honoured,
     )
 
 
 def _counted_parts(
-    read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None
+    read: Mapping[bytes, bytes], params: Params, query: bytes, headers: Sequence[bytes], path: str | None, mount: str
 ) -> Mapping[str, str]:
     """What of a request's head counts beside its list: as of every command, but that both forms are one list."""
     counts = {f"path.{name}": value for name, value in params}
     counts |= {f"header.{name}": value for name, value in read_counted_headers(headers, read)}
     if path is not None:
         counts[PATH] = path
+    if place := without_slashes(mount):
+        counts["mount"] = place
     if query:
         counts["query"] = query.decode("latin-1")
     parameters = media_parameters(read.get(b"content-type", b"").decode("latin-1"))

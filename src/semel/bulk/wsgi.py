@@ -126,7 +126,10 @@ class BulkView:
         surface, taken = self._surface, self.taken
         query = environ.get("QUERY_STRING", "").encode("latin-1")
         counted = without_slashes(path) if self.counts_path else None
-        how = parse_request(surface, fields_of(environ), request, taken, params=params, query=query, path=counted)
+        mount = environ.get("SCRIPT_NAME", "")
+        how = parse_request(
+            surface, fields_of(environ), request, taken, params=params, query=query, path=counted, mount=mount
+        )
         if isinstance(how, Answer):
             return how
         work = _Work(self.bulk, self._handler, how, taken, BodyPieces(environ))

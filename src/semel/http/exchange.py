@@ -58,8 +58,9 @@ from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, 
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
 from semel.http.headers import BODYLESS_STATUSES, Headers, parse_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
-from semel.http.routing import PATH, Params, Route
+from semel.http.routing import MOUNT, PATH, Params, Route
 from semel.http.settings import HttpSettings, Wanted
+from semel.http.spelling import without_slashes
 from semel.http.spool import Spool
 from semel.keys import is_bare, parse_key
 from semel.policy import RETRY_BYTES_MAX as RETRY_BYTES_MAX
@@ -109,11 +110,13 @@ def open_exchange(
     query: bytes,
     headers: Sequence[tuple[bytes, bytes]],
     request: Mapping[str, Any],
+    mount: str = "",
 ) -> Exchange | Answer | Unprotected:
     """What becomes of a request to an operation, judged by its head.
 
     Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
-    ``request`` what the surface's ``caller`` function reads.
+    ``request`` what the surface's ``caller`` function reads; ``mount`` where the application is, which counts: one
+    application at two places has two operations that share their keys.
     """
     read = dict(headers)
     line = read.get(surface.key_name)
@@ -137,6 +140,8 @@ def open_exchange(
     entry = route.entries.get((caller.tenant, caller.id, method, media_type))
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
+    if mount and route.counts_mount and (place := without_slashes(mount)):
+        params = (*params, (MOUNT, place))
     exchange = Exchange(surface, route, entry, params, query, key)
     if not is_common:
         exchange.heed(read)

@@ -26,6 +26,7 @@ DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
 PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
+MOUNT: Final = "//"  # and of the one that holds where the application is mounted
 
 # The one spelling of a parameter that an application converts: of 7 and 07, or of upper and lower case.
 _PLAIN: Final = {
@@ -97,6 +98,7 @@ class Route:
         "body_bytes_max",
         "bytes_read_max",
         "counted",
+        "counts_mount",
         "counts_path",
         "entries",
         "fingerprinter",
@@ -156,6 +158,7 @@ class Route:
         self.recipe = self.recorded[recipe.id]  # of nearly all fingerprints
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
         self.counts_path = False
+        self.counts_mount = True
         # Nothing is read of a head but the key, what the body is, and what is rare.
         self.is_common = not self.counted and self.key_from is None
 

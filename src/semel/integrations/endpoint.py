@@ -63,6 +63,7 @@ def declare_endpoint(
     declared = DeclaredEndpoint(name, chosen, surface.route(name, chosen), paths)
     if paths == "apart":
         declared.route.count_path()
+    declared.route.counts_mount = paths != "one"
     return declared
 
 

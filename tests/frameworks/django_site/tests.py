@@ -275,6 +275,27 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         self.twice("/approve")
         assert self.ask("/reject").status_code == 422
 
+    def test_the_project_at_two_places_is_two_requests(self) -> None:
+        for path in ("/atomic", "/idempotent", "/approvals/7"):
+            self.key = str(uuid.uuid4())
+            body = [{"what": path}] if "approvals" in path else {"what": path}
+            first, *others, again = [self.ask(path, body, SCRIPT_NAME=place) for place in ("/eu", "/us", "", "/eu")]
+            assert [each.status_code for each in others] == [422, 422]
+            assert (again.status_code, again.headers["Idempotency-Replayed"]) == (first.status_code, "true")
+
+    def test_the_project_at_two_places_over_asgi_is_two_requests(self) -> None:
+        async def statuses() -> list[int]:
+            client, headers = AsyncClient(), {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+            told = []
+            for root in ("/eu", "/us", "", "/eu"):
+                with override_settings(FORCE_SCRIPT_NAME=root or None):
+                    answer = await client.post(f"{root}/idempotent", "{}", "application/json", headers=headers)
+                told.append(answer.status_code)
+            return told
+
+        first, *others, again = async_to_sync(statuses)()
+        assert (first, others, again) == (201, [422, 422], 201)
+
     def test_an_object_of_a_path_counts_by_its_path(self) -> None:
         self.twice("/things/5")
         assert self.ask("/things/6").status_code == 422

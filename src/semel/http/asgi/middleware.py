@@ -14,6 +14,7 @@ from semel.engine.opening import open_or_close_async
 from semel.errors import ConfigurationError
 from semel.http.asgi.call import App, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.declared import DeclaredCall
+from semel.http.asgi.request import mount_of
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -73,7 +74,8 @@ class SemelMiddleware:
         if scope["type"] != "http" or CALL_KEY in scope:
             await self._pass_on(scope, receive, send)
             return
-        path = route_path(scope) if scope.get("root_path") else scope["path"]
+        root = scope.get("root_path")
+        path, mount = (route_path(scope), mount_of(scope)) if root else (scope["path"], "")
         found: Any = self._find(scope["method"], path)
         if found is None:
             found = await self._handle_undeclared(scope, path)
@@ -85,7 +87,7 @@ class SemelMiddleware:
                 return
         surface, (route, params) = self.surface, found
         query = scope.get("query_string", b"")
-        exchange = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope)
+        exchange = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope, mount)
         if type(exchange) is not Exchange:
             await self._end(exchange, scope, receive, send)
         elif surface.may is None or await surface.allows_async(scope, exchange.wanted):

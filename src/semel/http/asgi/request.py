@@ -18,6 +18,16 @@ def path_of(scope: Mapping[str, Any]) -> str:
     return without_slashes(scope["path"].removeprefix(root))
 
 
+def mount_of(scope: Mapping[str, Any]) -> str:
+    """Where the application is mounted, without what a server or a proxy stands before, where that is known.
+
+    >>> mount_of({"root_path": "/api/eu", "app_root_path": "/api"}), mount_of({"root_path": "/api"})
+    ('/eu', '/api')
+    """
+    root: str = scope.get("root_path", "")
+    return root.removeprefix(scope.get("app_root_path", "")) if root else ""
+
+
 class AsgiRequest(NamedTuple):
     """What a list or an upload needs of a request.
 

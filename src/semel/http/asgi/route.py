@@ -21,6 +21,7 @@ from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
+from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
@@ -149,7 +150,8 @@ class RouteCall(AsgiCall):
             )
         scope = self._scope
         query = scope.get("query_string", b"")
-        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
+        mount = mount_of(getattr(request, "scope", request))  # the endpoint's, which may be deeper than the capture's
+        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request, mount)
         if isinstance(opened, Answer):
             return self._hold(route, opened)
         if isinstance(opened, Unprotected):

@@ -27,12 +27,16 @@ _REACHED: Final = Answer(204, (), b"")
 
 
 class Head(NamedTuple):
-    """The head of a request: method, raw query, fields with lower-case names, and how long its body is announced."""
+    """The head of a request: method, raw query, fields with lower-case names, and how long its body is announced.
+
+    ``mount``: where the application is.
+    """
 
     method: str
     query: bytes
     headers: list[tuple[bytes, bytes]]
     length: int | None
+    mount: str = ""
 
 
 class Given:
@@ -90,7 +94,7 @@ class InsideCall:
             return self._take(self.given, route)
         self._engine, self._hold = engine, engine._hold()
         asked: Mapping[str, Any] = request
-        opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked)
+        opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked, head.mount)
         if isinstance(opened, Unprotected):
             self.mark = opened.mark
             return None

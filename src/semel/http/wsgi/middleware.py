@@ -114,7 +114,8 @@ class SemelMiddleware:
         self, route: Route, params: Params, method: str, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        opened = open_exchange(self.surface, route, params, method, query, headers_of(environ), environ)
+        headers, mount = headers_of(environ), environ.get("SCRIPT_NAME", "")
+        opened = open_exchange(self.surface, route, params, method, query, headers, environ, mount)
         if isinstance(opened, Answer):
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):

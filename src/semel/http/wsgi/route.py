@@ -130,7 +130,8 @@ class RouteCall(InsideCall):
     ) -> Command | Answer | None:
         """The view's command; or the answer that leaves instead, or None to run unprotected."""
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), length_of(environ))
+        mount = environ.get("SCRIPT_NAME", "")
+        head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), length_of(environ), mount)
         return self.command(engine, surface, route, params, environ, head, self.body)
 
     def note(self, error: BaseException) -> None:

@@ -53,7 +53,8 @@ class DjangoCall(InsideCall):
         """
         inner = self._request
         self._middleware.limit_waiters(place.engine)
-        head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner))
+        mount = inner.META.get("SCRIPT_NAME", "")
+        head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner), mount)
         return self.command(place.engine, place.surface, route, params, request, head, self._keep_body())
 
     def _keep_body(self) -> KeptBody:
