@@ -30,6 +30,7 @@ from semel.stores.pool import AsyncLifo
 T = TypeVar("T")
 CONNECTION: Final = asyncmy.Connection
 OWN: Final = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+CANCEL_AGAIN_SECONDS: Final = 0.05
 Taken = tuple[Any, Greeting]
 
 
@@ -108,8 +109,8 @@ async def open_connection(
     """A connection that has been greeted; ``own``: set up as one of Semel's."""
     connection = connection_class(**server.options(), autocommit=own, **options)
     try:
+        await _connect(connection, deadline.before_sending())
         async with asyncio.timeout(deadline.before_sending()):
-            await connection.connect()
             return connection, await perform(connection, greet(server if own else None))
     except BaseException as error:
         await close(connection)
@@ -120,6 +121,34 @@ async def open_connection(
         if isinstance(error, Lost):
             raise StoreUnavailable("MariaDB ended the connection while it was being opened") from error
         raise
+
+
+async def _connect(connection: Any, seconds: float) -> None:
+    """Connect, in a task that is cancelled until it ends.
+
+    asyncmy connects inside ``asyncio.wait_for``, which in Python 3.11 forgets a cancellation of the moment in which
+    the socket is there; then nothing would end the wait for a server's greeting.
+
+    Raises TimeoutError.
+    """
+    task = asyncio.ensure_future(connection.connect())
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+    except BaseException:
+        _end(task, connection)
+        raise
+    task.result()
+
+
+def _end(task: asyncio.Future[Any], connection: Any) -> None:
+    if task.done():
+        _ = task.cancelled() or task.exception()  # nobody else asks for it
+        connection.close()  # it may have become one after all
+    else:
+        task.cancel()
+        task.get_loop().call_later(CANCEL_AGAIN_SECONDS, _end, task, connection)
 
 
 async def close(connection: Any) -> None:
