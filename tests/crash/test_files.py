@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit
+from semel.cli.main import main
 from semel.errors import (
     ConfigurationError,
     IdentityMismatch,
@@ -209,6 +210,33 @@ def test_a_newer_schema_is_refused(folder: Folder) -> None:
     with pytest.raises(SchemaError, match="upgrade Semel"):
         engine.open()
     engine.close()
+
+
+@pytest.mark.parametrize("harm", ["'three'", "x'03'", "1.5"])
+def test_a_schema_without_a_version_is_refused(folder: Folder, harm: str) -> None:
+    folder.sql(f"UPDATE semel_meta SET schema_version = {harm}")
+    engine = folder.engine()
+    with pytest.raises(SchemaError, match="semel_meta is damaged"):
+        engine.open()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "harm", ["state = 'over'", "answer_until = x'ff'", "forget_after = 'soon'", "forget_after = -1"]
+)
+def test_a_damaged_record_stops_no_upkeep(folder: Folder, harm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are purged, and every look at the store comes to its end."""
+    with folder.engine() as engine:
+        for key in ("damaged", "sound"):
+            engine.run(command(key, "external"), lambda permit: ANSWER)
+    folder.sql("UPDATE semel_record SET answer_until = 0, forget_after = 0")
+    folder.sql(f"UPDATE semel_record SET {harm} WHERE seq = 1")
+    assert main(["doctor", "--url", folder.url]) in (0, 1)
+    assert main(["purge", "--url", folder.url]) == 0
+    assert main(["worker", "--once", "--url", folder.url]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    # Nobody knows when one may be forgotten whose time is damaged.
+    assert folder.sql("SELECT seq FROM semel_record") == ([(1,)] if harm.startswith("forget_after") else [])
 
 
 @pytest.mark.parametrize(("made_with", "opened_with"), [(None, b"s" * 16), (b"s" * 16, None), (b"s" * 16, b"t" * 16)])

@@ -53,6 +53,8 @@ def test_a_purge_waits_for_its_grace() -> None:
         assert may(1000, 1000 + PURGE_GRACE_US)
         assert not may(None, 2**62)  # what is open or unknown has no end
         assert not may(1000, 0)  # a clock that was set back
+        for damaged in (-1, "soon", b"\xff", 1.5):
+            assert not may(damaged, 2**62)  # type: ignore[arg-type]  # SQLite keeps a value of any type
 
 
 @PLAIN

@@ -119,7 +119,7 @@ def made_at(text: str) -> int | None:
     >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
     (1688122305686000, None)
     """
-    digits = text.replace("-", "")
+    digits = str(text).replace("-", "")  # of a damaged row, anything
     if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):
         return None
     return int(digits[:12], 16) * 1000

@@ -44,13 +44,13 @@ def retention(now: int, answer_us: int, tombstone_us: int) -> Retention:
 
 
 def may_forget(forget_after: int | None, now: int) -> bool:
-    """Whether a purge may delete the row. Open and UNKNOWN records have no end and never may."""
-    return forget_after is not None and forget_after + PURGE_GRACE_US <= now
+    """Whether a purge may delete the row. Open and UNKNOWN records have no end and never may, nor do damaged ones."""
+    return isinstance(forget_after, int) and 0 <= forget_after <= now - PURGE_GRACE_US
 
 
 def may_drop_answer(answer_until: int | None, now: int) -> bool:
-    """Whether a purge may drop the answer and leave the tombstone."""
-    return answer_until is not None and answer_until + PURGE_GRACE_US <= now
+    """Whether a purge may drop the answer and leave the tombstone; not where the time is damaged."""
+    return isinstance(answer_until, int) and 0 <= answer_until <= now - PURGE_GRACE_US
 
 
 def check_seconds(name: str, value: object, *, most: float, least: float = 0.001) -> None:

@@ -598,6 +598,11 @@ class Core:
         """Refuse a store that is not migrated, newer than this Semel, or made under another id secret."""
         if identity is None:
             raise SchemaError(f"the store has no Semel tables; run: semel migrate{' --url ' + url if url else ''}")
+        if not isinstance(identity.schema_version, int):  # SQLite keeps a value of any type
+            raise SchemaError(
+                f"the store's schema has no version but {identity.schema_version!r}: the table semel_meta is damaged; "
+                "restore it from a backup"
+            )
         if identity.schema_version > SCHEMA_VERSION_MAX:
             raise SchemaError(
                 f"the store's schema is version {identity.schema_version}, this Semel knows {SCHEMA_VERSION_MAX}; "

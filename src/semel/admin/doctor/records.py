@@ -65,7 +65,9 @@ def _count(engine: Engine) -> Finding:
     """Count the records in each state, by reading all of them."""
     counts = engine.perform("counts", engine.store.counts)
     names = {int(state): state_label(state.name).lower() for state in State}
-    listed = ", ".join(f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items()))
+    listed = ", ".join(
+        f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items(), key=_place)
+    )
     damaged = [state for state in counts if state not in names]
     return Finding(
         "records",
@@ -73,6 +75,12 @@ def _count(engine: Engine) -> Finding:
         listed or "none yet",
         "restore the damaged records from a backup; their retries are refused meanwhile" if damaged else None,
     )
+
+
+def _place(counted: tuple[object, int]) -> tuple[bool, int, str]:
+    """The place of a state in the list: SQLite keeps a value of any type, and damaged ones come last."""
+    state, _ = counted
+    return (False, state, "") if isinstance(state, int) else (True, 0, str(state))
 
 
 def _about_resting(resting: _Standing, now: int) -> Finding:
