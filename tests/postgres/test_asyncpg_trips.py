@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 import asyncpg
@@ -19,7 +20,7 @@ from semel.stores.deadline import Deadline
 from semel.stores.postgres.asyncpg import transaction
 from semel.stores.postgres.asyncpg.pipeline import plain
 from semel.stores.postgres.asyncpg.transaction import AsyncpgUnitConnection
-from tests.engine.shells import MADE, command
+from tests.engine.shells import MADE, command, until
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes
 from tests.servers.relay import Relay
 
@@ -235,3 +236,29 @@ def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None
             assert tuple(row) == VALUES
 
     told(conninfo, story)
+
+
+def test_a_claim_that_is_cancelled_on_its_way_leaves_no_transaction_to_the_next_one(
+    conninfo: str, outside: Outside
+) -> None:
+    """asyncpg knows of no transaction before the answer to BEGIN; the server has one all the same."""
+
+    async def story(fellow: Fellow) -> None:
+        begin: Any = fellow.backend.unit_async
+        lifo = begin.__self__.lifo
+
+        async def made(permit: Permit, db: Writes) -> Answer:
+            return MADE
+
+        await fellow.running(command("first", policy=ATOMIC), made)
+        for number in range(10):
+            gone = asyncio.ensure_future(fellow.engine.claim(command(f"gone{number}", policy=ATOMIC)))
+            await until(lambda: not lifo.idle)  # in the same moment it is sent
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert not (await fellow.running(command(f"next{number}", policy=ATOMIC), made)).replayed
+
+    with closing(Fellow("asyncpg", conninfo, connections_max=1)) as fellow:
+        fellow.tell(story(fellow))
+    assert outside.states == [State.SUCCEEDED] * 11

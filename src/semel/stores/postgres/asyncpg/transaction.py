@@ -274,7 +274,8 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
         return True
 
     async def _undo(self) -> None:
-        if not self._connection.is_closed() and self._connection.is_in_transaction():
+        # asyncpg knows of a transaction from the answer to BEGIN: of a cancelled claim it has not heard it yet.
+        if not self._connection.is_closed() and (self._begun or self._connection.is_in_transaction()):
             async with asyncio.timeout(self._call().for_answer()):
                 await self._connection.execute("ROLLBACK")
 
