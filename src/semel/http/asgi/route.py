@@ -150,7 +150,8 @@ class RouteCall(AsgiCall):
             )
         scope = self._scope
         query = scope.get("query_string", b"")
-        mount = mount_of(getattr(request, "scope", request))  # the endpoint's, which may be deeper than the capture's
+        inner = getattr(request, "scope", request)  # the endpoint's, which may be mounted deeper than the capture
+        mount = mount_of(inner) if inner.get("root_path") else ""
         opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request, mount)
         if isinstance(opened, Answer):
             return self._hold(route, opened)

@@ -20,6 +20,7 @@ from semel.stores.sqlite.turns import take_turn
 STATEMENTS_CACHED: Final = 256
 READ_WAIT_MS: Final = 100
 SYNCHRONOUS: Final = ("FULL", "NORMAL", "EXTRA")
+UNSEEN: Final = "the database file cannot be looked at: check the disk, and the permissions of its directory"
 
 
 def open_connection(
@@ -109,8 +110,7 @@ def _exists(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        remedy = "the database file cannot be looked at: check the disk, and the permissions of its directory"
-        raise StoreUnavailable(f"SQLite: {error.strerror} ({remedy})") from error
+        raise StoreUnavailable(f"SQLite: {error.strerror} ({UNSEEN})") from error
     return True
 
 

@@ -32,6 +32,7 @@ from semel.stores.sqlite import fork as sqlite_fork
 from semel.stores.sqlite.connection import (
     BEGIN,
     COMMIT,
+    UNSEEN,
     Answer,
     Answering,
     answering,
@@ -105,9 +106,12 @@ class SqliteDriver:
 
         SQLite goes on with a file that nobody else finds any more: a key that is recorded there runs again elsewhere.
 
-        Raises StoreUnavailable.
+        Raises StoreUnavailable; also where the file system cannot say it, which is no word about the file.
         """
-        found = sqlite_fork.file_identity(self.path)
+        try:
+            found = sqlite_fork.file_identity(self.path)
+        except OSError as error:
+            raise StoreUnavailable(f"SQLite: {error.strerror} ({UNSEEN})") from error
         if self._file is None:
             self._file = found
         elif found != self._file:

@@ -73,7 +73,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     still_open = _open_files()
     for driver in list(_watched):
-        known = file_identity(driver.path)
+        known = _known_identity(driver.path)
         if known is not None and (driver in _open_across if still_open is None else known in still_open):
             _inherited.add(known)
         driver.begin_process()
@@ -98,17 +98,27 @@ def _open_files() -> set[tuple[int, int]] | None:
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Which file a path names now; None where there is none."""
+    """Which file a path names now; None where there is none.
+
+    Raises OSError where the file system cannot say it.
+    """
     try:
         status = os.stat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
 
 
+def _known_identity(path: str) -> tuple[int, int] | None:
+    try:
+        return file_identity(path)
+    except OSError:
+        return None
+
+
 def refuse_inherited(path: str) -> None:
     """Raise StoreUnavailable where this process was forked while its parent had the file open."""
-    if _inherited and file_identity(path) in _inherited:
+    if _inherited and _known_identity(path) in _inherited:
         raise StoreUnavailable(
             f"this process was forked while {path!r} was open in its parent, and SQLite's locks do not cross a fork; "
             "open the file only after the fork, or fork while no command is running"
