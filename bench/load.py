@@ -286,7 +286,11 @@ def main() -> None:
             report = runner.run(run(plan))
         except ConnectionRefusedError:
             raise SystemExit("bench: the server is gone") from None  # an interrupt has ended it first
-    print(json.dumps(asdict(report)))
+    try:
+        print(json.dumps(asdict(report)), flush=True)
+    except BrokenPipeError:  # an interrupt has ended the reader first
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
+        raise SystemExit("bench: the run is over; nothing reads its report") from None
 
 
 if __name__ == "__main__":
