@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from semel.cli.terminal import Json, Output
+from semel.admin.words import Json
+from semel.cli.terminal import Output
 from verification.history.check import OPERATIONS_PER_KEY_MAX, REPORTED_MAX, Report, check
 from verification.history.events import HistoryError
 from verification.history.reading import read_history

@@ -16,7 +16,7 @@ from typing import Final
 
 from semel.admin.damaged import repair
 from semel.admin.describe import has_lapsed, time_text
-from semel.cli.terminal import Json, span_text
+from semel.admin.words import Json, span_text
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Found, Record, State
 from semel.engine.sync_engine import Engine

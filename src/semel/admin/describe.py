@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
-from semel.cli.terminal import Json
+from semel.admin.words import Json
 from semel.core.decide import DOUBTS
 from semel.core.identity import uuid_text
 from semel.core.model import ANSWERED_STATES, AfterExpiry, AnswerKind, Audit, Effects, Record, State

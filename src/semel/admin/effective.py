@@ -17,11 +17,11 @@ from typing import Any, Final
 from semel.admin.doctor.schema import pending_of
 from semel.admin.filters import pages
 from semel.admin.guarantees import Ground, Promise, caveats, level, promises
+from semel.admin.words import Json
 from semel.bulk.declaration import BulkPolicy
 from semel.bulk.rules import bulk_kind, is_bulk
 from semel.check.application import Declaration, declarations
 from semel.cli.open_store import hide_password, source_of_url, url_of
-from semel.cli.terminal import Json
 from semel.core.model import AfterExpiry, Effects, Find, Record, State, Terms
 from semel.engine.sync_engine import Engine
 from semel.http.settings import HttpSettings

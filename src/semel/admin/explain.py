@@ -14,8 +14,8 @@ from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
 from semel.admin.describe import has_lapsed, key_text, state_label, state_name, time_text
+from semel.admin.words import Json, span_text
 from semel.bulk.rules import is_bulk
-from semel.cli.terminal import Json, span_text
 from semel.core.decide import TABLE, decide, situation
 from semel.core.identity import uuid_text
 from semel.core.model import (

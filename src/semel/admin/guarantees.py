@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from semel.cli.terminal import span_text
+from semel.admin.words import span_text
 from semel.core.contract import Capabilities
 from semel.core.decide import TABLE, Rule, first_grant, situation
 from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, NamedTuple
 
-from semel.cli.terminal import Json
+from semel.admin.words import Json
 from semel.core.flow import Flow
 from semel.engine.sync_engine import Engine
 from semel.outbox.rules import DISABLED, GONE, RECEIVER, receiver_of

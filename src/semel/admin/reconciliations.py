@@ -8,7 +8,7 @@ from typing import Final
 from semel.admin.describe import time_text
 from semel.admin.doctor.finding import Finding
 from semel.admin.filters import pages
-from semel.cli.terminal import Json, span_text
+from semel.admin.words import Json, span_text
 from semel.core.model import Find, Record, State
 from semel.engine.sync_engine import Engine
 from semel.reconciliation.flow import standings

@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
+from semel.admin.words import span_text
 from semel.cli.exits import CommandFailed
-from semel.cli.terminal import span_text
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
 from semel.core.settle import resolve_row

@@ -12,7 +12,8 @@ from typing import Final
 
 from semel.admin.describe import has_lapsed, state_label, state_name, time_text
 from semel.admin.filters import pages
-from semel.cli.terminal import Json, columns, span_text
+from semel.admin.words import Json, span_text
+from semel.cli.terminal import columns
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Record, State
 from semel.engine.sync_engine import Engine

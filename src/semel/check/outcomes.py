@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from semel.admin.words import span_text
 from semel.check.discovery import CheckedOperation
-from semel.cli.terminal import span_text
 from semel.core.model import Effects
 
 Level = Literal["ok", "open", "unsafe"]

@@ -11,13 +11,12 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO
 
+from semel.admin.words import Json
 from semel.telemetry import safe
-
-Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -187,18 +186,3 @@ def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     cells = [[safe(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def span_text(microseconds: int) -> str:
-    """A span as people say it.
-
-    >>> span_text(90_000_000), span_text(-1), span_text(200_000)
-    ('90 s', '0 s', '0.2 s')
-    """
-    seconds = max(microseconds, 0) / 1_000_000
-    if 0.05 <= seconds < 1:
-        return f"{seconds:.1f} s"
-    for size, name in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {name}"
-    return f"{seconds:.0f} s"

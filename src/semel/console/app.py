@@ -32,13 +32,13 @@ from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import read_steps
+from semel.admin.words import span_text
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
 from semel.cli.commands.records.messages import message_document
 from semel.cli.commands.stores.doctor import examine
 from semel.cli.exits import CommandFailed
-from semel.cli.terminal import span_text
 from semel.console.settling import (
     ANSWER_BYTES_MAX,
     STEP_FIELD,

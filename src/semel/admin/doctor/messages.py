@@ -9,7 +9,7 @@ from semel.admin.doctor.finding import Finding
 from semel.admin.export_rows import row_name
 from semel.admin.move.rows import pages_of
 from semel.admin.receivers import Behind, receivers_behind
-from semel.cli.terminal import span_text
+from semel.admin.words import span_text
 from semel.core.identity import uuid_text
 from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows

@@ -10,7 +10,7 @@ from semel.admin.describe import state_label
 from semel.admin.doctor.finding import Finding
 from semel.admin.filters import find_bounded, pages
 from semel.admin.reconciliations import look_at_reconciliations
-from semel.cli.terminal import span_text
+from semel.admin.words import span_text
 from semel.core.contract import Store
 from semel.core.flow import Flow
 from semel.core.model import Effects, Find, Record, State

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, Final
 from uuid import uuid4
 
-from semel.cli.terminal import Json
+from semel.admin.words import Json
 from semel.core.model import Answer, Scope
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from semel.admin.words import Json
 from semel.cli.exits import CommandFailed
-from semel.cli.terminal import Json
 from semel.reference.provider import Charge, Provider
 
 CLIENT_SECONDS: Final = 30.0

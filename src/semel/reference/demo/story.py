@@ -11,7 +11,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from semel.admin.describe import state_label
-from semel.cli.terminal import Json, Output
+from semel.admin.words import Json
+from semel.cli.terminal import Output
 from semel.reference.demo.stage import LOOK_SECONDS, SeenAnswer, Stage
 
 DUPLICATES: Final = 10

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from semel.admin.doctor.finding import Finding, size_text
+from semel.admin.words import span_text
 from semel.cli.progress import show_elapsed
-from semel.cli.terminal import span_text
 from semel.core.flow import ask
 from semel.core.timing import PURGE_GRACE_US
 from semel.engine.sync_engine import Engine

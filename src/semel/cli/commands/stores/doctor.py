@@ -17,11 +17,12 @@ from semel.admin.doctor.schema import look_at_schema
 from semel.admin.doctor.server import look_at_server
 from semel.admin.doctor.settings import look_at_settings
 from semel.admin.filters import pages
+from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
 from semel.cli.open_store import connect
 from semel.cli.progress import add_progress
-from semel.cli.terminal import Output, span_text
+from semel.cli.terminal import Output
 from semel.core.contract import Identity, Observable
 from semel.core.identity import made_at
 from semel.core.model import Find

@@ -15,11 +15,12 @@ from typing import Final
 
 from semel.admin.export_rows import KINDS, answer_document, columns, document_of, documents
 from semel.admin.filters import add_filters, pages, query_of
+from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
-from semel.cli.terminal import Json, Output
+from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.core.model import Find, Record
 from semel.engine.sync_engine import Engine

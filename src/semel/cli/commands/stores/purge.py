@@ -6,11 +6,12 @@ import argparse
 import json
 import time
 
+from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.progress import ProgressLine, add_progress
-from semel.cli.terminal import Output, span_text
+from semel.cli.terminal import Output
 from semel.cli.whole_file import WholeFile
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
