@@ -1,7 +1,7 @@
 """A client: ``python -m examples.grpc.client 127.0.0.1:8000 ACCOUNT KEY METHOD TEXT [TIMES]``.
 
-It sends the same call so many times at once, and prints the answer to the last of them. A duplicate that the server
-does not let wait for the running call is told to come back, and the interceptor sends it again under the same key.
+It sends the same call so many times at once, and prints the answer to the last of them. The server lets some
+duplicates wait for the running call and rejects the others; the interceptor retries those under the same key.
 """
 
 from __future__ import annotations

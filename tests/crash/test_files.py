@@ -235,7 +235,7 @@ def test_a_damaged_record_stops_no_upkeep(folder: Folder, harm: str, capsys: pyt
     assert main(["purge", "--url", folder.url]) == 0
     assert main(["worker", "--once", "--url", folder.url]) == 0
     assert "Traceback" not in capsys.readouterr().err
-    # Nobody knows when one may be forgotten whose time is damaged.
+    # Where a record's time is damaged, no purge may delete the record.
     assert folder.sql("SELECT seq FROM semel_record") == ([(1,)] if harm.startswith("forget_after") else [])
 
 

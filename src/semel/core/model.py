@@ -271,8 +271,8 @@ class InProgress:
 def pause_us(lease_left_us: int, passed_us: int) -> int:
     """After how long to ask again for a running command that was waited for, or ran, ``passed_us`` so far.
 
-    As long again, and at least a second: most commands end within milliseconds, and one that takes long is asked for
-    ever less often. At the end of its lease at the latest: then somebody may take over.
+    The same time again, at least one second: most commands end within milliseconds, and clients query a slow one less
+    and less often. At most the rest of its lease, after which another attempt may take over.
 
     >>> pause_us(30_000_000, 0), pause_us(30_000_000, 4_000_000), pause_us(250_000, 4_000_000)
     (1000000, 4000000, 250000)

@@ -144,7 +144,7 @@ async def _connect(connection: Any, seconds: float) -> None:
 
 def _end(task: asyncio.Future[Any], connection: Any) -> None:
     if task.done():
-        _ = task.cancelled() or task.exception()  # nobody else asks for it
+        _ = task.cancelled() or task.exception()  # marks the error as seen
         connection.close()  # it may have become one after all
     else:
         task.cancel()

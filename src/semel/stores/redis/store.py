@@ -134,7 +134,7 @@ class RedisStore:
                 else:
                     code, _, text = bytes(reply[0]).decode().partition(" ")
                     if code == "LOSTRECORDS" and self._marker == marker:
-                        yield from self.identity()  # somebody may have said since that records may be lost
+                        yield from self.identity()  # an operator may have accepted the loss meanwhile
                     if code != "LOSTRECORDS" or self._marker == marker:
                         raise refusal(code, text)
                     verdicts += yield from self.claim((claim,))
@@ -393,8 +393,8 @@ class RedisStore:
     def _rely_on(self, found: Identity) -> None:
         """Take the markers that claims rely on from the store that was opened first.
 
-        One that was made anew in its place has other markers, and is relied on only if somebody said that records may
-        be lost, which begins a new epoch.
+        A store that was made anew in its place has other markers. It is accepted only in a new epoch, which an operator
+        begins with ``semel migrate --records-may-be-lost``.
         """
         opened, version = self._opened or found, found.schema_version
         is_forgiven = found.epoch > 1 and found.secret_check == opened.secret_check

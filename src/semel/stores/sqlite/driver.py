@@ -104,7 +104,7 @@ class SqliteDriver:
     def check_file(self) -> None:
         """Check that the path still names the file that was opened first.
 
-        SQLite goes on with a file that nobody else finds any more: a key that is recorded there runs again elsewhere.
+        SQLite goes on with a file that other processes no longer find: a key recorded there would run again elsewhere.
 
         Raises StoreUnavailable; also where the file system cannot say it, which is no word about the file.
         """
