@@ -149,7 +149,7 @@ def test_a_wrong_option_is_refused_with_its_remedy(settings: dict[str, Any], say
         ({"replay": "2xx"}, "replay is for HTTP"),
         ({"definite_5xx": frozenset({503})}, "definite_5xx is for HTTP"),
         ({"replay_headers": frozenset({"x"})}, "a function has no headers"),
-        ({"on_unprotected": "mark"}, r"a function runs protected or not at all; .unprotected\(...\) says so"),
+        ({"on_unprotected": "mark"}, r"a function runs protected or not at all; call .unprotected\(...\) to run it"),
         ({"lease_second": 1}, "did you mean 'lease_seconds'"),
         ({"policy": Policy(), "effects": "external"}, "give either a policy or its options"),
         ({"policy": {}}, "policy must be a Policy; it is dict"),

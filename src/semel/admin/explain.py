@@ -43,7 +43,7 @@ from semel.steps.doubts import step_of
 from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Steps, Unpackable, unpack_steps
 
-_NONCE: Final = bytes(16)  # an attempt that nobody makes
+_NONCE: Final = bytes(16)  # an attempt that is never made
 _DOUBTS: Final[Mapping[str, str]] = {
     "lapsed": "its holder stopped responding while the handler may have been running",
     "not-rolled-back": "the handler failed, and what it wrote into a table without transactions could not be undone",

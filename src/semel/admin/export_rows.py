@@ -31,7 +31,7 @@ from semel.stores.sql.tables import BULKS, EVENTS, IMPORTS, ITEMS, MESSAGES, OPE
 Document = dict[str, Json]
 Damaged = Callable[[str, str], None]  # a row's name, and what is wrong with it
 Values = Mapping[str, Any]
-# What `show` says and an export does not: whoever has a fingerprint may try out requests.
+# What `show` prints and an export does not: with a fingerprint one may try out requests.
 _LEFT_OUT: Final = ("fingerprint", "nextAttempt", "audit", "ageSeconds", "bodyBytes")
 
 
@@ -44,7 +44,7 @@ def answer_document(record: Record, sealer: Seals | None = None, damaged: Damage
     """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged.
 
     A sealed one stays sealed, in base64 with the name of its key, unless a ``sealer`` is given that opens it;
-    ``damaged`` is told where it does not.
+    ``damaged`` is called where it cannot.
     """
     answer = answer_of(record)
     if answer is None:

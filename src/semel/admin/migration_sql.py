@@ -19,7 +19,7 @@ def migration_sql(engine: Engine, schema: str | None = None) -> list[str]:
     """The statements that are missing in the engine's database, each without its semicolon; none: it is up to date.
 
     Parameters: ``engine`` on a SQL store, open or not; ``schema`` where Semel's tables are, if not on the search_path
-    of whoever runs them.
+    of the role that runs them.
 
     Raises ConfigurationError for a store without SQL; StoreError.
 

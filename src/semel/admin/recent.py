@@ -2,7 +2,7 @@
 
 Lists of every store lead from a cursor to older records, and cursors only grow. The oldest records are found by
 bisection. Where more records came within the hour than a census reads, samples at equal distances between two cursors
-say how dense they lie there, and the sum over the samples is how many there were: an estimate, which says so.
+say how dense they lie there, and the sum over the samples is how many there were: an estimate, and marked as one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One look at a store for `semel watch`, and what two looks tell together.
 
-Only what the store knows is said. A replay writes nothing, so that no look at the store can count replays: that is
-what the processes' own `replays` event is for. A settlement changes a count and leaves no list: what is said of
-settlements is by how much the settled records have grown.
+The snapshot holds only what the store knows. A replay writes nothing, so the store cannot count replays: the processes'
+own `replays` event does. A settlement changes a count and leaves no list: the snapshot says by how much the settled
+records have grown.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class ItemReader:
         self.envelope = b""  # canonical, the array as null; empty for none, and for an object of the array alone
         self._rest = b""
         self._count = 0
-        # lines: after how many blank lines an item stands, noted where that changes
+        # lines: how many blank lines precede an item, noted where that changes
         self._line = 0
         self._gap_places: list[int] = []
         self._gaps: list[int] = []

@@ -380,7 +380,7 @@ def _parse_result(result: Result) -> BulkResult:
 
 
 class ItemRollback:
-    """Stands for ``connection.rollback`` while items are handled: it may undo the running item's writes alone.
+    """Replaces ``connection.rollback`` while items are handled: it may undo the running item's writes alone.
 
     A session that is opened on the connection commits what was written before it, so that a rollback ends there, and
     then marks the item. Any other rollback is refused, and the bulk stops.

@@ -1,7 +1,7 @@
 """A bulk as one flow: chunk by chunk, each in one transaction with the proof that the bulk is still this holder's.
 
 Two kinds. *Inside*: an item's effects are writes in its chunk's transaction; a crash undoes the chunk, and the next run
-begins where the last commit ended. *Outside*: an item calls somebody else, so that it has begun is written before, a
+begins where the last commit ended. *Outside*: an item calls another system, so its beginning is written first, a
 window of items at a time, together with the outcomes of the window before.
 """
 
@@ -41,7 +41,7 @@ class Handled:
 
     ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
     its handler said so itself; otherwise it is tried once more, alone. ``conflict``: another transaction was first.
-    ``blurred``: something failed while statements travelled together, so that nobody knows for which item.
+    ``blurred``: something failed while several statements were on their way, so the item at fault is unknown.
     """
 
     outcomes: list[ItemOutcome]
@@ -131,7 +131,7 @@ class BulkRun:
     def flow(self) -> Flow[Tally]:
         """Everything that is left to do; the tally of the whole in the end.
 
-        Raises SupersededError: somebody else goes on with it; StoreError: the store failed for too long; SemelError: an
+        Raises SupersededError: another run goes on with it; StoreError: the store failed for too long; SemelError: an
         item has no outcome although all are done, so that the bulk may not be settled.
         """
         yield from self.stand(begin=True)
@@ -297,7 +297,7 @@ def _chunk(run: BulkRun, cut: _Cut) -> Flow[bool]:
 def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], entered: Tally) -> Flow[Handled]:
     was = run.tally
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.enter(run.grant, was, entered)))):
-        raise StoreUnavailable(MOVED)  # looked at again: somebody else's by now, or a commit whose reply was lost
+        raise StoreUnavailable(MOVED)  # looked at again: another run's by now, or a commit whose reply was lost
     known = frozenset[int]()
     ledger = run.known
     if ledger is not None:
@@ -322,7 +322,9 @@ def _commit(
     now = run.tally.after(puts, begun=len(puts))
     if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, puts)))):
         standing = yield from run.read()
-        if standing.tally == run.tally:  # also that the chunk had begun is gone: nobody else could undo that
+        if (
+            standing.tally == run.tally
+        ):  # the mark that the chunk had begun is gone: only the handler can have undone that
             raise HandlerRefused(ROLLED_BACK)
         raise StoreUnavailable(MOVED)
     if run.store.capabilities.settles_by_proof:

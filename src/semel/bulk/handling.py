@@ -70,7 +70,7 @@ class Handling:
         except Exception as error:
             if is_wrong_for_all(error):
                 raise
-            return Handled([], blurred=True)  # nobody knows whose it is: the chunk is done over, one by one
+            return Handled([], blurred=True)  # the item at fault is unknown: the chunk is repeated, one by one
         return handled if handled.failed is None and handled.conflict is None else Handled([], blurred=True)
 
     def _one_by_one(self, needed: HandleInside, connection: Any) -> Flow[Handled]:

@@ -31,7 +31,7 @@ class ItemState(IntEnum):
     BEGUN = 2  # its handler may have begun; only of items whose effects are not in this transaction
     SUCCEEDED = 3
     FAILED = 5  # nothing of it remains
-    UNKNOWN = 6  # nobody can prove what happened; never run again
+    UNKNOWN = 6  # what happened cannot be proven; never run again
 
 
 class ItemOutcome(NamedTuple):
@@ -171,7 +171,7 @@ def written_item(value: Any) -> bytes:
 def read_item(raw: bytes) -> Any:
     """An item's JSON as Python values; a whole number with too many digits for an int is a Decimal, digit for digit.
 
-    Python makes no int of more than ``sys.get_int_max_str_digits()`` digits (4,300, unless somebody says otherwise).
+    Python makes no int of more than ``sys.get_int_max_str_digits()`` digits (4,300 by default).
 
     >>> read_item(b'{"n":7}'), read_item(b'{"n":%s}' % (b"9" * 5000))["n"] > 10**4998
     ({'n': 7}, True)

@@ -76,7 +76,7 @@ class Items:
     def enter(self, grant: Grant, was: Tally, now: Tally) -> Flow[bool]:
         """The first write of a chunk's transaction: who commits it early leaves a count that its items do not bear out.
 
-        False where the bulk is not where the caller believes, or is somebody else's.
+        False where the bulk is not where the caller believes, or has another holder.
         """
         standing = yield from self.standing(grant)
         if standing is None or standing.tally != was or standing.written != was.done:

@@ -1,7 +1,7 @@
 """The shipping questions about an operation, answered from its declaration.
 
 Nothing is claimed that a declaration does not say: such a question stays open, with what to find out or to declare.
-What this version of Semel does not have is said as well.
+The report also names what this version of Semel does not have.
 """
 
 from __future__ import annotations

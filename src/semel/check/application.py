@@ -89,7 +89,7 @@ def _import(name: str) -> ModuleType:
                 "it, or install it"
             ) from None
         raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is said
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is reported
         raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
 
 

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(_run(arguments, Output(machine="--json" in arguments)))
     except BrokenPipeError:
-        # Whoever read us has gone (`semel list | head`): end quietly, and keep the interpreter from flushing again.
+        # The reader of our output has gone (`semel list | head`): end quietly, and prevent a second flush.
         for stream in (sys.stdout, sys.stderr):
             _let_go(stream)
         return Exit.OK

@@ -29,11 +29,11 @@ class Output:
 
     def __init__(self, *, machine: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self.machine = machine
-        # A process may be started with a closed stream (`semel list >&-`): then there is nobody to tell.
+        # A process may be started with a closed stream (`semel list >&-`): then there is no output.
         self._stdout = stdout or sys.stdout or StringIO()
         self._stderr = stderr or sys.stderr or StringIO()
         if isinstance(self._stdout, TextIOWrapper):
-            # A terminal that cannot show a character gets its escape, and nobody a traceback.
+            # A terminal that cannot show a character gets its escape, instead of a traceback.
             self._stdout.reconfigure(errors="backslashreplace")
         self._coloured = not machine and self._stdout.isatty() and not os.environ.get("NO_COLOR")
 

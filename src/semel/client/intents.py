@@ -149,7 +149,7 @@ class ClientCore:
         self.origins = Origins(budget, breaker)
         self._journal = journal
         self._progress = progress
-        # For tests: time stands still for them.
+        # Tests replace these with a clock that does not move.
         self.now: Callable[[], float] = time.monotonic
         self.jitter: Callable[[], float] = random.random
 

@@ -2,7 +2,7 @@
 
 A :class:`Plan` is driven by a loop that owns the sockets and the clock: it calls :meth:`Plan.start`, performs the
 :class:`Action`, and passes what came of it to :meth:`Plan.after`, until the action is :class:`Finish`. The same plan
-therefore serves httpx, requests, aiohttp or anything else. It never makes, changes or sees a key: whoever drives it
+therefore serves httpx, requests, aiohttp or anything else. It never makes, changes or sees a key: its driver
 sends the same key with every attempt.
 
 The plan assumes that a repeated request with the same key has no second effect. What it assumes of servers that are
@@ -638,7 +638,7 @@ class Plan:
             self._is_settled = True
             return self._again(now, state, None)
         if state in ("CLAIMED", "PROCESSING") and document.get("running") is False:
-            return self._again(now, state, None)  # whoever ran it is gone: the server decides what a retry may do
+            return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
         return self._pause_and_ask(now, event.retry_after)
 
     def _in_doubt(self, detail: str) -> Finish:

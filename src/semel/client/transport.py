@@ -54,7 +54,7 @@ class _Retrying:
         self._origins = Origins(self._budget, breaker)
         self._add_key = add_key
         self._bare = bare
-        # For tests: time stands still for them.
+        # Tests replace these with a clock that does not move.
         self.now: Callable[[], float] = time.monotonic
         self.jitter: Callable[[], float] = random.random
 

@@ -1,6 +1,6 @@
 """Values that JSON has no form for, as texts: exact, readable, and read back as the same type.
 
-What a text cannot carry is refused: the time zone that no name stands for, a subclass that would come back as its base.
+What a text cannot carry is refused: a time zone without a name, a subclass that would come back as its base.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Classes with fields as JSON: dataclasses, named tuples, typed dictionaries, pydantic models, msgspec Structs.
 
 Only a class that an annotation names is ever made, through its own constructor or validation. pydantic and msgspec are
-not imported here: whoever returns one of theirs has done so.
+not imported here: an application that returns one of theirs has done so.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
 class RecordedSteps:
     """The steps of one command in their order, with the recorded state of each.
 
-    ``open``: those that had begun, and of which nobody has recorded how they ended. ``resting``: nothing is in doubt,
-    so that a word ends the whole command.
+    ``open``: those that had begun and whose outcome was not recorded. ``resting``: nothing is in doubt,
+    so a resolution ends the whole command.
     """
 
     steps: tuple[tuple[str, str], ...] = ()

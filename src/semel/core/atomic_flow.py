@@ -1,8 +1,8 @@
 """ATOMIC commands: the record and the handler's writes in one transaction.
 
 The order is what makes it true: look outside any transaction; begin; claim first; the handler's writes;
-a settle that must stand; commit. A crash anywhere leaves nothing. What is visible without an answer is
-proof that somebody committed early, and is never run again.
+a settle that must stand; commit. A crash anywhere leaves nothing. A record that is visible without an answer
+proves that the handler committed early; it is never run again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
         if isinstance(verdict, Proceed):
             unit.hand_out()
             return verdict, unit
-    except Exception:  # also what ``under`` raises: a unit that nobody ends keeps its connection and its lock
+    except Exception:  # also what ``under`` raises: a unit that is never ended keeps its connection and its lock
         yield from ask(Rollback(unit))
         raise
     yield from ask(Rollback(unit))
@@ -71,7 +71,7 @@ def claim_unit(store: Store, claim: Claim, under: Under | None, begin: Begin) ->
 
 
 def claim_of_waiter(store: Store, claim: Claim) -> Claim:
-    """The claim as whoever waits makes it once more: a place that was taken before a unit began is not taken again."""
+    """The claim that a waiter repeats: a quota's place that was taken before a unit began is not taken again."""
     if claim.quota is None or claim.terms.effects != Effects.ATOMIC or not store.capabilities.settles_by_proof:
         return claim
     return claim._replace(quota=None)

@@ -184,7 +184,7 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
 def settlement(
     grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
 ) -> Settlement:
-    """The holder's last word for an outcome. ``kept`` False: the answer went through and was not captured."""
+    """The settlement for an outcome. ``kept`` False: the answer went through and was not captured."""
     word: Settlement
     if type(outcome) is Succeeded and kept:  # nearly every command ends so
         answer = outcome.answer

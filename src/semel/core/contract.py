@@ -97,7 +97,7 @@ class AnswersAtOnce(Protocol):
         """Decide one attempt, and write what it grants. Raises StoreError as a claim does."""
 
     def settle_at_once(self, word: Settlement) -> Settling:
-        """Write one holder's last word, if its fence and nonce still stand. Raises StoreError as a settlement does."""
+        """Write one settlement, if the record still has its fence and nonce. Raises StoreError as ``settle`` does."""
 
 
 class Turn(NamedTuple):

@@ -1,6 +1,6 @@
 """The state machine: everything about what an attempt meets lives in this file.
 
-``situation`` names where an attempt stands; ``TABLE`` says, for each situation, the verdict and why; ``LAPSED`` says
+``situation`` classifies an attempt; ``TABLE`` says, for each situation, the verdict and why; ``LAPSED`` says
 which situation an unfinished record is in, by what it was claimed under and what the operation declares now.
 The guarantees page and the state diagram are generated from the same tables. Pure: the caller brings
 the row, the attempt and the store's time, and writes what the verdict grants.
@@ -42,7 +42,7 @@ from semel.steps.doubts import names_a_step
 
 
 class Situation(Enum):
-    """Where an attempt stands with its record. Exactly one holds for every row, attempt and time."""
+    """What an attempt meets in its record. Exactly one holds for every row, attempt and time."""
 
     NEVER_SEEN = "never seen"
     CORRUPT = "a record that cannot be decoded"
@@ -182,7 +182,7 @@ def declared_terms(claim: Claim) -> DeclaredTerms:
 def situation(row: Record | None, claim: Claim, now: int, *, begun: bool = True) -> Situation:
     """Name the one situation that holds. The fingerprint is compared before the state is looked at.
 
-    Parameters: ``begun`` whether the record's list holds a step that has begun; True while nobody has read the list.
+    Parameters: ``begun`` whether the record's list holds a step that has begun; True while the list has not been read.
     """
     if row is None:
         return Situation.NEVER_SEEN
@@ -415,7 +415,7 @@ def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
 
 
 def is_grant_new(row: Record | None, grant: Grant) -> bool:
-    """Whether the grant must be written: a read-back one stands already."""
+    """Whether the grant must be written: one that was read back is there already."""
     return row is None or grant.fence != row.fence
 
 

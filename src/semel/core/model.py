@@ -15,7 +15,7 @@ from semel.outbox.event import Event
 
 
 class State(IntEnum):
-    """Where a record stands (EXPIRED is derived from the clock and never written)."""
+    """The state of a record (EXPIRED is derived from the clock and never written)."""
 
     CLAIMED = 1
     PROCESSING = 2
@@ -253,7 +253,7 @@ class Rebuild:
 class InProgress:
     """A process runs it now; ``lease_left_us`` until the holder must have renewed.
 
-    ``own`` False: it is another command's with the same business reference, or nobody could look whose it is.
+    ``own`` False: it is another command's with the same business reference, or its owner could not be read.
     ``waited_us``: how long this attempt has waited for it, in vain.
     """
 
@@ -366,7 +366,7 @@ Verdict = (
 
 
 class Settlement(NamedTuple):
-    """A holder's last word on its grant. ``state`` PROCESSING gives the lease back (relinquishes it)."""
+    """How a holder ends its grant. ``state`` PROCESSING gives the lease back (relinquishes it)."""
 
     id: bytes
     fence: int
@@ -395,7 +395,7 @@ class AlreadyMine:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another grant or settlement stands; nothing was written. ``state`` is the record's (None: gone or unreadable)."""
+    """The record has another grant or settlement; nothing was written. ``state``: its own (None: gone or unreadable)."""
 
     state: State | None
 
@@ -423,11 +423,11 @@ class Resolution(NamedTuple):
     forced: bool = False
     resource_type: str | None = None  # what was made, where it is known
     resource_id: str | None = None
-    step: str | None = None  # in doubt when somebody looked; "did not happen" speaks of a step in doubt alone
+    step: str | None = None  # in doubt when it was read; "did not happen" is about a step in doubt alone
     result: bytes | None = None  # of the step in doubt, in JSON: that one happened, and the execution goes on
     answer_kind: AnswerKind = AnswerKind.KEPT  # of an answer that is given
     refused: bool = False  # with ``happened``: it has ended, as a definite refusal, and the answer says so
-    # The execution ends with this word, also between its steps: of each step that had begun, whether it happened.
+    # This finding ends the execution, also between its steps: for each step that had begun, whether it happened.
     ends: tuple[tuple[str, bool], ...] | None = None
 
     @property

@@ -151,7 +151,7 @@ def is_wrong_for_all(error: BaseException) -> bool:
     """Whether every item and every message would fail so, until the developer changes something.
 
     A PolicyError need not: an event that cannot be, or a text that is too long, is made of what one item holds. What no
-    handler may do whatever it is given says so itself, as a HandlerError.
+    handler may do, whatever its input, is a HandlerError.
 
     >>> is_wrong_for_all(ConfigurationError("this store has no transactions"))
     True

@@ -141,7 +141,7 @@ def renew_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
         return None
     if now >= row.deadline_at or is_relinquished(row):
         return None
-    # A step's doubt may also be the holder's own last word, and that is said before the lease is over.
+    # A step's doubt may also be the holder's own settlement, which comes before the lease is over.
     of_step = names_a_step(row.doubt) and now >= row.lease_until
     by_lapse = row.state == State.UNKNOWN and (row.doubt == "lapsed" or of_step)
     if row.state not in OPEN_STATES and not by_lapse:
@@ -208,7 +208,7 @@ def resolve_row(
         return MovedOn(state_of(row)), None
     in_doubt = step_of(row.doubt)
     if word.step not in (None, in_doubt) or (word.result is not None and in_doubt is None):
-        return MovedOn(state_of(row)), None  # its holder has gone on since somebody looked
+        return MovedOn(state_of(row)), None  # its holder has gone on since it was read
     if now < row.deadline_at and not word.forced:
         return TooEarly(row.deadline_at - now), None
     of_steps = steps is not None or (not word.happened and in_doubt is not None)
@@ -245,7 +245,7 @@ def resolve_row(
 def may_be_settled(row: Record, word: Resolution) -> bool:
     """Whether an open record whose lease is over may be settled by hand.
 
-    Between its steps nothing is in doubt, and whoever has the key goes on: only a word that ends the execution counts.
+    Between its steps nothing is in doubt, and the next attempt goes on: only a finding that ends the execution counts.
     """
     return row.state == State.PROCESSING or (
         row.state == State.CLAIMED and word.ends is not None and row.settled_at is None
@@ -268,7 +268,7 @@ def reseal_row(row: Record | None, change: Reseal) -> Record | None:
 def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
     """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
 
-    Another step in doubt keeps it UNKNOWN. Otherwise nobody holds it, and whoever comes next, with the key or a
+    Another step in doubt keeps it UNKNOWN. Otherwise it has no holder, and the next attempt, with the key or of a
     completer with the stored request, goes on where it was. The fence moves: the former holder is superseded.
     """
     fence = next_fence(row.fence, now)

@@ -48,7 +48,7 @@ _HTTP_ONLY: Final = {
     "success": "return the refusal's value, or raise what is declared: replays=(...)",
     "json": "a function has no body",
     "replay_headers": "a function has no headers",
-    "on_unprotected": "a function runs protected or not at all; .unprotected(...) says so where it is called",
+    "on_unprotected": "a function runs protected or not at all; call .unprotected(...) to run it without protection",
 }
 
 

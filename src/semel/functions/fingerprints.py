@@ -1,6 +1,6 @@
 """The fingerprint of a call: a digest of its arguments, by name and type.
 
-Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values are told apart
+Defaults are applied and names sorted, so that every way to write a call gives one fingerprint. Values differ
 by type: ``1``, ``1.0``, ``True`` and ``"1"`` differ; a list and a tuple of the same items do not. What has no
 canonical form is refused, naming the argument: it is never left out silently.
 """

@@ -30,7 +30,7 @@ class _Command:
     def __init__(self, declared: DeclaredCommand, binds: str) -> None:
         functools.update_wrapper(self, declared.function)  # type: ignore[arg-type]  # which takes any callable
         self._declared = declared
-        self._binds = binds  # "instance", "class" or "nothing": what stands before the arguments of a method
+        self._binds = binds  # "instance", "class" or "nothing": what precedes the arguments of a method
         self._before: tuple[Any, ...] = ()
         self._key: str | None = None
 

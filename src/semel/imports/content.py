@@ -157,7 +157,7 @@ class FolderContent:
                     made.write(block)
                 made.flush()
                 os.fsync(made.fileno())
-            os.replace(part, target)  # also where it is there: nobody drops what was just written
+            os.replace(part, target)  # also if it is there: so no purge drops what was just written
             _sync_folder(target.parent)
             _sync_folder(self.folder)
         except BaseException as error:

@@ -188,7 +188,7 @@ def describe_upload(operation: dict[str, Any], imports: Imports) -> None:
     responses = operation.setdefault("responses", {})
     job = {"application/json": {"schema": {"type": "object"}}}
     for status, description in (
-        ("200", "These bytes are an import already: the job as it stands now; or what a run would do (preview=1)"),
+        ("200", "These bytes are an import already: the job as it is now; or what a run would do (preview=1)"),
         ("202", "The file is kept, and its import is queued"),
     ):
         responses[status] = {"description": description, "content": job}

@@ -36,7 +36,7 @@ class ImportState(IntEnum):
     RUNNING = 2
     DONE = 3  # every row has its outcome; rows that failed are counted
     FAILED = 5  # the file could not be imported: see ``error_code`` and ``reason``
-    UNKNOWN = 6  # nobody can prove what became of some of its rows
+    UNKNOWN = 6  # what became of some of its rows cannot be proven
 
 
 OPEN_STATES: Final = frozenset({ImportState.QUEUED, ImportState.RUNNING})

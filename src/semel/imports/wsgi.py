@@ -42,9 +42,9 @@ class ImportsOverWsgi:
 
     Parameters: ``imports`` one or several, on one :class:`~semel.AsyncEngine` of their own, each with a handler;
     ``path`` of uploads, such as ``"/suppliers/{supplier}/imports"``, for several one of each by its operation;
-    ``caller`` a function of the environ that returns a :class:`~semel.http.caller.Caller`, or None where nobody is
-    known; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of the
-    environ; ``may`` a function of the environ and the supplier's code; ``jobs_path`` of the questions;
+    ``caller`` a function of the environ that returns a :class:`~semel.http.caller.Caller`, or None for an unknown
+    caller; ``supplier`` where its code is: ``"path:supplier"``, ``"header:NAME"``, ``"query:NAME"`` or a function of
+    the environ; ``may`` a function of the environ and the supplier's code; ``jobs_path`` of the questions;
     ``idle_seconds`` how long a client may send nothing; further settings of
     :class:`~semel.http.settings.HttpSettings`.
 
@@ -326,7 +326,7 @@ class _LoopThread:
 
         try:
             asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001 -- whoever has begun it is told; at its end nobody is
+        except BaseException as error:  # noqa: BLE001 -- its starter gets it; after the start there is none
             begun.put(error)
 
     def close(self) -> None:

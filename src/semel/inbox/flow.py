@@ -41,7 +41,7 @@ def enter(
     if met is not None:
         return met, None
     # It may have ended its workers each time, or the broker counts those that found the store away, or another one at
-    # it. Nobody is at it now, and this try is counted before it begins: who dies in it has been counted.
+    # it. No worker has it now, and this try is counted before it begins: so a try whose worker dies is counted.
     reason = f"delivered {deliveries} times, and no worker came to its end"
     if seen is not None and seen.tries >= tries_max:
         parked: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries_max, step=0)))
@@ -78,7 +78,7 @@ def undo(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | None
     Raises EarlyCommit where its handler had committed it.
     """
     try:
-        seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while nobody else can be at it
+        seen = yield from ask(Perform("inbox", lambda: rows.look(message_id)))  # while no other worker can have it
     except SemelError:
         yield from let_go(rows, unit, message_id)
         raise

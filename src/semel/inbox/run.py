@@ -202,7 +202,7 @@ class Inbox(_Inbox):
             def consume(*args: P.args, **named: P.kwargs) -> Receipt:
                 return self.handle(id_of(*args, **named), lambda message: handler(message, *args, **named))
 
-            del consume.__wrapped__  # whoever reads its signature must not see the message
+            del consume.__wrapped__  # readers of its signature must not see the message
             return consume
 
         return decorate

@@ -141,7 +141,7 @@ def plain_function(endpoint: Any) -> Any:
     return endpoint if inspect.isroutine(endpoint) or not callable(endpoint) else type(endpoint).__call__
 
 
-BULK_ENDPOINTS: Final = ("BulkEndpoint", "BulkView")  # by name: whoever looks need not import them
+BULK_ENDPOINTS: Final = ("BulkEndpoint", "BulkView")  # by name: so a look needs no import
 
 
 def bulk_used_by(endpoint: Any) -> Any:
@@ -262,4 +262,4 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
         here = types.SimpleNamespace(__annotations__={"it": annotation})
         return typing.get_type_hints(here, names, include_extras=True)["it"]
     except NameError:
-        return annotation  # imported for type checkers only: whoever needs the type will say so
+        return annotation  # imported for type checkers only: code that needs the type reports it

@@ -279,7 +279,7 @@ def endpoints_of(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[obje
 class Reach:
     """Whether a request may reach an endpoint that claims, judged by its method and path before it is routed.
 
-    It errs on the side of yes: an application mounted whose routes nobody can see, a route of a kind of its own. Where
+    It errs on the side of yes: a mounted application whose routes cannot be read, a route of an unknown kind. Where
     an endpoint that it did not foresee has claimed (a function that calls a command), it says yes to everything.
     """
 

@@ -281,7 +281,7 @@ def describe(row: Record, now: int) -> dict[str, Any]:
     if row.state == State.UNKNOWN or row.doubt is not None:
         document["doubt"] = row.doubt
     if document["running"] and names_a_step(row.doubt):
-        document["step"] = str(document.pop("doubt")).removeprefix(DOUBT)  # it is under way, and nobody doubts it yet
+        document["step"] = str(document.pop("doubt")).removeprefix(DOUBT)  # it is under way, and not in doubt yet
     if row.status is not None:
         document["status"] = row.status
     if row.resource_id is not None:

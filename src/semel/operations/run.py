@@ -18,7 +18,7 @@ from semel.operations.flow import find_operation
 class Execution:
     """The state of one execution. ``remembered``: its key is forgotten, and this is what outlives it.
 
-    Times in microseconds by the store's clock. Whoever shows it to a caller compares tenant and caller first.
+    Times in microseconds by the store's clock. Compare tenant and caller before you show it to a caller.
     """
 
     operation_id: str

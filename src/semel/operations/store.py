@@ -1,7 +1,7 @@
 """Operations: executions that are remembered longer than their keys, and the owners of business references.
 
-Each flow is part of a transaction that somebody else began: that of the claim, or of whatever settles the record.
-A row tells what its record says (``mirror`` copies it), so that it is still told when the record is forgotten.
+Each flow is part of a transaction that is open already: that of the claim, or of the record's settlement.
+A row repeats what its record says (``mirror`` copies it), so that it is still known when the record is forgotten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from semel.stores.mariadb.requests import Reserve, SettleAnd
 from semel.stores.sql.dialect import Values, dialect_of
 from semel.stores.sql.statements import Execute, Query
 
-BUSY_WAIT_SECONDS: Final = 1  # for somebody's commit that is on its way; an ATOMIC unit is never waited for
+BUSY_WAIT_SECONDS: Final = 1  # for a commit that is on its way; an ATOMIC unit is never waited for
 
 
 class SeenOperation(NamedTuple):

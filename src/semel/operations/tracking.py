@@ -84,9 +84,9 @@ class TrackingStore:
             said = verdict_of(holder, record, claim)
             if said is not None:
                 raise Held(said)
-            # It was settled by something that does not know of operations: its row is told now.
+            # It was settled by code that does not know of operations: its row is updated now.
             yield from self.operations.mirror((holder.operation.record_id,))
-        # It is being written by a transaction that nobody sees yet.
+        # A transaction that has not committed is writing it.
         raise Held(InProgress(claim.operation_id, claim.terms.lease_us, own=False))
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:

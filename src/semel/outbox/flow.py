@@ -1,7 +1,7 @@
 """A relay's handling of a batch, decided without IO: waves that keep the order, and the treatment of refusals.
 
 Events of one aggregate go one after another: the next is sent when the one before it was acknowledged. So the first
-arrival of each at the broker is in order, whoever else publishes the same events at the same time.
+arrival of each at the broker is in order, even if another relay publishes the same events at the same time.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class PostgresBell:
                     self.listening = True
                     if not begun.done():
                         begun.set_result(None)
-                    self._ring(True)  # what was committed before is rung by nobody
+                    self._ring(True)  # no notification comes for what was committed before
                     async for heard in connection.notifies():
                         self._ring(heard.payload == TO_ALL)
             self.listening = False

@@ -1,7 +1,7 @@
 """Emitting events: into a command's own transaction through its permit, or into a transaction of the user's.
 
 The permit keeps its events until it settles; they are written in the same commit. ``Outbox`` writes at once, on the
-user's connection, and whoever commits that makes them events.
+user's connection; the events exist once the user commits.
 """
 
 from __future__ import annotations

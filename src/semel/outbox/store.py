@@ -1,7 +1,7 @@
 """The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
 
-Nothing here is fenced, and need not be: that an event was published is true whoever says so, and what a relay does to
-one that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.
+Nothing here needs a fence: that an event was published is true whichever relay reports it, and what a relay does to
+an event that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.
 """
 
 from __future__ import annotations

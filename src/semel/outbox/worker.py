@@ -64,7 +64,7 @@ class Relay:
 
     Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
     ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
-    its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
+    its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
     ``lease_seconds`` after which a dead relay's lanes are taken over; ``poll_seconds`` between two looks where nobody
     rings, of this relay while it has work (1 second beside PostgreSQL's bell, else 0.05), and of all idle relays
     together (1 second).
@@ -400,7 +400,7 @@ class Relay:
         if not needed and self._heard_at is not None and self._heard_at <= now:
             self._heard_at = None
             needed = await self._engine.perform("events_lanes", self._lanes.free) > 0
-            if not needed:  # whoever has the lanes hears it, too
+            if not needed:  # the holder of the lanes hears it, too
                 self._deaf_until = now + DEAF_SECONDS
         if not needed and now >= self._turn_at:
             needed = await self._take_turn()
@@ -502,7 +502,7 @@ class Relay:
                 self._worked = self._time()
             if self._struck:
                 return outage_wait_seconds(self._outages, self._random.random())
-            if self._full != self._busy:  # nobody need ring for a relay that looks again at once
+            if self._full != self._busy:  # a relay that looks again at once needs no notification
                 self._busy = self._full
                 await self._attend(bell=rung and not self._busy)
                 if rung and self._busy:

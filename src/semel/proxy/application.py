@@ -64,7 +64,7 @@ class Front:
         except NotForwarded:
             pass  # it has been answered and the key is free
         except Cut as cut:
-            # An answer that has begun is left without its end: the server closes the connection, which says so.
+            # An answer that has begun is left without its end: the server closes the connection, which shows it.
             if not started:
                 await send_answer(send, cut.answer)
 
@@ -197,7 +197,7 @@ class _Server(uvicorn.Server):
 def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = None, check: Check | None = None) -> None:
     """Serve with uvicorn until SIGTERM or SIGINT; then commands on their way come to their end.
 
-    Parameters: ``health`` where probes are answered; ``check`` what they are told besides, such as whether the store
+    Parameters: ``health`` where probes are answered; ``check`` what else they report, such as whether the store
     answers. Raises ConfigurationError where ``health`` cannot be listened on.
     """
     try:

@@ -89,7 +89,7 @@ def _settle(
         step = step_of(record.doubt)
         if step is None:
             raise ResolveRefused(f"no step of operation {operation_id} is in doubt: {record.doubt or 'it runs'}")
-        from semel.steps.run import encode_found  # with the forms of results, which nobody else needs here
+        from semel.steps.run import encode_found  # with the forms of results, which only this path needs
 
         result = encode_found(step, outcome.result)
     word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)

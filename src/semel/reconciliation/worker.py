@@ -1,8 +1,8 @@
 """Reconcilers: code that finds out what became of an execution whose outcome could not be proven, and its worker.
 
 A reconciler asks the other side and answers what it found. The worker asks with back-off and a bounded number
-of times, alone for each record, and settles by compare-and-set on the record's fence: whoever was quicker wins, and a
-crash between asking and writing repeats the question only. What it cannot find out is left to an operator, visibly.
+of times, alone for each record, and settles by compare-and-set on the record's fence: the quicker one wins, and a
+crash between asking and writing repeats the question only. What it cannot find out is left to an operator.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Reconciling(Loop):
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
     >>> @reconciler("payments.create", quiet_for=120)
-    ... def nobody_knows(case: Case) -> Finding:
+    ... def ask_provider(case: Case) -> Finding:
     ...     return StillUnknown("the provider does not answer")
     >>> async def main(folder: str) -> Round:
     ...     engine = AsyncEngine.connect(f"sqlite:///{folder}/app.db")
     ...     await engine.migrate()
     ...     async with engine:
-    ...         return await Reconciling(engine, [nobody_knows]).run_once()
+    ...         return await Reconciling(engine, [ask_provider]).run_once()
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     asyncio.run(main(folder))
     Round(asked=0, settled=0, gave_up=0)

@@ -50,7 +50,7 @@ from semel.stores.sqlite.driver import SqliteDriver
 from semel.telemetry import Both, Logging, Observer, safe
 
 TENANT: Final = "demo"
-CALLERS: Final = ("alice", "bob")  # the token is the name: this authenticates nobody, it shows where you would
+CALLERS: Final = ("alice", "bob")  # the token is the name: this is no authentication, it shows its place
 LEASE_SECONDS: Final = 30.0
 DEADLINE_SECONDS: Final = 60.0
 IMPORT_BYTES_MAX: Final = 64 * 1024 * 1024

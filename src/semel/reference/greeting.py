@@ -16,7 +16,7 @@ _TRY = """
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: $KEY" \\
        -H 'Content-Type: application/json' -d '{{"customerId": "c-1", "amount": "99.00", "currency": "EUR"}}'
 
-  # what was really charged, and where the command stands
+  # what was really charged, and the state of the command
   curl {url}/payments -H 'Authorization: Bearer alice'
   curl "{url}/operations?operation=payments.create&key=$KEY" -H 'Authorization: Bearer alice'
 
@@ -26,7 +26,7 @@ _TRY = """
 """
 _DEMO = """
   # a worker killed after the charge, before its answer was stored: send it, and again when its lease is over,
-  # {lease:g} s later, to see what Semel can prove; sooner, the retry is told that the first may still be running
+  # {lease:g} s later, to see what Semel can prove; sooner, the answer says that the first may still be running
   curl -i {url}/payments -H 'Authorization: Bearer alice' -H "Idempotency-Key: crash-$KEY" \\
        -H 'Content-Type: application/json' \\
        -d '{{"customerId": "c-1", "amount": "5.00", "currency": "EUR", "simulate": {{"crash": "after"}}}}'

@@ -14,7 +14,7 @@ AMOUNT_MAX: Final = Decimal("1000000000")
 
 
 def _no_switch(value: Any) -> Any:
-    if isinstance(value, bool):  # Python takes True for 1; nobody pays true euros
+    if isinstance(value, bool):  # Python takes True for 1
         raise ValueError("must be a decimal number, as a number or a string")
     return value
 

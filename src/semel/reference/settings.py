@@ -91,7 +91,7 @@ def seal_keys(environment: Mapping[str, str] = os.environ) -> Sealer | None:
     path = environment.get("SEMEL_SEAL_KEYS_FILE")
     if not path:
         return None
-    from semel.sealing.sealer import Sealer  # which needs a library that nobody else does
+    from semel.sealing.sealer import Sealer  # which alone needs its library
 
     try:
         return Sealer.from_file(path, opens_plain=True)

@@ -205,7 +205,7 @@ class Supervisor:
 
     def _hang_up(self, *_: object) -> None:
         if self._has_terminal and not os.isatty(0):
-            self._stopping = True  # the terminal was closed: nobody is there to end this by hand
+            self._stopping = True  # the terminal was closed: no one can end this by hand
         else:
             self._hung_up = True
 

@@ -34,7 +34,7 @@ CONFIGURATION_EXIT: Final = 3  # it could not start; after a few such starts in 
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which says when it serves, and before it ends answers whoever it has already let in."""
+    """uvicorn, which says when it serves, and before it ends answers the requests it has accepted."""
 
     def __init__(self, config: uvicorn.Config, tells: int | None) -> None:
         super().__init__(config)
@@ -104,12 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_server(Settings.read(), socket.socket(fileno=options.socket), options.ready, measuring)
     except ConfigurationError as error:
-        print(f"semel: {error}", file=sys.stderr)  # noqa: T201  # a process's last words
+        print(f"semel: {error}", file=sys.stderr)  # noqa: T201  # the only output of this process
         return CONFIGURATION_EXIT
 
 
 def _hold(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nobody ever writes: it returns when the other end is closed
+    os.read(lifeline, 1)  # no byte ever comes: it returns when the other end is closed
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -25,7 +25,7 @@ from semel.stores.sql.dialect import dialect_of
 PURGE_CHUNK: Final = 500
 REST_SECONDS_MAX: Final = 1.0
 KEEP_EVENTS_SECONDS: Final = 86_400.0
-"""How long published events are kept, unless somebody says otherwise; a relay keeps them as long."""
+"""How long published events are kept by default; a relay keeps them as long."""
 
 
 class PurgedAll(NamedTuple):
@@ -51,7 +51,7 @@ def _untold(kind: str, gone: int) -> None:
 def purge_walk(store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore) -> Flow[Purged]:
     """Drop every expired answer and forget every expired tombstone; the sums of all chunks.
 
-    Parameters: ``chunk`` how many records one store call looks at; ``progress`` is told the sums after each.
+    Parameters: ``chunk`` how many records one store call looks at; ``progress`` gets the sums after each.
     """
     scanned = dropped = forgotten = 0
     after: int | None = None
@@ -100,7 +100,7 @@ def purge_all(
     """Forget everything whose time is over; the sums.
 
     Parameters: ``chunk`` how many rows one store call looks at; ``keep_events_us`` how long published events are kept,
-    None where their relay forgets them, which knows how long; ``progress`` is told the sums of the walk over the
+    None where their relay forgets them, which knows how long; ``progress`` gets the sums of the walk over the
     records; ``tell`` each kind as soon as it is done, so that what failed behind it is not all that is known;
     ``bulks`` the only ones whose items may go, by operation id, None for every one.
     """

@@ -127,7 +127,7 @@ def _answer(value: Any, verdict: Rebuild) -> Answer:
     if isinstance(value, Answer):
         headers = value.headers
     elif not isinstance(body, bytes) or not isinstance(headers, list):  # else a Starlette response
-        from semel.codec.annotations import Shapes  # with the forms of results, which nobody else needs here
+        from semel.codec.annotations import Shapes  # with the forms of results, which only this path needs
         from semel.codec.results import keep_result
 
         headers = (_JSON,)

@@ -1,7 +1,7 @@
 """Encrypt stored requests and answers with AES-256-GCM, bound to their record.
 
-A key ring is rotated by putting the new key first. What a database's own encryption does not do: whoever may read the
-table, or a backup of it, reads nothing.
+A key ring is rotated by putting the new key first. Unlike a database's own encryption, it hides the
+content from readers of the table and of its backups.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 DOUBT: Final = "step:"
-UNREADABLE: Final = "steps-unreadable"  # the list itself: nobody knows which steps have finished
+UNREADABLE: Final = "steps-unreadable"  # the list itself: it is open which steps have finished
 
 
 def names_a_step(doubt: str | None) -> bool:

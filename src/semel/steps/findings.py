@@ -21,7 +21,7 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
 
     Raises:
         ResolveRefused: the list cannot be read, so that a finished step might be made again; it holds no such step; or
-            a word that ends the execution does not answer for all that had begun.
+            a finding that ends the execution does not cover all steps that had begun.
         StepError: the step's result is too long to be recorded.
     """
     if (

@@ -56,7 +56,7 @@ _UNSEEN: Final = (
 class StepLedger:
     """The steps known to the holder of one grant.
 
-    Whoever performs its flows lets only one of them at a time write; calls of steps may overlap.
+    The performer of its flows lets only one of them write at a time; calls of steps may overlap.
     """
 
     def __init__(self, rows: StepRows, grant: Grant, dedup_us: int) -> None:
@@ -74,7 +74,7 @@ class StepLedger:
         self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
         self._changes = 0  # of the list, counted
         self._written = 0  # how many of them the store has
-        self._unseen = False  # a list was sent, and nobody knows whether the store has it, or will have it later
+        self._unseen = False  # a list was sent; whether the store has it, or will have it later, is open
         self._committing = False  # a local step's list was, with its writes: nothing may be written over it
         self.doubt: str | None = None  # that a step was refused with
 
@@ -144,7 +144,7 @@ class StepLedger:
                 self._asked.add(met.step.identity)
                 self._running.add(met.step.identity)
                 return met.step, unit, seen
-        except Exception:  # a unit that nobody ends keeps its connection
+        except Exception:  # a unit that is never ended keeps its connection
             yield from ask(Rollback(unit))
             raise
         yield from ask(Rollback(unit))
@@ -223,7 +223,7 @@ class StepLedger:
         """Before the outcome: check for recorded steps that were not called, and write results not covered by an
         answer.
 
-        Where the store fails, the last word says what is in doubt.
+        If the store fails, the settlement names the step in doubt.
         """
         try:
             yield from self._learn()

@@ -35,8 +35,9 @@ Identity = tuple[str, int]
 class Step(NamedTuple):
     """One step as it is recorded.
 
-    ``started_at`` is the first start, in microseconds of the store's clock; ``disproved``: it had begun, and somebody
-    has found out that it did not happen. It keeps its place in the list, and begins anew under the same derived key.
+    ``started_at`` is the first start, in microseconds of the store's clock; ``disproved``: it had begun, and an
+    operator or a reconciler found that it did not happen. It keeps its place in the list, and begins anew under the
+    same derived key.
     """
 
     name: str
@@ -293,7 +294,7 @@ def outcome_after(
     if doubt is None:
         step = doubtful(recorded)
         if step is None and not isinstance(outcome, (Released, Unprovable)):
-            # The code has dropped a step that had begun: nobody knows how far it came.
+            # The code no longer has a step that had begun: it is open how far it came.
             dropped = (each for each in recorded if not each.finished and each.identity not in asked)
             step = next(filter(has_begun, dropped), None)
         elif not isinstance(outcome, (Released, Unprovable)):

@@ -168,7 +168,7 @@ class SyncSteps(StepBook):
                 return value
 
     def close(self, outcome: Outcome) -> None:
-        """Before the holder's last word."""
+        """Before the holder settles."""
         with self._writing:
             self._performer.drive(self.ledger.close(outcome))
 
@@ -251,7 +251,7 @@ class AsyncSteps(StepBook):
         return value
 
     async def close(self, outcome: Outcome) -> None:
-        """Before the holder's last word."""
+        """Before the holder settles."""
         async with self._writing:
             await self._performer.drive(self.ledger.close(outcome))
 

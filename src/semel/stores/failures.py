@@ -23,7 +23,7 @@ BROKEN_RULE: Final = (
 def still_unknown(error: StoreUnavailable) -> StoreTimeout:
     """The error for a statement whose connection was lost, and which could not be retried.
 
-    "Unavailable" would say that nothing was written, and nobody would release a claim that had landed after all.
+    "Unavailable" would say that nothing was written, and no one would release a claim that was written after all.
     """
     return StoreTimeout(f"the connection was lost, and then: {error}: whether it took effect is not known yet")
 

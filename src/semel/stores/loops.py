@@ -1,7 +1,7 @@
 """One value for each event loop in use: connections belong to the loop that opened them, and are over when it is.
 
-Whoever calls ``asyncio.run`` for each of its tasks uses one loop after the other. What those left idle would stay open
-on the server for as long as this process lives: a connection refers to its loop, so that neither is ever forgotten.
+A program that calls ``asyncio.run`` for each task uses one loop after the other. Their idle connections would stay open
+on the server as long as this process lives: a connection refers to its loop, so neither is ever freed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare-and-set on records, for stores that write without holding a lock since they read.
 
-A rule says what becomes of the record that was seen; it is written only if the record is still that one. Where
-somebody was quicker the record is read and the rule asked again, so that safety hangs on no transaction.
+A rule says what becomes of the record that was read; that is written only if the record is still the same. Where
+another writer was quicker, the record is read and the rule asked again, so safety depends on no transaction.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Everything a driver does is an *ask*, BEGIN and COMMIT included, so that one number names every place where
 a store can fail or a process can end. Faults are what the driver's own library would raise, so that its
 translation of errors is under test too. After a :class:`Crash` the driver is dead: nothing it is asked to
-do happens any more, and what was not committed is gone; an engine's upkeep thread, whom nobody waits for,
-stands still. ``bury`` then closes what a dead process leaves to the operating system.
+do happens any more, and what was not committed is gone; an engine's upkeep thread, which no caller waits for,
+stops. ``bury`` then closes what a dead process leaves to the operating system.
 
     for fault in every_fault():
         faults = Faults(fault)
@@ -167,7 +167,7 @@ KINDS: Final = tuple(
     for kind in Kind
     for when in When
     for once in (True, False)
-    # A store that has written must not say that it has not; and nobody dies more than once.
+    # A store that has written must not say that it has not; and no process dies more than once.
     if not (kind is Kind.FAIL and when is When.AFTER) and not (kind is Kind.CRASH and not once)
 )
 """Every kind of fault there is: (kind, when, once)."""
@@ -198,7 +198,7 @@ class FaultyDriver:
         except (StoreError, sqlite3.Error):
             self._check()
             raise
-        self._check()  # the reply of a dead process reaches nobody
+        self._check()  # the reply of a dead process is lost
         return reply
 
     async def _alive_async(self, act: Awaitable[T]) -> T:
@@ -214,7 +214,7 @@ class FaultyDriver:
         if not self.faults.dead:
             return
         if threading.current_thread().name == THREAD_NAME:
-            self.faults.buried.wait()  # a thread of a dead process: it does nothing, and tells nobody
+            self.faults.buried.wait()  # a thread of a dead process: it does nothing, and returns nothing
             raise StoreUnavailable("the process is dead") from None
         raise Crash(str(self.faults.fault)) from None
 
@@ -273,7 +273,7 @@ class FaultyBackend:
     def bury(self, engine: Engine | None = None) -> None:
         """Do what the operating system does after a death: end open transactions, close files, end threads.
 
-        Parameters: ``engine`` one that ran on this backend in threads: without it, its upkeep stands still for ever.
+        Parameters: ``engine`` one that ran on this backend in threads: without it, its upkeep stays blocked for ever.
         """
         self.faults.rest()
         for unit in self.units:

@@ -1,7 +1,7 @@
 """Every interleaving of a few short programs against one store, from the same start each time.
 
 A *program* is a flow over ``Perform`` (a store call, as the engine's flows make them) and ``Act`` (a step of
-the test's own, such as moving the clock). A step is what nobody can get in between of:
+the test's own, such as moving the clock). A step is what no other program can interrupt:
 
 - memory: one verb;
 - SQLite: one read outside the writer's lock, or everything from a flow's first write to its commit, which

@@ -90,7 +90,7 @@ class JoinSubject(ABC):
     """Whether a transaction can be joined that has read or written before."""
 
     tells_running: ClassVar[bool] = True
-    """Whether another process is told at once that a command is running; else it finds the store busy."""
+    """Whether another process learns at once that a command is running; else it finds the store busy."""
 
     sees_savepoints: ClassVar[bool] = True
     """Whether joining inside of a savepoint is refused."""

@@ -40,7 +40,7 @@ class UnitSubject(ABC):
     """Whether the library's connections have ``commit()`` and ``rollback()``."""
 
     tells_running: ClassVar[bool] = True
-    """Whether another process is told at once that a command is running; else it waits, and finds the store busy."""
+    """Whether another process learns at once that a command is running; else it waits, and finds the store busy."""
 
     deferred: ClassVar[tuple[str, str] | None] = None
     """A table's definition, and a statement that only the commit refuses for it."""

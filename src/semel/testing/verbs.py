@@ -175,7 +175,7 @@ NOT_PAIRED: Final[Mapping[str, str]] = {
 """The methods of the contract that are not, each with the reason."""
 
 MAY_PASS: Final[Mapping[str, Any]] = {"lapse": []}
-"""Verbs that may pass over a record which somebody else writes at that moment, and what they reply then.
+"""Verbs that may pass over a record which another process writes at that moment, and what they reply then.
 
 A reaper comes again within a second; it must not fight for a record with its holder.
 """
@@ -245,7 +245,7 @@ def check(make: Callable[[], World], situation: Situation, names: Sequence[str])
 
 
 def _passing(names: Sequence[str]) -> Iterator[frozenset[int]]:
-    """Nobody passes; or one of those that may, does."""
+    """No verb passes; or one of those that may, does."""
     yield frozenset()
     yield from (frozenset((place,)) for place, name in enumerate(names) if name in MAY_PASS)
 

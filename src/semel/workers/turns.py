@@ -50,7 +50,7 @@ class Turns:
         try:
             turn: Turn = await self._perform("turn", lambda: store.turn(self._kind, mine, self._every_us))
             if has_come and turn.next == mine and turn.next - turn.now > self._every_us:
-                # It has come, and is far away by the store's clock: that was set back, and nobody would look.
+                # It has come, and is far away by the store's clock: that was set back, and no process would look.
                 turn = await self._perform("turn", lambda: store.turn(self._kind, None, self._every_us))
         except (SchemaError, StatementRefused, StoreReadOnly):  # not migrated, no right to it, a standby
             self._mine, self._without_until = None, time.monotonic() + WITHOUT_SECONDS

@@ -1,8 +1,8 @@
 """One record in another store: the same key, request, outcome and answer, written by the verbs that every store has.
 
 A copy is claimed and settled as a command is, with the operation id and what is left of the retentions of the
-original. Whatever stands there already is looked at first and only carried on, so that a move which was cut short is
-begun again, and one that is done does nothing. Every copy is read back and compared.
+original. A record that is there already is read first and only carried on, so an interrupted move can be
+run again, and a finished one does nothing. Every copy is read back and compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from semel.engine.sync_engine import Engine
 from semel.sealing.rules import key_name
 
 HOLDER: Final = "semel move"
-MOMENT_US: Final = 60_000_000  # the lease and the deadline of a copy: nobody else runs it, whatever becomes of them
+MOMENT_US: Final = (
+    60_000_000  # the lease and the deadline of a copy: no other process runs it, whatever becomes of them
+)
 STEPS_MAX: Final = 8
 _ALIKE: Final = (
     *("id", "tenant", "caller", "operation", "key_hash", "recipe", "fingerprint", "state", "effects", "generation"),
@@ -61,7 +63,7 @@ class Mover:
     def move(self, ids: Sequence[bytes]) -> None:
         """Copy the records of these ids, and see that they are there.
 
-        Raises CommandFailed where one cannot be copied, or another stands in its place; StoreError.
+        Raises CommandFailed where one cannot be copied, or another is in its place; StoreError.
         """
         found = self._source.perform("read", lambda: self._source.store.read(ids))
         now = time.monotonic_ns() // 1000 + self._ahead

@@ -88,7 +88,7 @@ def copy_rows(
 ) -> RowsMoved:
     """Copy every row of these kinds, and read it back.
 
-    Raises CommandFailed where another one stands in its place; StoreError.
+    Raises CommandFailed where another one is in its place; StoreError.
     """
     moved = RowsMoved()
     totals = {**held._asdict(), "events": held.waiting + held.parked + held.published}

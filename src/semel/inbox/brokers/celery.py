@@ -47,7 +47,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     acks_on_timeout = False
     reject_on_worker_lost = True
     max_retries = None  # the inbox counts
-    typing = False  # whoever sends it gives no message
+    typing = False  # the sender passes no message
     _inbox: Inbox
     _id_of: Callable[..., str] | None
     _retry_seconds: float
@@ -95,9 +95,9 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         if receipt is Receipt.BUSY:
             return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
         if receipt is Receipt.PARKED and failures:
-            raise failures[0]  # Celery is told that it failed, and acknowledges it
+            raise failures[0]  # Celery learns that it failed, and acknowledges it
         if self.request.called_directly:
-            return None  # whoever calls has more to do, and is no repetition
+            return None  # the caller has more to do, and is no repetition
         raise Ignore(f"message {id} is {receipt.value}")
 
     def _message_id(self, *args: Any, **named: Any) -> str:
@@ -111,7 +111,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     def _again(self, id: str, error: Exception, *, busy: bool = False) -> Any:
         if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
-            raise error  # nobody can put it right between two tries
+            raise error  # it cannot be mended between two tries
         if busy:
             log_busy(id)
         else:

@@ -117,7 +117,7 @@ class InboxMiddleware(Middleware):
                 log_busy(str(id))
                 raise Retry("another worker is at it", delay=self._busy_ms)
             if sent is None:
-                return None  # called: whoever calls has more to do, and is no repetition
+                return None  # called directly: the caller has more to do, and is no repetition
             raise SkipMessage(f"the message is {receipt.value}")
 
         return consume

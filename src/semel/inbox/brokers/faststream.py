@@ -30,7 +30,7 @@ _LOST: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
 class InboxMiddleware:
     """Subscribers of a broker or router handle each message once; ``Context("inbox")`` is the inbox's Message.
 
-    FastStream acknowledges after it, that is after the commit (on Kafka only if it is told to: say
+    FastStream acknowledges after it, that is after the commit (on Kafka only if you set
     ``ack_policy=AckPolicy.NACK_ON_ERROR``). What fails is delivered again, whatever else the policy says of errors,
     until the inbox parks it. A repetition is acknowledged; nothing is published from it. A subscriber that raises
     RejectMessage parks its message, one that raises AckMessage has handled it.

@@ -14,8 +14,8 @@ Entry = tuple[bytes, Mapping[bytes, bytes]]
 class RedisStreamConsumer:
     """Handles each entry of a stream once, as one member of a consumer group.
 
-    Parameters: ``client`` a ``redis.asyncio.Redis`` that decodes nothing; ``stream``, ``group`` (made by whoever
-    runs it) and ``name`` of this member; ``idle_seconds`` after which what a member has not acknowledged is taken
+    Parameters: ``client`` a ``redis.asyncio.Redis`` that decodes nothing; ``stream``, ``group`` (made by its
+    operator) and ``name`` of this member; ``idle_seconds`` after which what a member has not acknowledged is taken
     over, by others or by itself: longer than a handler takes. ``delivery`` is the pair of entry id and fields.
     """
 

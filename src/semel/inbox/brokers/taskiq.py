@@ -134,7 +134,7 @@ def _once(
         if receipt is Receipt.PARKED and failures:
             raise failures[0]
         if context is None:
-            return None  # whoever calls has more to do, and is no repetition
+            return None  # the caller has more to do, and is no repetition
         raise NoResultError  # whatever the first delivery stored stays
 
     signature = inspect.signature(function)

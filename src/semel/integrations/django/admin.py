@@ -1,6 +1,6 @@
 """Records in Django's admin: a list, one record, and settling by hand. Never a key, a request or an answer.
 
-Whoever may see them has the permission ``semel.view_record``; who may settle them ``semel.settle_record`` as well.
+To see them takes the permission ``semel.view_record``; to settle them ``semel.settle_record`` as well.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class DjangoCall(InsideCall):
         if answer is None:
             if isinstance(failure, IncompleteAnswer):
                 raise failure
-            return self._add_honoured(response)  # a page that was made of an exception, with where the command stands
+            return self._add_honoured(response)  # the page of an exception, with a link to the command
         if (answer.status, answer.body) != (response.status_code, response.content):
             return in_place_of(response, self.capture.instead(answer))
         return with_lines(response, (line for line in answer.headers if line not in self.capture.headers))
@@ -280,7 +280,7 @@ class _Through:
                 if piece is None:
                     break
                 self._count(piece)
-        except BaseException as raised:  # noqa: BLE001 -- it is settled, and the server has nobody to tell it to
+        except BaseException as raised:  # noqa: BLE001 -- it is settled, and its client is gone
             error = raised
         self._end(error)
 

@@ -190,7 +190,7 @@ class Site:
         try:
             self.url(alias)
         except ConfigurationError:
-            return []  # a database in memory, which is told when a command meets it
+            return []  # a database in memory: reported when a command meets it
         return self.place(alias).engine.migrate()
 
     def close(self) -> None:

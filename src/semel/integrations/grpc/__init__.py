@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.extras import install_command
 
 try:
-    import google.rpc.error_details_pb2  # noqa: F401 - what is missing is said here, in a sentence
+    import google.rpc.error_details_pb2  # noqa: F401 - a missing one is reported here, in a sentence
     import grpc  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(

@@ -116,7 +116,7 @@ class DeclaredRpc:
     def command(self, raw: bytes, message: Any, metadata: Iterable[Any], context: Any) -> Command | None:
         """The command that a call is; None where it has no key and needs none.
 
-        Raises RequestError, and CallerNotKnown where there is a key and nobody whose it is.
+        Raises RequestError, and CallerNotKnown where there is a key without a caller.
         """
         pairs = [(str(name), value) for name, value in metadata]
         try:

@@ -1,6 +1,6 @@
 """The server's interceptors: a declared unary method happens once for each key, and later calls get its first answer.
 
-They stand last in the list of interceptors: what authenticates stands before, so that a replay passes through it too.
+They come last in the list of interceptors, after authentication, so that a replay passes through it too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A sink: takes events, and reports the outcome of each.
 
-An event is acknowledged (None) once the broker has it for good. It is *refused* where the broker answered and will not
-have this one: that counts as a try, and in the end it is parked. It is *unreached* where nobody knows: the broker is
-away, or its answer was lost. That counts as nothing; the event is sent again, under the same id, when the broker is
+An event is acknowledged (None) once the broker has it for good. It is *refused* if the broker answered and does not
+accept it: that counts as a try, and after the last one it is parked. It is *unreached* if the outcome is open: the
+broker is away, or its answer was lost. That counts as nothing; the event is sent again, under the same id, when it is
 back.
 """
 
@@ -64,7 +64,7 @@ class Sink(Protocol):
     relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything.
     """
 
-    name: str  # as it is told to people; without a password
+    name: str  # for people; without a password
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
         """Deliver events of different aggregates, at once or in any order; what became of each.

@@ -79,7 +79,7 @@ class KafkaSink:
         try:
             producer = await self._start()
             missing = await self._missing(producer, {event.topic for event in events})
-        except (KafkaError, OSError, TimeoutError) as error:  # nobody has said anything of these events
+        except (KafkaError, OSError, TimeoutError) as error:  # no answer for these events
             await self._abandon()
             return [Unreached(told(error))] * len(events)
         sent = [missing.get(event.topic) or await self._send(producer, event) for event in events]
@@ -162,7 +162,7 @@ async def _end(producer: Any) -> None:
     producer._closed = True  # nothing is left that it could complain of
     with suppress(KafkaError, OSError, TimeoutError):
         await asyncio.wait_for(producer._sender.close(), REQUEST_MS / 1000)
-    producer._message_accumulator.fail_all(ProducerClosed())  # nobody waits for what it will not send
+    producer._message_accumulator.fail_all(ProducerClosed())  # no caller waits for what it will not send
     with suppress(KafkaError, OSError, TimeoutError):
         await producer.client.close()
 

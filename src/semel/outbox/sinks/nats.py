@@ -1,8 +1,8 @@
 """NATS JetStream, through nats-py, which NATS itself maintains.
 
 The subject is the event's topic, ``Nats-Msg-Id`` its id: a stream drops what comes again within its duplicate window.
-Streams are made by whoever runs the broker; a subject that no stream takes is refused, if JetStream says so: that
-nobody answers a subject may as well mean that its stream has no leader, or that JetStream is not up yet.
+The broker's operator makes the streams. A subject without a stream is refused if JetStream says so: a subject without
+an answer may also mean that its stream has no leader, or that JetStream is not up yet.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Sent = asyncio.Future[Msg] | Refused | Unreached
 class NatsSink:
     """Publishes to the streams of a NATS server or cluster.
 
-    Parameters: ``servers`` URLs; ``prefix`` stands before each topic; ``stream`` demands that this one takes them.
+    Parameters: ``servers`` URLs; ``prefix`` is put before each topic; ``stream`` demands that this one takes them.
     """
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:

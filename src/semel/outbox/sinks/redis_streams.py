@@ -45,7 +45,7 @@ class Streams:
     async def append(self, entries: Sequence[tuple[str, Fields]]) -> list[AppendRefused | None]:
         """Append an entry to each stream in one round trip; returns the server's reply for each.
 
-        Raises AppendLost: nobody knows which of them are there.
+        Raises AppendLost: it is open which of them are there.
         """
         pipe = self._client.pipeline(transaction=False)
         for stream, fields in entries:

@@ -28,7 +28,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     reading = 0
     _was_undone = False
 
-    # The only place where a statement can be left half-way, by a task that nobody waits for any more.
+    # The only place where a cancelled task can leave a statement half-way.
     async def _fill_buffer(self, need: int) -> None:
         self.reading += 1
         try:
@@ -140,7 +140,7 @@ class AsyncmyUnit:
         except MariadbRefused as error:
             await self._drop_unsound(error)
             raise store_error(error) from error
-        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        # The connection died while it was idle. The claim names its nonce, so it may be repeated.
         self._taken = await self._pool.instead_of(self._taken, self._call())
         self._transaction = self._new_transaction()
         try:

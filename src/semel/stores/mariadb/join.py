@@ -1,7 +1,7 @@
 """Joining the user's own transaction on MariaDB: the record commits with their writes, and they commit.
 
-A transaction may have begun already, and have read and written: a claim waits for nobody. What ends the transaction is
-the user's alone; where a join is what began it, and it met a verdict, Semel ends the empty transaction again.
+The transaction may have begun already, and have read and written: a claim never waits for a lock. Only the user ends
+the transaction. If the join began it and the claim is not granted, Semel ends the empty transaction again.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class MariadbHome:
 class _Joined:
     """The user's transaction with the record in it. Its owner commits or rolls back, never Semel.
 
-    The settlement releases the savepoint behind the claim, and with it every savepoint that was opened since: whoever
-    wants to roll back to one of those afterwards fails. What a library knows to be open is refused.
+    The settlement releases the savepoint behind the claim, and with it every savepoint that was opened since:
+    rolling back to one of those fails afterwards. A savepoint that the library knows to be open is refused.
 
     Parameters: ``is_nested`` whether the user's library knows of a savepoint that is open.
     """
@@ -237,7 +237,7 @@ def _check_outermost(nested: object) -> None:
 
 
 def _is_never_nested() -> bool:
-    return False  # what a plain connection has open, nobody says
+    return False  # a plain connection does not report its savepoints
 
 
 def _is_alchemy(target: Any) -> bool:

@@ -24,14 +24,14 @@ T = TypeVar("T")
 Result = list[Row] | int  # the rows of a statement, or how many it found to write
 Conversation = Generator[str, list[Result], T]
 
-# UTC_TIMESTAMP knows no time zone and no summer time, and stands still while a statement runs.
+# UTC_TIMESTAMP knows no time zone and no summer time, and does not change while a statement runs.
 SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 GREETING: Final = (
     "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE()"
 )
 VERSION_LEAST: Final = (10, 6)
-TRIES_MAX: Final = 8  # of what a deadlock has undone
-FRAME: Final = 1024  # bytes for what stands around the statements of one packet
+TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
+FRAME: Final = 1024  # bytes around the statements of one packet
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
@@ -200,9 +200,7 @@ def _once(flow: Flow[T], clock: Clock | None, packet_max: int, *, inside: bool) 
 def _roll_back() -> Conversation[None]:
     try:
         yield "ROLLBACK"
-    except (
-        MariadbRefused
-    ) as error:  # what is said next on this connection would be said in the transaction that is still open
+    except MariadbRefused as error:  # the transaction is still open: the next statement would run inside it
         raise Lost(error.code, error.text) from error
 
 

@@ -163,7 +163,7 @@ class PymysqlUnit:
         except MariadbRefused as error:
             self._drop_unsound(error)
             raise store_error(error) from error
-        # It had died while nobody looked. The claim names its nonce, so it may be made again.
+        # The connection died while it was idle. The claim names its nonce, so it may be repeated.
         self._taken = self._pool.instead_of(self._taken, deadline)
         self._transaction = self._new_transaction()
         try:

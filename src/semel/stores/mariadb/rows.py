@@ -1,7 +1,7 @@
 """The MariaDB store's row operations: claim, settle and replace, a batch at a time.
 
-A claim is one statement, which writes what was never seen and answers the record that stands there; ``decide`` says
-what that means. Who won is read off the nonce, never off a count of rows.
+A claim is one statement, which inserts a new key's record and returns the record that is there; ``decide`` says
+what that means. The nonce tells who won, never a count of rows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from semel.stores.sql.statements import Argument, Execute, Query, Row, statement
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
-ASKED_AGAIN_MAX: Final = 3  # a claim whose lock is not to be had this often is held by a transaction that goes on
-WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: somebody's commit is on its way
+ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
+WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
 
 
 def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False) -> Flow[None]:

@@ -1,7 +1,7 @@
 """The MariaDB store: one statement a claim, whole batches in one round trip and one commit, and the rules.
 
 Under READ COMMITTED, with no lock held between a read and its write: what must replace a record (a takeover, a
-resolution) is written by compare-and-set on the version that was read, and read again where somebody was quicker.
+resolution) is written by compare-and-set on the version that was read, and read again where another writer was quicker.
 """
 
 from __future__ import annotations

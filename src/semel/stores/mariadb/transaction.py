@@ -1,7 +1,7 @@
 """An ATOMIC unit on MariaDB: one transaction that holds the record and the handler's own writes.
 
-BEGIN travels with the claim and COMMIT with the settle. Right after the claim stands a savepoint of a random name:
-COMMIT, ROLLBACK and DDL (which commits by itself) make it vanish, and nobody else can make it again. So the settle
+BEGIN travels with the claim and COMMIT with the settle. A savepoint with a random name follows the claim:
+COMMIT, ROLLBACK and DDL (which commits by itself) remove it, and no one else knows its name. So the settle
 releases it first, and where that fails the claim is not this transaction's own any more: the server goes no further.
 """
 

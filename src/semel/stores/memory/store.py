@@ -238,7 +238,7 @@ def claim_on(table: Table, claim: Claim, now: int) -> Verdict:
 
 
 def settle_on(table: Table, word: Settlement, now: int) -> Settling:
-    """Write one holder's last word, if its fence and nonce still stand."""
+    """Write how one holder's command ended, if the record still has its fence and nonce."""
     id = word.id
     reply, row = settle_row(table.records.get(id), word, now)
     if row is not None:

@@ -1,7 +1,7 @@
 """Joining the user's own transaction on PostgreSQL: the record commits with their writes, and they commit.
 
-A transaction may have begun already, and have read and written: a claim waits for nobody, and sees by its own
-statement's snapshot. What ends the transaction is the user's alone; where a join is what began it, and it met a
+The transaction may have begun already, and have read and written: a claim never waits for a lock, and sees its own
+statement's snapshot. Only the user ends the transaction; where the join began it, and it met a
 verdict, Semel ends the empty transaction again. Each client library is reached through a *line*.
 """
 
@@ -74,7 +74,7 @@ class Line(Protocol):
 
 
 class PostgresHome:
-    """The store that transactions are joined to: its server, and how a connection to it is told from others."""
+    """The store that transactions are joined to: its server, and how to recognise a connection to it."""
 
     def __init__(self, store: Store, driver: Any, server: PostgresServer) -> None:
         self.server = server
@@ -156,7 +156,7 @@ class JoinedPostgres(_Joined):
             raise self._to_error(failed) from failed.__cause__
 
     def settle(self, needed: Ask[Any]) -> bool:
-        """Settle; False where the claim is not this transaction's own: then the server lets nobody commit the rest."""
+        """Settle; False where the claim is not this transaction's own: then the server refuses to commit the rest."""
         if not self._line.is_open():
             return False
         try:

@@ -1,7 +1,7 @@
 """What the PostgreSQL store does to its rows: claim, settle and replace them, a batch at a time.
 
-A claim's statement writes what was never seen and answers the records of the rest. What must replace a record
-is written by compare-and-set on the version that was read; where somebody was quicker, the rule is asked again.
+A claim's statement inserts the records of new keys and returns the records of the rest. A record is replaced
+by compare-and-set on the version that was read; where another writer was quicker, the rule is asked again.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
 
 
 def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
-    """Whether nobody else's ATOMIC unit is writing over this record: its row would be waited for to that unit's end."""
+    """Whether no other ATOMIC unit is writing this record: its row lock would last until that unit ends."""
     verdict = decide(seen, claim, now, begun=False)  # as if its steps allowed it: then the lock is taken in any case
     if type(verdict) is not Proceed or not is_grant_new(seen, verdict.grant):
         return True

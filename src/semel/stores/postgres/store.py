@@ -2,8 +2,8 @@
 
 A claim is one statement: it writes what was never seen and answers the records of the rest, and ``decide``
 says what these mean. What must replace a record (a takeover, a resolution) is written by compare-and-set
-on the version that was read, and read again where somebody was quicker: safety never hangs on who runs
-the flow, nor on a transaction around it.
+on the version that was read, and read again where another writer was quicker: safety depends neither on who
+runs the flow nor on a transaction around it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ NO_RETRIES: Final = 0
 class RedisServer:
     """Where a Redis store is, and how it is spoken to.
 
-    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which are told user
-    and password where ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
+    Parameters: ``nodes`` the server, some nodes of a ``cluster``, or the Sentinels of ``service``, which get user
+    and password if ``sentinel_auth`` says so; ``tls`` whether the connection is encrypted;
     ``options`` of redis-py's connections (username, password, db, ssl_…); ``connections_max`` to each node, per
     process and per event loop; ``patience_seconds`` how long a call may take, with its waits for its turn and for a
     connection; ``terms`` what goes with each call: the replicas waited for, a clock for tests.

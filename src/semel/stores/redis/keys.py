@@ -87,7 +87,7 @@ def newer_first(place: int, tag: int) -> int:
 
 
 def below(cursor: int | None, tag: int) -> bytes:
-    """The last place of a tag that stands before a cursor of :func:`newer_first`, as a sorted set wants it.
+    """The last place of a tag before a cursor of :func:`newer_first`, in the form of a sorted set.
 
     >>> below(newer_first(7, 3), tag=2), below(newer_first(7, 3), tag=3), below(None, tag=0)
     (b'7', b'6', b'+inf')

@@ -159,7 +159,7 @@ def encode(row: Record) -> bytes:
 
 
 def record_prefix(row: Record) -> bytes:
-    """The beginning of this record's string: equal as long as nobody has written."""
+    """The beginning of this record's string: equal as long as the record is not written."""
     return b"%s%02d%d%016d%016d%s" % (
         MAGIC,
         row.state,

@@ -80,7 +80,7 @@ class Pages:
             ]
         )
         found: list[Placed] = []
-        reached: int | None = None  # what a tag that has more stands at: only what is newer is complete
+        reached: int | None = None  # the place of a tag that has more: only what is newer is complete
         for at, reply in enumerate((yield from ask(Calls(calls)))):
             here = [(newer_first(int(place), at), id) for id, place in zip(reply[::2], reply[1::2], strict=True)]
             found += here

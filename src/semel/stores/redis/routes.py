@@ -1,7 +1,7 @@
 """Which node gets which command: one server, or a cluster whose map changes. No IO happens here.
 
-``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Whoever drives it sends them and
-answers each with its replies. Sent again is only what surely did not run: a script that the server had forgotten
+``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Its driver sends them and
+passes each exchange its replies. Sent again is only what surely did not run: a script that the server had forgotten
 (NOSCRIPT), and what a node refused because the slot had moved (MOVED, ASK). A reply that was lost is lost.
 """
 
@@ -144,7 +144,7 @@ class Single:
         return ""
 
     def stale(self) -> bool:
-        """Never: there is nobody to ask."""
+        """Never: there is no topology to ask for."""
         return False
 
     def refresh(self) -> Refreshing:

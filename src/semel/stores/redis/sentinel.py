@@ -47,7 +47,7 @@ class Sentinel:
     def refresh(self) -> Refreshing:
         """Ask one Sentinel after the other, those that were silent last; and whom they name, whether it is so.
 
-        Raises StoreUnavailable: nobody answers, the service is not known, or no primary has taken over yet.
+        Raises StoreUnavailable: no Sentinel answers, the service is not known, or no primary has taken over yet.
         """
         self._asked = time.monotonic()
         asked: set[Node] = set()

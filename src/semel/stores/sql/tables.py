@@ -1,8 +1,8 @@
 """Everything beside records as whole rows: operations, bulks and their items, events, messages, steps, imports.
 
 For `semel move`, which writes them to another store as they are, and `semel export`. Times stay what they are, since
-every store's clock is the world's. What stands in the target is never written over, but for what can only become true:
-that an event was published, and that a message was handled.
+every store's clock is the world's. Rows of the target are never overwritten, except for facts that can only become
+true: that an event was published, and that a message was handled.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Holdings(NamedTuple):
     """The number of rows other than records. ``steps``: executions without an outcome that have recorded some.
 
     ``outside`` counts the imports whose kept bytes are in a folder or an object store; ``files`` the kept files in the
-    database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` tell whether somebody writes meanwhile
-    where no count grows.
+    database. ``last_event``, ``handled`` (of the messages) and ``import_turns`` show that another
+    process writes meanwhile where no count grows.
     """
 
     operations: int

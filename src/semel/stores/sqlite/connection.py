@@ -46,7 +46,7 @@ def open_connection(
     )
     try:
         if reading:
-            # Readers wait only while somebody recovers or removes the write-ahead log, which is soon over.
+            # Readers wait only while another connection recovers or removes the write-ahead log, which is soon over.
             connection.execute(f"PRAGMA busy_timeout={READ_WAIT_MS}")
             connection.execute("PRAGMA query_only=1")
         else:

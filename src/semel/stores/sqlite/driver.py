@@ -1,12 +1,12 @@
 """The SQLite driver: reads without a lock, writes in groups, one writer gate per process.
 
 A flow's first reads run at once on a reading connection. From its first write on it joins the queue;
-whoever holds the *gate* commits everything that has queued up in one transaction (group commit), and
+the holder of the *gate* commits everything that has queued up in one transaction (group commit), and
 what queues up meanwhile is the next group. The gate is held by
 
 - the calling thread, for synchronous callers;
-- the event loop itself, for one short commit, while commits are measured to be quick and nobody else
-  has the file;
+- the event loop itself, for one short commit, while commits are measured to be quick and no other
+  process has the file;
 - otherwise the driver's writer thread, the only one that ever waits for the file's lock;
 - an ATOMIC unit, from its BEGIN IMMEDIATE to its end (see ``sqlite_unit``).
 

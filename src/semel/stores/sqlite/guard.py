@@ -82,7 +82,7 @@ class SqliteUnitConnection(sqlite3.Connection):
     def ending(self, *, hurry: bool = False) -> Iterator[None]:
         """The unit's last turn: the handler's savepoint is kept, then the connection accepts no more calls.
 
-        Parameters: ``hurry`` interrupts a statement that somebody is still waiting for.
+        Parameters: ``hurry`` interrupts a statement that a caller is still waiting for.
         """
         if not self.turn.acquire(blocking=False):
             if hurry:

@@ -47,7 +47,7 @@ class FlowJob(Generic[T]):
         self.event: threading.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
-        self.forsaken: Callable[[FlowJob[T]], None] | None = None  # what to do with the value if nobody can be told
+        self.forsaken: Callable[[FlowJob[T]], None] | None = None  # what to do with the value if its caller is gone
         self.lend = lend if lend is not None else _nothing_to_lend
 
     @property
@@ -103,7 +103,7 @@ class FlowJob(Generic[T]):
                 raise self._error
             finally:
                 self._error = None  # no cycle between the error and this frame
-        value, self._value = self._value, None  # handed over: whoever served the job must not keep it alive
+        value, self._value = self._value, None  # handed over: the thread that served the job must not keep it alive
         return cast(T, value)
 
 
@@ -124,7 +124,7 @@ def refuse_overdue(queue: deque[FlowJob[Any]]) -> None:
         try:
             queue.remove(job)
         except ValueError:
-            continue  # somebody has taken it in the meantime
+            continue  # another thread has taken it in the meantime
         job.fail(StoreUnavailable("SQLite: the database was busy for too long; retry with the same key"))
         settle_jobs([job])
 
@@ -148,7 +148,7 @@ def settle_jobs(jobs: list[FlowJob[Any]]) -> None:
             continue
         try:
             loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:  # the loop is closed: nobody is left to be told, the write stands
+        except RuntimeError:  # the loop is closed: no caller is left, the write remains
             for job in told:
                 if job.forsaken is not None:
                     job.forsaken(job)

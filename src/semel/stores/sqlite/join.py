@@ -61,8 +61,8 @@ class StoreFile:
 class JoinedUnit:
     """The user's transaction with the record in it. Its owner commits or rolls back, never Semel.
 
-    Behind the claim stands a savepoint. The settlement releases it, and with it every savepoint that was opened since:
-    whoever wants to roll back to one of those afterwards fails.
+    A savepoint follows the claim. The settlement releases it, and with it every savepoint that was opened since:
+    rolling back to one of those fails afterwards.
 
     Parameters: ``is_nested`` whether the user's library knows of a savepoint that is open.
     """

@@ -108,6 +108,6 @@ class Readers:
         while self._idle:
             try:
                 reader = self._idle.pop()
-            except IndexError:  # somebody was quicker
+            except IndexError:  # another thread was quicker
                 return
             reader.connection.close()

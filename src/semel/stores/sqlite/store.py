@@ -2,8 +2,8 @@
 
 A driver performs a flow's first reads on a reading connection and, from its first write on, inside one
 ``BEGIN IMMEDIATE`` transaction. So a replay never takes the writer's lock, and between a flow's read and
-its write nobody else can write. Writes name the version they saw all the same: safety must not hang on
-who runs the flow.
+its write no other connection can write. Writes name the version they saw all the same: safety must not depend
+on who runs the flow.
 """
 
 from __future__ import annotations
@@ -419,8 +419,8 @@ def _replace(seen: Record, written: Record, steps: bytes | None = None) -> Flow[
 def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[bool]:
     """Write what the rule makes of the record; False where it makes nothing of it.
 
-    Where somebody wrote between the read and the write, the rule is asked again, now inside the writer's
-    lock: a holder that only met another write of its own must not be told that it lost the record.
+    Where another write came between the read and the write, the rule is asked again, now inside the writer's
+    lock: a holder that only met another write of its own must not learn that it lost the record.
     """
     row = yield from _read(id)
     written = rule(row)

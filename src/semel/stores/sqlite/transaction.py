@@ -76,7 +76,7 @@ class SqliteUnit:
         """End the unit well.
 
         Raises:
-            EarlyCommit: the transaction was already over: somebody committed or rolled back behind our back.
+            EarlyCommit: the transaction was already over: the handler committed it or rolled it back.
             StoreTimeout: the commit itself failed; whether it took effect is not known yet.
         """
         if self._ended:
@@ -106,7 +106,7 @@ class SqliteUnit:
             self._end()
 
     def __del__(self) -> None:
-        # A unit that nobody holds any more would keep the gate for ever. In a forked child it is not ours to end.
+        # An abandoned unit would keep the gate for ever. A forked child must not end its parent's.
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
 

@@ -34,7 +34,7 @@ def take_turn(path: str, needed: TakeTurn, now: int) -> int | None:
     if not _HAS_LOCKS:
         return None
     try:
-        mode = os.stat(path).st_mode & 0o777  # whoever may use the database may take turns
+        mode = os.stat(path).st_mode & 0o777  # who may use the database may take turns
         file = os.open(path + SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     except OSError:
         return None

@@ -135,7 +135,7 @@ def a_reservation_without_steps_is_granted_to_every_declaration(bench: Bench) ->
 
 
 def another_recipe_is_neither_reuse_nor_run(bench: Bench) -> None:
-    """Another configuration cannot judge this fingerprint: it is told the recipe, in every state."""
+    """Another configuration cannot judge this fingerprint: it gets the recipe, in every state."""
     grant = bench.grant()
     told = Unreadable(attempt().operation_id, "recipe", attempt().recipe)
     assert bench.claim(attempt(nonce=2, recipe="2.newer")) == told
@@ -225,7 +225,7 @@ def a_lapsed_reservation_is_granted_anew(bench: Bench) -> None:
 
 
 def a_lapsed_external_command_is_never_run_again(bench: Bench) -> None:
-    """The retry is told so, and nothing is written: the holder's fence still stands."""
+    """The retry gets UNKNOWN, and nothing is written: the holder keeps its fence."""
     bench.grant(attempt())
     row = bench.row()
     bench.clock.advance(LEASE_US)
@@ -258,7 +258,7 @@ def an_idempotent_command_is_not_repeated_after_the_downstream_forgot(bench: Ben
 
 
 def a_visible_atomic_record_without_an_answer_is_unknown(bench: Bench) -> None:
-    """Whoever can see it, lapsed, sees the proof that somebody committed early."""
+    """A lapsed one that is visible proves that the handler committed early."""
     bench.grant(attempt(policy=Policy(effects="atomic")))
     bench.clock.advance(LEASE_US)
     told = OutcomeUnknown(attempt().operation_id, "committed-early")
@@ -312,7 +312,7 @@ def a_claim_abandoned_before_it_landed_is_released_when_it_has(bench: Bench) -> 
 
 
 def abandoning_touches_no_other_claim(bench: Bench) -> None:
-    """Neither somebody else's, nor one that was settled or given back."""
+    """Neither another attempt's, nor one that was settled or given back."""
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     assert not bench.abandon(attempt(nonce=2))
     bench.settle(grant, State.PROCESSING)

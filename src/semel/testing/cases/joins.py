@@ -119,7 +119,7 @@ async def a_transaction_that_has_read_and_written_is_joined(bench: JoinBench) ->
 
 
 async def a_transaction_that_has_written_is_refused_untouched(bench: JoinBench) -> None:
-    """Where the claim must be a transaction's first statement, it says so, and the user's writes go on."""
+    """Where the claim must be a transaction's first statement, it is refused, and the user's writes go on."""
     user = await bench.user()
     await user.begin()
     await user.insert(7)
@@ -292,7 +292,7 @@ async def an_early_rollback_is_told_and_leaves_no_record(bench: JoinBench) -> No
 
 
 async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) -> None:
-    """Where an error fails the transaction, the block says so, and no join begins in one that has failed."""
+    """Where an error fails the transaction, the block raises, and no join begins in one that has failed."""
     user = await bench.user()
 
     async def swallows() -> None:
@@ -319,7 +319,7 @@ async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) 
 
 
 async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None:
-    """The user is told so in time, and goes on."""
+    """The join reports it in time, and the user goes on."""
     user = await bench.user()
     tells = bench.subject.tells_running
 
@@ -342,7 +342,7 @@ async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None
 
 
 async def one_of_many_at_once_wins(bench: JoinBench) -> None:
-    """Several transactions with one key: one effect, and all others are told so, or get its answer."""
+    """Several transactions with one key: one effect, and all others learn of it, or get its answer."""
     users = [await bench.user() for _ in range(bench.subject.users_max)]
 
     async def attempt(user: JoinUser) -> str:

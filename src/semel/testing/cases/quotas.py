@@ -1,6 +1,6 @@
 """New keys that are counted: which claims take a place, who is refused, and when a place is free again.
 
-A store that does not count them says so in its capabilities, and claims as if there were no quota.
+A store without quotas lacks that capability, and claims as if there were no quota.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def in_no_window_are_more_keys_granted_than_the_quota(bench: Bench) -> None:
 
 
 def a_clock_set_back_frees_nothing(bench: Bench) -> None:
-    """By a little or by a day; and nobody is refused until it has caught up."""
+    """By a little or by a day; and no claim is refused until it has caught up."""
     if not _is_counting(bench):
         return
     for number in range(3):

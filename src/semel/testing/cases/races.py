@@ -29,7 +29,7 @@ ROUNDS = 4
 
 
 def one_of_many_claims_is_granted(bench: Bench) -> None:
-    """Of a dozen at once, on a new key: one grant, everybody else is told of that one operation."""
+    """Of a dozen at once, on a new key: one grant, and all others get that one operation."""
     for number in range(ROUNDS):
         claims = [attempt(str(number), nonce=n) for n in range(RACERS)]
         verdicts = bench.race([partial(bench.store.claim, (claim,)) for claim in claims])
@@ -78,7 +78,7 @@ def one_settlement_stands(bench: Bench) -> None:
 
 
 def holder_and_operator_never_both_win(bench: Bench) -> None:
-    """The late holder settles while the operator says "did not happen": one truth stands, the other is told."""
+    """The late holder settles while the operator says "did not happen": one is written, the other learns of it."""
     for number in range(ROUNDS):
         grant = bench.grant(attempt(str(number)))
         bench.clock.advance(10 * LEASE_US)

@@ -1,4 +1,4 @@
-"""Settling: the holder's last word, repeated, late, superseded; renewals; and operators' resolutions."""
+"""Settling: once, repeated, late, superseded; renewals; and operators' resolutions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def a_superseded_holder_writes_nothing(bench: Bench) -> None:
 
 
 def a_guess_at_fence_or_nonce_is_not_enough(bench: Bench) -> None:
-    """Every write names both; either alone is nobody's."""
+    """Every write names both; either alone matches nothing."""
     grant = bench.grant()
     row = bench.row()
     for guess in (grant._replace(fence=grant.fence + 1), grant._replace(nonce=bytes(16))):
@@ -169,7 +169,7 @@ def only_a_living_open_holder_renews(bench: Bench) -> None:
 
 
 def an_unknown_word_keeps_its_doubt(bench: Bench) -> None:
-    """The handler said that it cannot know: every attempt is told why, until somebody settles."""
+    """The handler cannot know the outcome: every attempt gets its reason, until an operator settles."""
     grant = bench.grant()
     assert bench.settle(grant, State.UNKNOWN, doubt="error:TimeoutError") == Settled()
     assert bench.claim(attempt(nonce=2)) == OutcomeUnknown(grant.operation_id, "error:TimeoutError")
@@ -268,7 +268,7 @@ def an_operator_settles_only_what_was_seen(bench: Bench) -> None:
 
 
 def an_operator_ends_a_command_that_rests_between_its_steps(bench: Bench) -> None:
-    """Only by a word that says so, and only once its lease is over; a late retry gets what was said."""
+    """Only by a resolution that ends it, and only once its lease is over; a late retry gets that outcome."""
     ends = ((True, False, State.SUCCEEDED), (True, True, State.FAILED_REPLAYABLE), (False, False, FINAL[2]))
     for happened, refused, state in ends:
         claim = attempt(state.name, starts=State.CLAIMED)

@@ -220,7 +220,7 @@ def a_write_after_the_end_fails(bench: UnitBench) -> None:
 
 
 def a_constraint_that_only_the_commit_checks_leaves_nothing(bench: UnitBench) -> None:
-    """The handler is told what to correct, by the constraint's error, and its key is free."""
+    """The constraint's error says what to correct, and the key is free."""
     assert bench.subject.deferred is not None
     table, statement = bench.subject.deferred
     bench.subject.look(table)
@@ -268,7 +268,7 @@ def what_reaches_beyond_the_transaction_is_refused(bench: UnitBench) -> None:
 
 
 def a_settle_that_was_superseded_commits_nothing(bench: UnitBench) -> None:
-    """The transaction ended behind its unit, and another process has run the command: that stands."""
+    """The transaction ended behind its unit, and another process has run the command: its outcome counts."""
     other = bench.start()
     stands = Answer(201, (), b"made by the other process")
 
@@ -292,8 +292,8 @@ def a_settle_that_was_superseded_commits_nothing(bench: UnitBench) -> None:
     assert bench.run("k", _never).answer == stands
 
 
-def a_running_command_is_run_by_nobody_else(bench: UnitBench) -> None:
-    """Another process is told so, and the winner's answer is its replay afterwards."""
+def a_running_command_is_not_run_by_another_process(bench: UnitBench) -> None:
+    """Another process gets «in progress», and the winner's answer is its replay afterwards."""
     other = bench.start()
     met: list[BaseException] = []
 
@@ -364,7 +364,7 @@ def a_commit_whose_answer_was_lost_is_read_back(bench: UnitBench) -> None:
 
 
 def a_commit_that_never_arrived_leaves_nothing(bench: UnitBench) -> None:
-    """The caller is told that it may retry, and the retry runs."""
+    """The caller learns that it may retry, and the retry runs."""
     process = bench.start(lambda backend: _losing(backend, arrives=False))
     assert isinstance(_catch(lambda: process.run("k", _inserts())), StoreError)
     assert (bench.rows, bench.states) == ([], [])
@@ -386,7 +386,7 @@ ALL: Final = (
     a_write_that_no_rollback_undoes_is_unknown,
     what_reaches_beyond_the_transaction_is_refused,
     a_settle_that_was_superseded_commits_nothing,
-    a_running_command_is_run_by_nobody_else,
+    a_running_command_is_not_run_by_another_process,
     a_commit_whose_answer_was_lost_is_read_back,
     a_commit_that_never_arrived_leaves_nothing,
 )

@@ -144,7 +144,7 @@ def pages_are_found_newest_first(bench: Bench) -> None:
 
 
 def pages_are_found_by_what_is_asked(bench: Bench) -> None:
-    """States, tenant, caller, operation, lapsed leases; alone and together; a page that ends exactly says so."""
+    """States, tenant, caller, operation, lapsed leases; alone and together; a last page that is full has no next."""
     bench.grant(attempt("1", within=scope(tenant="a")))
     bench.settle(bench.grant(attempt("2", within=scope(tenant="a", caller="bob"))))
     bench.settle(bench.grant(attempt("3", within=scope("refund", tenant="b"))), State.UNKNOWN)

@@ -42,7 +42,7 @@ async def read_count(effects: Effects) -> int:
 
 
 class Spy:
-    """Counts the calls of a function that it stands in for; the function itself still runs.
+    """Counts the calls of a function that it replaces; the function itself still runs.
 
     >>> spy = Spy(lambda amount: amount * 2)
     >>> spy(21), spy.count, len(spy)
@@ -59,7 +59,7 @@ class Spy:
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        # In a class it stands in for a method, which gets its instance.
+        # In a class it replaces a method, which gets its instance.
         return self if instance is None else functools.partial(self, instance)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """A check's findings, and the report that contains them.
 
 A finding has four parts, always in this order: what was sent, what came, what that means, what to change. Nothing
-random stands in it (keys are named by what they were for), so that two runs of the same fault read the same.
+in it is random (keys are named by what they were for), so two runs of the same fault read the same.
 """
 
 from __future__ import annotations

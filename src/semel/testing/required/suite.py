@@ -124,7 +124,7 @@ def why(name: str) -> str:
     """The reason that a test is required.
 
     >>> why("missing_key_refused")[:59]
-    'A client that forgets its key is not protected, and nobody '
+    'A client that forgets its key is not protected, and it shows'
     """
     return " ".join((inspect.getdoc(CHECKS[name]) or "").split())
 

@@ -32,7 +32,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel list\nsemel list --state unknown --operation payments.create\nsemel list --lapsed --json\n"
         "semel list --caller alice --whole",
         "A list with filters searches the newest records: 50,000 in a SQL database, 10,000 elsewhere. If the search "
-        "stops before the page is full, the list says so, and --before continues with older records.",
+        "stops before the page is full, the list ends with a note, and --before continues with older records.",
     )
     add_filters(listing)
     listing.add_argument(

@@ -2,7 +2,7 @@
 
 It is a compare-and-set on the record that was read, it needs a reason, it is written to the audit trail,
 and it waits for the handler's deadline: until then the handler might still be running. Where a step is in
-doubt, "did not happen" is said of that step: what had finished is not made again. A command that rests between its
+doubt, "did not happen" is about that step: finished steps are not made again. A command that rests between its
 steps, and whose client has lost the key, is ended whole, with an answer for each step that had begun.
 """
 
@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         }
     )
     if options.operation_id != uuid_text(operation_id):
-        out.say(name_of(record))  # a beginning was given: it is said whose it was
+        out.say(name_of(record))  # a prefix was given: print what it found
     out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(word, state)}")
     return Exit.OK
 

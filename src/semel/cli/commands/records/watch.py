@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     try:
         return _watch(options, out)
     except KeyboardInterrupt:
-        out.say("")  # what the terminal wrote of Ctrl-C stands on a line of its own
+        out.say("")  # the terminal's ^C gets a line of its own
         return Exit.OK
 
 

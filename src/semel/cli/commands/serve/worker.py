@@ -208,7 +208,7 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
         found = read_receivers(options.receivers)
     except ModuleNotFoundError:
         raise ConfigurationError(f"--receivers needs httpx; install it: {install_command('webhooks')}") from None
-    # Once, each is waited for; else whoever takes long is asked for its answer later.
+    # With --once each is waited for; else a slow one is asked for its answer later.
     seconds = max(each.seconds for each in found) + 1 if options.once else SLICE_SECONDS
     return Receivers(engine, found, wait_seconds=seconds)
 
@@ -313,7 +313,7 @@ async def _until_told(
         while not stop.done():
             ended, _ = await asyncio.wait({stop, *running}, timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for each in ended - {stop}:
-                each.result()  # an error that nobody expects ends the worker
+                each.result()  # an unexpected error ends the worker
             if relay is not None:
                 before = _tell(relay, before, out)
             done = _tell_completed(ends, done, out)

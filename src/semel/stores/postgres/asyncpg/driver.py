@@ -26,8 +26,8 @@ from semel.stores.sql.statements import Query, Script, Together
 
 T = TypeVar("T")
 
-_SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection stands: somebody refused
-# The second where the server's last word was read and the end of the stream was not yet; nothing was sent then.
+_SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection is fine: it refused
+# The second: the server's farewell was read, but not yet the end of the stream. Nothing was sent then.
 BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 PLANNING: Final = {
     "plan_cache_mode": "force_custom_plan",
@@ -144,12 +144,12 @@ class _Loop:
                     await self.close_idle()
                 if was_idle and is_lost(error):
                     said = True
-                    continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
+                    continue  # it died while idle: every verb names its nonce, so it may be repeated
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
                 word = to_error(error)
-                if word is error:  # it is Semel's own, or nobody's of the store's: never its own cause
+                if word is error:  # Semel's own error, or not one of the store's: it must not become its own cause
                     raise
                 raise or_still_unknown(word, said) from error
             self._connections.give(taken)

@@ -85,7 +85,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
         async with asyncio.timeout(deadline.for_answer()):
             statement = await self.prepare(text)
         state = self.kept[text] = statement._state
-        state.attach()  # asyncpg closes what nobody refers to
+        state.attach()  # asyncpg closes a statement without references
         return state
 
     async def _send(self, state: Any, values: Sequence[Any], ahead: bytes, deadline: Deadline) -> list[Any]:
@@ -107,7 +107,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
             if late:
                 raise TimeoutError from error
             if ahead and getattr(error, "severity", None) is None:
-                self.terminate()  # it is not the server's: nobody could tell what was sent
+                self.terminate()  # not an error of the server: it is open how much was sent
             raise
         finally:
             timer.cancel()
@@ -193,7 +193,7 @@ class AsyncpgUnit(UnitTalk[AsyncpgUnitConnection]):
                 raise
         else:
             return rows
-        # It had died while nobody looked.
+        # The connection died while it was idle.
         self._connection = yield partial(self._pool.instead_of, self._connection, self._deadline)
         rows = yield partial(self._begin, needed)
         return rows

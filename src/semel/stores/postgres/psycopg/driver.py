@@ -155,7 +155,7 @@ class PsycopgDriver:
                     self._close_idle()
                 if was_idle and is_stale(error):
                     said = True
-                    continue  # it had died while nobody looked: every verb names its nonce, so it may be said again
+                    continue  # it died while idle: every verb names its nonce, so it may be repeated
                 conflicts += 1
                 if (is_conflict(error) or is_outdated(error)) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason

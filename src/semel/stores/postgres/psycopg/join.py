@@ -18,7 +18,7 @@ from semel.errors import JoinRefused
 from semel.stores.postgres.join import AUTOCOMMIT, CLOSED, FAILED, LineFailed
 from semel.stores.postgres.psycopg.driver import to_error
 
-_ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before anybody registered more
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before the application registered more
 _BLOCK: Final = "with connection.transaction(): …, or open it without autocommit=True"
 _BUSY: Final = "this connection is in the middle of a statement (COPY, or a pipeline of its own); end it first"
 
@@ -28,8 +28,8 @@ class PsycopgLine:
 
     Parameters: ``connection``; ``target`` what the user gave, where that is a wrapper; ``is_current`` whether the
     wrapper still has this connection; ``is_nested`` whether the wrapper has a savepoint open; ``block`` how a
-    transaction is begun there; ``fail`` tells the wrapper that nobody may commit; ``begun`` whether the wrapper has
-    begun, also where the server was told nothing yet.
+    transaction is begun there; ``fail`` tells the wrapper that the transaction must not commit; ``begun`` whether the
+    wrapper has begun, also if the server has not been asked yet.
 
     Raises JoinRefused.
     """

@@ -24,12 +24,12 @@ Values = tuple[list[bytes | None], list[Format]]
 
 _NOTHING: Final[Values] = ([], [])
 _PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
-_OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; somebody dropped its name
+_OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; its name was dropped
 _OFF: Final = PipelineStatus.OFF
 _BINARY: Final = Format.BINARY
 _DONE, _TUPLES, _REFUSED = ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.FATAL_ERROR
-_ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before anybody registered more
-_NUMBERS: Final = itertools.count()  # no name is ever used twice, also where somebody drops what was prepared
+_ADAPTERS: Final = AdaptersMap(psycopg.adapters)  # as they were before the application registered more
+_NUMBERS: Final = itertools.count()  # no name is used twice, also after a prepared statement was dropped
 
 
 def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
@@ -62,7 +62,7 @@ def trip(
 ) -> Generator[Any, Any, list[Any]]:
     """To be performed by the connection's ``wait``: the rows of the statement that has values.
 
-    A connection on which it is broken off is finished: nobody could tell what is still on its way.
+    A connection whose pipeline was interrupted is closed: what is still on its way is unknown.
 
     Raises:
         psycopg.Error: the first refusal; what stood behind it was not performed.

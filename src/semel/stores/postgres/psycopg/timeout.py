@@ -174,7 +174,7 @@ class PatientConnection(Connection[Any]):
     def is_left_alone(self, seconds: float) -> bool:
         """Whether nothing is under way on it, or ends in time, if need be by force. Otherwise it is finished with.
 
-        A statement of another thread ends when it is cancelled; rows that nobody reads on do not.
+        Cancelling ends another thread's statement, but not a result whose rows are left unread.
         """
         for patience in (seconds, CANCELLED_SECONDS):
             if self.lock.acquire(timeout=patience):

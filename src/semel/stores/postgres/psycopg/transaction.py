@@ -167,7 +167,7 @@ class PsycopgTalk(UnitTalk[C]):
         else:
             self._connection.worn = False
             return rows
-        # It had died while nobody looked.
+        # The connection died while it was idle.
         self._connection = yield partial(self._pool.instead_of, self._connection)
         rows = yield partial(self._execute, *begin)
         return rows
@@ -233,7 +233,7 @@ class PsycopgUnit(PsycopgTalk[PsycopgUnitConnection]):
         drive(self._rolling_back())
 
     def __del__(self) -> None:
-        # A unit that nobody holds any more (Ctrl-C in its claim) would keep its connection and its lock for ever.
+        # An abandoned unit (Ctrl-C in its claim) would keep its connection and its lock for ever.
         if not self._ended and self._pid == os.getpid():
             later(self.rollback)
 

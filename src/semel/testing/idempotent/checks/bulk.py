@@ -10,7 +10,7 @@ from semel.testing.idempotent.reply import Came, Reply
 from semel.testing.idempotent.report import NotGiven
 
 _CHECK = "bulk_retry_does_not_rerun_finished_items"
-_ITEMS_MIN = 3  # a finished one, one that was under way, and one that nobody had begun
+_ITEMS_MIN = 3  # a finished one, one that was under way, and one that had not begun
 _SENT = (
     "the list; the process died between two chunks; the list again when the lease had lapsed, died after some "
     "handlers; the list once more"
@@ -116,7 +116,7 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
             came,
             "an item that was under way when the process died was done twice",
             "write on item.connection and nowhere else, and never commit: only that is undone with the chunk; what "
-            "calls somebody else is 'idempotent' or 'external'"
+            "calls another system is 'idempotent' or 'external'"
             if effects == "atomic"
             else "hand the other side item.key_for('charge') as its key, the same at every attempt; if it has no such "
             "key, declare effects='external'",

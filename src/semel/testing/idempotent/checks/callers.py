@@ -34,18 +34,18 @@ async def no_replay_across_callers(probe: Probe) -> None:
     sent = "the same request with the same key, by another caller"
     if reply.done:
         means = (
-            "one customer gets the other's answer, with what stands in it, and their own order is never made"
+            "one customer gets the other's answer, with all its data, and their own order is never made"
             if reply.same_answer(original) or reply.replay
             else "the other caller's command is not done"
         )
     else:
-        means = "one customer's key blocks the other's, and tells them that somebody uses it"
+        means = "one customer's key blocks the other's, and tells them that it is in use"
     probe.find(check, sent, f"{reply.text()}; {probe.times(command.last)}", means, _SCOPE)
 
 
 async def stored_answer_never_reaches_the_wrong_caller(probe: Probe) -> None:
-    """A stored answer is somebody's data. It must not be given to whoever guesses a key: not before authentication, and
-    not, by way of a refusal, to somebody else."""
+    """A stored answer is one caller's data. A guessed key must not reveal it: not before authentication, and
+    not, by way of a refusal, to another caller."""
     check = "stored_answer_never_reaches_the_wrong_caller"
     await probe.baseline()
     command = await probe.command("private")
@@ -60,8 +60,8 @@ async def stored_answer_never_reaches_the_wrong_caller(probe: Probe) -> None:
                 "the same request with the same key, without the credentials",
                 reply.text(),
                 "an attacker who guesses or reads a key gets the stored answer without logging in",
-                "SemelMiddleware stands outside of authentication: put it inside (call add_middleware for it first) or "
-                "claim in the endpoint with @semel.command; and let caller= return None where nobody is known"
+                "SemelMiddleware is outside of authentication: put it inside (call add_middleware for it first) or "
+                "claim in the endpoint with @semel.command; and let caller= return None for unknown callers"
                 if outside
                 else "authenticate before the stored answer is looked up",
             )

@@ -27,8 +27,8 @@ _NAMES = (
 
 
 async def event_identity_stable_over_replay(probe: Probe) -> None:
-    """An event is how the rest of the world hears of a command. Told again under a new id, it is a second order to
-    whoever ships on it: so one command has one set of events, under the same ids, whatever is retried or fails."""
+    """An event is how the rest of the world hears of a command. Sent again under a new id, it is a second order to
+    the system that ships on it. So one command has one set of events, under the same ids, whatever fails."""
     await probe.baseline()
     log = EventLog(probe.case, probe.engines)
     if not log.visible:

@@ -87,7 +87,7 @@ async def _retries(probe: Probe, check: str, command: Attempted, when: str, *, s
             check,
             sent,
             came,
-            "the retry is told to wait, and the effect happens again all the same"
+            "the retry is asked to wait, and the effect happens again all the same"
             if live.came is Came.IN_PROGRESS
             else "while the first may still be running, its retry was not told to wait: both would pay",
             "answer 409 with Retry-After while the lease lives",
@@ -127,7 +127,7 @@ def _judge_late(
                 "runbook (semel list --state unknown)"
             )
             return
-        means = "nobody can know whether the money has moved, and yet the client was told something else"
+        means = "whether the money has moved is unknown, and yet the client got another answer"
         probe.find(check, *said, means, "answer 409 OUTCOME_UNKNOWN and let an operator settle it")
         return
     due = probe.unit if still_due or policy.effects is Effects.IDEMPOTENT else 0

@@ -17,7 +17,7 @@ _REFUSALS: Final = (Came.MISSING_KEY, Came.INVALID_KEY, Came.REFUSED, Came.KEY_R
 
 
 async def missing_key_refused(probe: Probe) -> None:
-    """A client that forgets its key is not protected, and nobody notices until it retries: so it must be told at
+    """A client that forgets its key is not protected, and it shows only in a retry: so it must be refused at
     once. Where the key is declared optional, a request without one runs, each time anew, and no key is made up for
     it."""
     check = "missing_key_refused"
@@ -33,7 +33,7 @@ async def missing_key_refused(probe: Probe) -> None:
         "a client that forgets the key is not protected: when its answer is lost and it retries, the money moves twice"
     )
     if not keyless.done:
-        means = "the client is told that nothing was done, and the money has moved"
+        means = "the answer says that nothing was done, and the money has moved"
     elif command.grown == 0:
         means = "it was taken for a retry of another request: two people who buy the same thing are one to you"
     if keyless.values("idempotency-key"):
@@ -119,10 +119,10 @@ async def invalid_key_refused(probe: Probe) -> None:
             check,
             "keys that are none",
             f"{'; '.join(taken)}; {probe.times(grown, 'in all')}",
-            "the client is told that its key is none, and the money has moved"
+            "the answer says that the key is invalid, and the money has moved"
             if not any(reply.done for reply in replies)
-            else "a key that your storage cuts off or your proxy cleans up meets another one: somebody gets a "
-            "stranger's answer, or pays twice",
+            else "a key that your storage cuts off or your proxy cleans up becomes another key: a client gets "
+            "another client's answer, or pays twice",
             "protect the operation with Semel, or refuse empty, overlong (more than 255) and malformed keys with 400"
             if not probe.known
             else "move what has effects below the check of the key, and let nothing outside of Semel change these "
@@ -131,8 +131,8 @@ async def invalid_key_refused(probe: Probe) -> None:
 
 
 async def first_request_runs(probe: Probe) -> None:
-    """Protection that refuses or swallows new commands is none: a new key is a new intent, also where the payload is
-    the same as somebody else's."""
+    """Protection that refuses or swallows new commands is none: a new key is a new intent, also where the payload
+    equals another command's."""
     check = "first_request_runs"
     await probe.baseline()
     command = await probe.command("another new key")
@@ -144,7 +144,7 @@ async def first_request_runs(probe: Probe) -> None:
         check,
         "the same payload again, under a new key",
         f"{reply.text()}; {probe.times(command.grown)}",
-        "two intents are taken for one: who orders the same thing twice gets one, and is told that both were done"
+        "two intents are taken for one: a client that orders the same thing twice gets one, and two confirmations"
         if merged
         else "the second command of this kind does not do what the first one did",
         "do not recognise retries by their content; the key says which request is a retry"
@@ -154,7 +154,7 @@ async def first_request_runs(probe: Probe) -> None:
 
 
 async def same_key_and_payload_replays(probe: Probe) -> None:
-    """The promise itself: whoever asks again with the same key gets the first answer, and nothing happens again."""
+    """The promise itself: a retry with the same key gets the first answer, and nothing happens again."""
     first = await probe.baseline()
     command = await probe.command("retries")
     original = await command.send()
@@ -185,7 +185,7 @@ def _is_replay(probe: Probe, attempt: str, command: Attempted, original: Reply, 
         means = "client and retry believe different things about one payment"
         change = "store the first answer and give it again, instead of making a new one"
     elif probe.known and reply.replay is False and probe.case.request:
-        means = "the retry has the right answer, but does not say that it is a replay: nobody can tell them apart"
+        means = "the retry has the right answer, but is not marked as a replay: a client cannot tell them apart"
         change = "see which layer outside of Semel removes the header Idempotency-Replayed"
     else:
         return True
@@ -249,13 +249,13 @@ async def other_payload_refused(probe: Probe) -> None:
             "give another payload that it accepts: changed={...}",
         )
     if command.last and not reply.done:
-        means = "the client is told that nothing was done, and the money has moved"
+        means = "the answer says that nothing was done, and the money has moved"
     elif command.last:
         means = "two requests ran under one key: whichever answer is replayed later is wrong for one of them"
     elif reply.same_answer(original):
         means = (
-            "the client is told that its second request was done, and gets the answer of its first: it ships what "
-            "nobody has paid"
+            "the client takes its second request for done, because it gets the answer of its first: it ships what "
+            "was never paid"
         )
     else:
         means = "the client cannot tell that it has used one key for two things"

@@ -1,7 +1,7 @@
 """A function as a target: called with its arguments and a key, sync in threads, async on the loop.
 
-A function declared with ``semel.functions.command`` knows its engine, its policy and where its key goes; of any other
-function the test says so.
+A function declared with ``semel.functions.command`` knows its engine, its policy and where its key goes; for any other
+function the test names them.
 """
 
 from __future__ import annotations

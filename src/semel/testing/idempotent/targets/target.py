@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Case, Request
 from semel.testing.idempotent.reply import Reply
 
-ATTEMPT_SECONDS: Final = 30.0  # whoever has not answered by then hangs
+ATTEMPT_SECONDS: Final = 30.0  # a target without an answer by then hangs
 PARALLEL: Final = 8
 
 
