@@ -395,7 +395,7 @@ class AlreadyMine:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The record has another grant or settlement; nothing was written. ``state``: its own (None: gone or unreadable)."""
+    """The record has another grant or settlement; nothing was written. ``state``: its own (None: gone, unreadable)."""
 
     state: State | None
 
