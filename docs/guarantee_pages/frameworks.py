@@ -27,7 +27,7 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         f"{_BERRY}::test_a_retry_gets_the_first_result_under_another_selection_alias_and_spelling",
     ),
     Feature.OTHER: (
-        f"{_GRPC}::test_a_reused_key_is_refused_with_where_the_first_stands",
+        f"{_GRPC}::test_a_reused_key_is_refused_with_the_state_of_the_first",
         f"{_BERRY}::test_other_arguments_under_the_key_are_refused",
     ),
     Feature.RACE: (

@@ -45,7 +45,7 @@ def made(permit: Permit) -> Answer:
 # --- how a unit ends ---
 
 
-def test_writes_record_and_answer_are_one_commit_and_a_replay_is_none(shell: Shell, outside: Outside) -> None:
+def test_writes_record_and_answer_are_one_commit_and_a_replay_commits_nothing(shell: Shell, outside: Outside) -> None:
     driver = shell.engine.backend.driver
     before = driver.commits
 

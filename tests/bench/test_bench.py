@@ -145,7 +145,7 @@ def test_a_replay_where_none_should_be_is_seen(protected: Server) -> None:
         load(plan(protected, seed=2))
 
 
-def test_a_replay_that_is_none_is_seen(protected: Server) -> None:
+def test_a_false_replay_is_detected(protected: Server) -> None:
     with pytest.raises(BenchError, match="0 of 50 answers were replays; it should be 50"):
         load(plan(protected, Mode.REPLAY, seed=3, primes=False))
 

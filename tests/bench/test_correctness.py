@@ -63,7 +63,7 @@ def test_a_leaking_application_reads_as_leaking(tmp_path: Path) -> None:
     assert "64 × 201" in cells["parallel"].note
 
 
-def test_an_application_that_refuses_its_settings_is_said_not_to_start(tmp_path: Path) -> None:
+def test_an_application_that_refuses_its_settings_is_reported_as_not_starting(tmp_path: Path) -> None:
     cells = found(planted("tests.bench.not_starting"), tmp_path, ["callers", "scoped"])
 
     assert cells["callers"] == Finding(Verdict.NO_START, "The exception: “who is calling?”")

@@ -121,7 +121,7 @@ def test_a_run_without_peers_names_them_and_measures_the_rest(
     assert "- left out: not installed: idemkit" in said.out
 
 
-def test_a_peer_that_cannot_be_measured_is_said_so_in_its_cell_and_the_run_goes_on(
+def test_a_peer_that_cannot_be_measured_is_noted_in_its_cell_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The bare application in a peer's place: it runs again what it should replay.

@@ -116,9 +116,7 @@ def test_without_a_secure_context_two_tabs_make_one_charge(checkout: Open, servi
     assert one.charges() == [paid]
 
 
-def test_without_storage_the_key_is_kept_in_the_page_and_the_page_says_so(
-    context: BrowserContext, checkout: Open
-) -> None:
+def test_without_storage_the_key_is_kept_in_the_page_with_a_notice(context: BrowserContext, checkout: Open) -> None:
     context.add_init_script(DENY_STORAGE)
     shop = checkout()
     assert "in memory alone" in shop.key

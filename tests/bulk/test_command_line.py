@@ -70,7 +70,7 @@ def test_for_machines_by_its_operation_id(url: str, operation: str, capsys: Capt
     assert [item["id"] for item in found["items"]] == ["c"]
 
 
-def test_one_that_was_interrupted_is_told_from_one_that_runs(url: str, capsys: Capture) -> None:
+def test_an_interrupted_bulk_is_shown_apart_from_a_running_one(url: str, capsys: Capture) -> None:
     def handler(item: BulkItem) -> None:
         if item.place == 2:
             seen.append(said(capsys, "monday", "--url", url)[1])

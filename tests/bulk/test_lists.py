@@ -220,7 +220,7 @@ def test_a_handler_that_returns_something_else_stops_the_bulk(make_fellow: Make)
 @pytest.mark.parametrize(
     ("key", "error"), [("", MissingKey), ("k" * 256, InvalidKey), ("\ud800", InvalidKey), (5, InvalidKey)]
 )
-def test_a_key_that_is_none_is_refused_before_anything_is_done(
+def test_an_invalid_key_is_refused_before_anything_is_done(
     make_fellow: Make, home: Home, key: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="key"):

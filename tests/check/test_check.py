@@ -151,7 +151,7 @@ def test_an_answer(
     assert words in said
 
 
-def test_routes_that_nobody_declared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_undeclared_routes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, f"{SHOP}:by_user")
     assert code == 1
     assert "UNSAFE  not declared                     POST /login is not protected: a retry runs it again" in out

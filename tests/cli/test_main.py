@@ -189,7 +189,7 @@ def test_the_right_id_secret_finds_keys(
     assert main(["doctor"]) == 0
 
 
-def test_purging_drops_what_is_over_and_says_so(semel: Run, shelf: Shelf) -> None:
+def test_purging_drops_what_is_over_and_reports_it(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("kept")
     shelf.succeeded("dropped", ago_us=HOUR_US, answer_seconds=60)
     shelf.succeeded("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)

@@ -66,7 +66,7 @@ def test_a_published_event_is_kept_for_a_day(file: Path, capsys: pytest.CaptureF
     assert purged(file, capsys)["eventsForgotten"] == 1
 
 
-def test_people_are_told_of_what_there_was(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_what_was_purged(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held(file, ALL_OVER)
     capsys.readouterr()
     assert main(["purge", "--url", f"sqlite:///{file}"]) == 0

@@ -104,7 +104,7 @@ def locked(shelf: Shelf) -> Iterator[str]:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else str(value),
 )
-def test_a_locked_file_is_read_and_a_write_says_so(
+def test_a_locked_file_is_read_and_a_write_is_refused(
     call: list[str], code: int, locked: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*call, "--url", locked]) == code
@@ -114,7 +114,7 @@ def test_a_locked_file_is_read_and_a_write_says_so(
         assert "locked" in said.err
 
 
-def test_a_purge_of_a_locked_file_says_so(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_purge_of_a_locked_file_is_refused(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
     shelf.succeeded("due", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=60)
     with closing(sqlite3.connect(shelf.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -196,7 +196,7 @@ def test_no_step_succeeded_where_none_is_in_doubt(semel: Run, shelf: Shelf) -> N
     assert "no step of this command is in doubt" in refused.err
 
 
-def test_where_the_list_of_steps_cannot_be_read_it_is_said_what_to_do(semel: Run, shelf: Shelf) -> None:
+def test_an_unreadable_list_of_steps_is_refused_with_a_remedy(semel: Run, shelf: Shelf) -> None:
     operation_id = in_doubt(shelf, Shop(lost=1))
     with closing(sqlite3.connect(shelf.path)) as db, db:
         db.execute("UPDATE semel_record SET steps = x'00'")

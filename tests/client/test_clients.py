@@ -255,7 +255,7 @@ def test_an_unknown_outcome_is_asked_about_with_credentials_and_without_a_key(co
     assert [key is None for key in server.keys] == [False, True, True, False]
 
 
-def test_the_server_is_told_how_long_it_may_wait(colour: Colour) -> None:
+def test_the_request_says_how_long_the_server_may_wait(colour: Colour) -> None:
     server = Server([CREATED])
     colour.send(server, budget=Budget(attempts=1, seconds=20))
     assert server.received[0].headers["prefer"] == "wait=19"

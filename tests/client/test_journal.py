@@ -170,7 +170,7 @@ def test_no_jump_of_the_wall_clock_ends_a_claim(make: Make, clocks: Clocks) -> N
         assert isinstance(journal.claim(KEY, 30), Busy)
 
 
-def test_a_claim_of_an_earlier_boot_is_none(make: Make, clocks: Clocks) -> None:
+def test_a_claim_of_an_earlier_boot_does_not_count(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry())
     journal.claim(KEY, 30)

@@ -142,7 +142,7 @@ def test_a_group_is_settled_with_one_word(store: Engine) -> None:
     assert {state_of(store, id) for id in ids} == {State.FAILED_NOT_REPLAYABLE}
 
 
-def test_the_second_operator_is_told_who_was_first(store: Engine) -> None:
+def test_the_second_operator_learns_who_was_first(store: Engine) -> None:
     id = unknown(store, "lost")
     olga, igor = console(store, "olga"), console(store, "igor")
     first, second = settling(olga, id, confirmed="yes"), settling(igor, id, confirmed="yes")
@@ -454,7 +454,7 @@ def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
     assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
 
 
-def test_nobody_sees_anything_without_a_name(store: Engine) -> None:
+def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:
     id = unknown(store, "lost")
     for name in (None, ""):
         client = console(store, name)
@@ -481,7 +481,7 @@ def test_other_methods_are_refused_and_named(store: Engine, method: str) -> None
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_damaged_records_are_named_and_settled_by_nobody(tmp_path: Path) -> None:
+def test_damaged_records_are_named_and_cannot_be_settled(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url) as engine:
         ids = [unknown(engine, f"k{number}") for number in range(4)]
@@ -586,7 +586,7 @@ def test_every_answer_has_a_policy_that_loads_nothing_from_elsewhere(store: Engi
         (f"/records?operation={'x' * 5000}", 200),
     ],
 )
-def test_bad_parameters_get_a_page_that_says_so(store: Engine, path: str, status: int) -> None:
+def test_bad_parameters_get_an_error_page(store: Engine, path: str, status: int) -> None:
     page = console(store).get(path)
     assert page.status_code == status
     assert "<h1>" in page.text

@@ -180,13 +180,13 @@ def test_every_page_of_progress_works_on_mariadb() -> None:
         ("/messages?consumer=%00", 400),
     ],
 )
-def test_bad_parameters_get_a_page_that_says_so(engine: Engine, path: str, status: int) -> None:
+def test_bad_parameters_get_an_error_page(engine: Engine, path: str, status: int) -> None:
     page = console(engine).get(path)
     assert page.status_code == status, page.text
     assert "<h1>" in page.text
 
 
-def test_a_store_without_them_says_so() -> None:
+def test_a_store_without_them_is_named() -> None:
     with Engine.connect("memory://?persistence=none") as engine:
         for path in ("/bulks", "/imports", "/messages", "/bulks/00000000-0000-7000-8000-000000000000"):
             page = console(engine).get(path)

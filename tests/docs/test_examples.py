@@ -113,7 +113,7 @@ def test_a_block_that_begins_with_a_file_name_is_that_file() -> None:
     assert file_of(Block("console", "# shop.py\n", 1)) is None
 
 
-def test_commands_are_told_from_what_they_print() -> None:
+def test_commands_are_distinguished_from_their_output() -> None:
     assert parse_console("$ echo a \\\n>   b\na b\n$ true\n") == [("echo a \\\n  b", "a b\n"), ("true", "")]
 
 

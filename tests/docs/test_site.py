@@ -95,7 +95,7 @@ def test_the_state_of_every_record_is_drawn(site: Built) -> None:
     assert "states.svg" in (site.folder / "internals/states.html").read_text("utf-8")
 
 
-def test_the_site_asks_nobody_else(site: Built) -> None:
+def test_the_site_makes_no_outside_request(site: Built) -> None:
     """No script, style or picture comes from another host: it can be read without a network."""
     asked = ('src="http', 'rel="stylesheet" href="http', "@import", "url(http")
     files = [*site.folder.rglob("*.html"), *site.folder.rglob("*.css")]

@@ -218,7 +218,7 @@ def test_1_14_did_not_happen_while_it_still_may(shell: Shell, clock: SettableClo
     assert again.key_for("charge") != permit.key_for("charge")
 
 
-def test_1_14_the_caller_of_a_superseded_handler_gets_what_stands(shell: Shell, clock: SettableClock) -> None:
+def test_1_14_the_caller_of_a_superseded_handler_gets_the_winners_answer(shell: Shell, clock: SettableClock) -> None:
     """The operator said "it happened" with its answer; the handler's own, other answer never leaves."""
 
     def slow(permit: Permit) -> Answer:

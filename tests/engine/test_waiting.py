@@ -202,7 +202,7 @@ def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_who_has_not_waited_is_told_to_ask_again_soon(mode: Mode) -> None:
+def test_retry_after_is_short_for_a_duplicate_that_has_not_waited(mode: Mode) -> None:
     policy = Policy(lease_seconds=3600, deadline_seconds=7200)
     with closing(Shell(mode, memory(SettableClock()))) as shell:
         shell.open()
@@ -214,7 +214,7 @@ def test_who_has_not_waited_is_told_to_ask_again_soon(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize(("lease", "waits", "told"), [(30, 0.5, 1), (30, 4, 4), (3, 4, 3)])
-def test_who_waited_in_vain_is_told_to_ask_again_after_as_long(lease: int, waits: float, told: int) -> None:
+def test_retry_after_is_as_long_as_the_duplicate_has_waited(lease: int, waits: float, told: int) -> None:
     """At the end of the lease at the latest: then somebody may take over. What takes long is seldom asked for."""
     with closing(Shell("sync", memory())) as shell:
         claimed = shell.engine.core.attempt(command())

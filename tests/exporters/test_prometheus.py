@@ -96,7 +96,7 @@ def test_a_caller_that_loses_its_label_has_no_series() -> None:
 
 
 @pytest.mark.parametrize("callers", [-1, 1001, True, 2.5])
-def test_a_number_of_callers_that_is_none_is_refused(callers: int) -> None:
+def test_an_invalid_number_of_callers_is_refused(callers: int) -> None:
     with pytest.raises(ConfigurationError, match="callers must be a whole number from 0 to 1000"):
         Prometheus(CollectorRegistry(), callers=callers)
 

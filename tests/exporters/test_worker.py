@@ -61,6 +61,6 @@ def test_a_port_that_is_taken_is_one_line(url: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("arguments", [["--metrics", "http"], ["--metrics", "65536"], ["--metrics", "9464", "--once"]])
-def test_an_address_that_is_none_is_refused(arguments: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_refused(arguments: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--url", url, *arguments]) == 2
     assert "--metrics" in capsys.readouterr().err

@@ -730,7 +730,7 @@ def test_a_view_that_calls_another_command_is_refused() -> None:
         (lambda: object(), 500),
     ],
 )
-def test_callers_are_texts_numbers_or_nobody(caller: Any, status: int) -> None:
+def test_callers_are_texts_numbers_or_none(caller: Any, status: int) -> None:
     app, semel = app_with(caller=caller)
     app.post("/", endpoint="it")(semel.command("it", effects="external")(lambda: ("made", 201)))
     assert app.test_client().post("/", headers={"Idempotency-Key": "k"}).status_code == status

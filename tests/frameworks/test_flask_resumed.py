@@ -102,7 +102,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 DONE = ["charge 7 parcel for alice", "ship 7 parcel for alice"]
 
 
-def test_the_client_is_told_where_to_look_and_gets_the_answer_later(shop: Shop) -> None:
+def test_the_client_gets_a_status_link_and_the_answer_later(shop: Shop) -> None:
     first = shop.ask(ASYNC)
     assert (first.status_code, first.headers["Preference-Applied"]) == (202, "respond-async")
     link = first.headers["Location"]
@@ -183,7 +183,7 @@ def _routes(shop: Shop) -> list[Any]:
     return [found.surface.route(found.name, found.policy)]
 
 
-def test_a_completer_that_is_not_let_in_says_so_and_claims_nothing(shop: Shop) -> None:
+def test_a_completer_without_access_reports_it_and_claims_nothing(shop: Shop) -> None:
     shop.gate.set()
     right, shop.ends = shop.ends, lambda: _raise(ConnectionError("away"))
     assert shop.ask(ASYNC).status_code == 202

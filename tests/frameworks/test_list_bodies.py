@@ -114,7 +114,7 @@ async def read_in_pieces_to_nowhere() -> None:
 )
 @pytest.mark.parametrize("path", ["/cases", "/logged", "/own"])
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_whoever_reads_a_lists_body_in_quart_gets_it(
+def test_a_hook_that_reads_a_lists_body_in_quart_gets_it(
     engine: AsyncEngine, before: Any, config: dict[str, Any], status: int, path: str, in_pieces: bool
 ) -> None:
     async def story(client: Any) -> None:

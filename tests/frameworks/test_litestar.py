@@ -204,7 +204,7 @@ def test_a_command_by_get_or_from_a_cache_is_refused() -> None:
         Litestar([paid], plugins=[semel])
 
 
-def test_an_application_without_the_plugin_says_so() -> None:
+def test_an_application_without_the_plugin_is_refused() -> None:
     semel = made()
 
     @post("/pay")

@@ -221,7 +221,7 @@ def test_places_that_were_declared_as_one_share_their_answers(serve: Callable[..
 
 
 @pytest.mark.parametrize("make", ASYNC)
-def test_what_the_server_stands_behind_does_not_count_where_starlette_tells_it(serve: Any, make: Any) -> None:
+def test_a_proxys_prefix_does_not_count_where_starlette_knows_it(serve: Any, make: Any) -> None:
     """A proxy's prefix may change between two releases: the same mount is the same command."""
     ask = serve(make)
     assert ask("/eu/payments")[2:] == (False, 1)

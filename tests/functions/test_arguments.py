@@ -121,7 +121,7 @@ def test_several_parts_of_a_key_are_distinguished(one: tuple[str, str], other: t
         (lambda order: 1.5, 1, InvalidKey, "the key function returned a float; return a text"),
     ],
 )
-def test_a_key_that_is_none_is_refused(stage: Stage, key: Any, order: Any, error: type[Exception], says: str) -> None:
+def test_an_invalid_key_is_refused(stage: Stage, key: Any, order: Any, error: type[Exception], says: str) -> None:
     ran: list[int] = []
     with pytest.raises(error, match=says):
         stage.command(lambda order: ran.append(1), key=key)(order)
@@ -196,7 +196,7 @@ def test_who_calls(stage: Stage, caller: Any, tenant: str, id: str) -> None:
         (lambda order: "alice", Order(1), r"caller= returned a str; it must return a Caller\(tenant, id\)"),
     ],
 )
-def test_a_caller_that_nobody_knows_is_refused(stage: Stage, caller: Any, order: Any, says: str) -> None:
+def test_an_unknown_caller_is_refused(stage: Stage, caller: Any, order: Any, says: str) -> None:
     ran: list[int] = []
     with pytest.raises((ConfigurationError, RequestError), match=says):
         stage.command(lambda order: ran.append(1), key="order.id", caller=caller)(order)

@@ -320,7 +320,7 @@ def test_a_call_around_the_protection_is_counted(tmp_path: Path) -> None:
         assert made.engine.perform("counts", made.engine.store.counts) == {}
 
 
-def test_a_store_that_is_not_there_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported_before_anything_runs(tmp_path: Path) -> None:
     ran: list[int] = []
     engine = Engine.connect(f"sqlite:///{tmp_path}/none.db")
 

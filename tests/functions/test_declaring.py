@@ -216,7 +216,7 @@ def test_it_looks_like_its_function() -> None:
         once.nope  # type: ignore[attr-defined]  # noqa: B018 - it is the access that fails
 
 
-def test_an_async_one_is_told_from_a_plain_one() -> None:
+def test_async_and_plain_functions_are_distinguished() -> None:
     tell: Callable[[Any], bool] = inspect.iscoroutinefunction
     assert tell(later.__call__)
     assert not tell(once.__call__)

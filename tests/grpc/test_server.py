@@ -68,7 +68,7 @@ def test_another_key_another_caller_and_another_method_are_other_commands(serve:
     assert [call.result().message for call in calls] == ["paid one", "paid two", "paid three", "paid four"]
 
 
-def test_a_reused_key_is_refused_with_where_the_first_stands(serve: Serve) -> None:
+def test_a_reused_key_is_refused_with_the_state_of_the_first(serve: Serve) -> None:
     service = serve()
     first = service.send("one")
     call = service.send("two")
@@ -381,7 +381,7 @@ def test_calls_that_wait_leave_threads_to_others() -> None:
         assert running.result().result() == Status(message="paid")
 
 
-def test_trailing_metadata_that_are_not_kept_are_told_once_with_the_remedy(
+def test_trailing_metadata_that_are_not_kept_are_reported_once_with_the_remedy(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     def method(request: RequestInfo, context: Any) -> Any:

@@ -43,7 +43,7 @@ def test_the_files_were_found() -> None:
 # --- names ---
 
 
-def test_a_module_has_a_name_that_says_something() -> None:
+def test_a_module_has_a_telling_name() -> None:
     assert [place(path) for path in PYTHON if NAMELESS & {path.stem, path.parent.name}] == []
 
 

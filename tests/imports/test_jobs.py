@@ -402,7 +402,7 @@ def test_rows_that_call_out_and_fail_are_unknown_and_never_called_again(here: Pl
     assert calls == ["1"]
 
 
-def test_a_file_that_is_read_otherwise_than_declared_says_so(here: Place) -> None:
+def test_a_file_whose_format_differs_from_the_declared_one_is_reported(here: Place) -> None:
     imports = here.imports(formats=[Csv(delimiter=";")])
 
     async def story() -> None:

@@ -138,7 +138,7 @@ def test_an_actor_that_would_give_up_before_its_inbox_is_refused(inbox: Inbox, o
             raise AssertionError("this must not run")
 
 
-def test_an_actor_that_cannot_be_handled_once_is_told_why(inbox: Inbox) -> None:
+def test_an_actor_that_cannot_be_handled_once_is_refused_with_the_reason(inbox: Inbox) -> None:
     broker = StubBroker(middleware=[InboxMiddleware()])
 
     def plain(message: Message) -> None:

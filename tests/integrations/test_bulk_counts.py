@@ -241,6 +241,6 @@ def test_an_invalid_object_with_a_list_is_refused(body: bytes, size: int) -> Non
 
 
 @pytest.mark.parametrize("items_at", ["items", "", 1, ["items"]])
-def test_a_place_that_is_none(items_at: Any) -> None:
+def test_an_invalid_place(items_at: Any) -> None:
     with pytest.raises(ConfigurationError, match="items_at must be a JSON pointer"):
         items_pointer(items_at)

@@ -59,7 +59,7 @@ def test_decorators_in_the_wrong_order_are_refused_at_start_up_too() -> None:
 
 @pytest.mark.parametrize("methods", [["GET"], ["GET", "POST"], ["POST", "OPTIONS"]])
 @pytest.mark.parametrize("included", [False, True])
-def test_a_command_by_a_method_that_is_none_is_refused_at_install(methods: list[str], included: bool) -> None:
+def test_a_command_with_a_safe_method_is_refused_at_install(methods: list[str], included: bool) -> None:
     app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
     router = APIRouter() if included else app
 

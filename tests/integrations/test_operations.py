@@ -143,13 +143,13 @@ def test_another_callers_operation_is_not_found_exactly_like_one_that_never_was(
 
 
 @pytest.mark.parametrize("id", ["1", "x" * 36, "01890a5d-ac96-774b-bcce-b302099a805", "%00", "01890a5d", "é" * 18])
-def test_an_id_that_is_none_is_refused(web: Web, id: str) -> None:
+def test_an_invalid_id_is_refused(web: Web, id: str) -> None:
     answer = get(web, f"/operations/{id}")
     assert (answer.status, answer.code) == (400, INVALID)
 
 
 @pytest.mark.parametrize("text", ["key=", "key=a&key=b", "key=%00", f"key={'k' * 256}", 'key="unfinished'])
-def test_a_key_that_is_none_is_refused(web: Web, text: str) -> None:
+def test_an_invalid_key_is_refused(web: Web, text: str) -> None:
     assert query(web, text).status == 400
 
 

@@ -227,7 +227,7 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
         ({"user": "nobody at all", "password": "s3cret"}, "refuses this user or password"),
     ],
 )
-def test_who_is_not_let_in_is_told_why_and_no_password_is_shown(
+def test_a_refused_login_names_the_reason_and_no_password(
     owned: MariadbServer, fellow: Fellow, changed: dict[str, str], said: str
 ) -> None:
     with closing(Fellow(fellow.kind, replace(owned, **changed))) as app:  # type: ignore[arg-type]  # names of texts

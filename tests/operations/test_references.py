@@ -254,7 +254,7 @@ def test_a_store_without_sql_refuses_what_it_cannot_keep() -> None:
 
 
 @pytest.mark.parametrize("ref", ["", "x" * 256, "a\x00b", "a\nb", "\ud800", 7])
-def test_a_reference_that_is_none_is_refused(ref: object) -> None:
+def test_an_invalid_reference_is_refused(ref: object) -> None:
     with pytest.raises(PolicyError, match="business_ref must be 1 to 255 printable characters"):
         paying("a", ref)  # type: ignore[arg-type]
 

@@ -96,7 +96,7 @@ def test_a_stream_that_fills_more_than_a_batch_is_passed_over(place: Place) -> N
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_what_is_parked_holds_its_aggregate_back_beside_it_where_it_is_told_to(place: Place, hold: bool) -> None:
+def test_a_parked_event_holds_its_aggregate_back_if_configured(place: Place, hold: bool) -> None:
     write(place, *(("orders", f"{n}") for n in range(BATCH)))
     poison, next_one = write(place, ("mails", "poison"), ("mails", "poison"))
     sink = Routed()

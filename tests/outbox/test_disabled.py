@@ -102,7 +102,7 @@ def test_an_endpoint_that_is_gone_still_is_disabled_once_more_by_one_try(place: 
 
 
 @pytest.mark.parametrize("name", ["doctor", "events", "console"])
-def test_operators_are_told_who_is_disabled(place: Place, semel: Semel, name: str) -> None:
+def test_operators_see_which_receivers_are_disabled(place: Place, semel: Semel, name: str) -> None:
     place.fill(2, aggregates=2)
 
     async def story() -> None:

@@ -88,7 +88,7 @@ def release(permit: Permit) -> Answer:
 
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=["atomic", "external"])
 @pytest.mark.parametrize("handler", [refuse, fail, release])
-def test_a_command_that_did_not_succeed_tells_nobody(
+def test_a_command_that_did_not_succeed_publishes_nothing(
     policy: Policy, handler: Callable[[Permit], Answer], engine: Engine, place: Place
 ) -> None:
     try:
@@ -154,7 +154,7 @@ def test_what_cannot_be_an_event_is_reported_at_once(
     assert place.ids == []
 
 
-def test_a_store_without_an_outbox_says_so() -> None:
+def test_a_store_without_an_outbox_is_refused() -> None:
     with Engine.connect("memory://") as engine, pytest.raises(PolicyError, match="SQL database"):
         engine.run(command(policy=EXTERNAL), ordered)
 
@@ -216,7 +216,7 @@ def test_an_atomic_event_costs_no_round_trip_on_postgresql(tmp_path: Path) -> No
     assert len(place.ids) == 1
 
 
-def test_a_holder_that_was_superseded_tells_nobody_and_its_successor_says_the_same(tmp_path: Path) -> None:
+def test_a_superseded_holder_publishes_nothing_and_its_successor_publishes_the_same(tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
     clock = SettableClock()
     what = command(policy=Policy(effects="idempotent", dedup_for_seconds=3600))

@@ -58,7 +58,7 @@ def stumbling(message: Message) -> None:
     raise ValueError("not today")
 
 
-def test_doctor_says_that_nobody_publishes(place: Place, semel: Run) -> None:
+def test_doctor_reports_that_no_relay_publishes(place: Place, semel: Run) -> None:
     place.fill(2)
     level, detail, _ = findings(semel("doctor", "--json"))["events"]
     assert (level, detail) == ("ok", "2 waiting, none parked")

@@ -158,7 +158,7 @@ def test_what_would_not_be_committed_together_is_refused(
     assert place.ids == []
 
 
-def test_a_mistake_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_mistake_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
     with Engine.connect(place.url) as engine, closing(connect(place)) as connection:
         with pytest.raises(PolicyError, match="UUID"):

@@ -89,7 +89,7 @@ def test_each_receiver_gets_what_it_takes_as_it_was(place: Place) -> None:
     assert shore.brokers["shop"].arrived == []  # a new one, to which nothing was sent again
 
 
-def test_one_that_is_away_and_one_that_hangs_hold_back_nobody_else(quick_place: Place) -> None:
+def test_an_absent_and_a_hanging_receiver_hold_back_no_other(quick_place: Place) -> None:
     """More waits for each of them than a batch holds."""
     made = quick_place.fill(1200, aggregates=600)
     slow = Receiver(name="slow", url="https://slow.example", secret=SECRET)

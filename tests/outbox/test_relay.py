@@ -373,7 +373,7 @@ def test_a_store_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.M
     assert place.waiting == []
 
 
-def test_impossible_options_are_told_at_construction(tmp_path: Path) -> None:
+def test_impossible_options_are_refused_at_construction(tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
     with pytest.raises(PolicyError, match="batch"):
         Relay(AsyncEngine.connect(place.url), Broker(), batch=0)

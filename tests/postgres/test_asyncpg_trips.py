@@ -213,7 +213,7 @@ def test_a_statement_that_is_not_answered_in_time_ends_the_connection(conninfo: 
     told(conninfo, story)
 
 
-def test_names_that_somebody_dropped_are_forgotten(conninfo: str) -> None:
+def test_prepared_names_that_were_dropped_are_forgotten(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         await connection.ask(ECHO, VALUES, Deadline(5.0))
         await connection.execute("DEALLOCATE ALL")

@@ -31,9 +31,7 @@ async def _rolls_back(db: Writes) -> None:
 
 
 @pytest.mark.parametrize("undoes", [False, True])
-def test_a_grant_that_replaces_an_old_record_stands_behind_no_savepoint(
-    fellow: Fellow, outside: Outside, undoes: bool
-) -> None:
+def test_a_grant_that_replaces_an_old_record_makes_no_savepoint(fellow: Fellow, outside: Outside, undoes: bool) -> None:
     """What a handler rolls back are its own writes; the grant is the transaction's own, not a savepoint's."""
     store = fellow.backend.store
     given_up = fellow.engine.core.attempt(WHAT)

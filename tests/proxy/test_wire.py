@@ -374,7 +374,7 @@ def test_probes_tell_of_the_store_and_of_the_service(here: Place) -> None:
 
 
 @ONE_STORE
-def test_a_service_that_is_away_is_told_from_one_that_was_asked(here: Place) -> None:
+def test_an_absent_service_is_distinguished_from_one_that_was_asked(here: Place) -> None:
     here.service.end()
     key = str(uuid4())
     for path in ("/payments", "/other"):

@@ -99,7 +99,7 @@ def test_a_replica_is_named_as_one(started: Starts, opened: Opens) -> None:
     assert shell.run(command(), lambda permit: MADE).answer == MADE
 
 
-def test_a_server_that_is_loading_says_so(started: Starts, opened: Opens) -> None:
+def test_a_server_that_is_loading_is_named_as_the_cause(started: Starts, opened: Opens) -> None:
     own = started("save 3600 1", "rdbcompression no")
     shell = opened(own.port, accepts_loss=True)
     shell.run(command("0"), lambda permit: MADE)

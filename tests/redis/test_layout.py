@@ -143,7 +143,7 @@ def test_what_is_not_processing_is_never_due() -> None:
     assert row.answer_kind == AnswerKind.NONE
 
 
-def test_a_cursor_stands_between_all_tags() -> None:
+def test_a_cursor_lies_between_all_tags() -> None:
     places: list[Any] = [newer_first(place, tag) for place in range(3, 6) for tag in range(TAGS)]
     assert places == sorted(places)
     for cursor in places:

@@ -86,7 +86,7 @@ def test_twins_in_one_batch_are_granted_once(made: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "open", "due"])
-def test_a_list_that_is_none_refuses_its_claims(own: int, made: Backend, name: str) -> None:
+def test_an_invalid_list_refuses_its_claims(own: int, made: Backend, name: str) -> None:
     """Nothing is written by a claim whose place cannot be told."""
     store: Any = made.store
     with Redis(port=own) as plain:

@@ -241,7 +241,7 @@ def test_the_suite_fails_by_name(semel_async_engine: AsyncEngine, semel_database
 # --- what a test may give ---
 
 
-def test_a_function_that_nobody_sees_into_is_tried_as_far_as_it_can_be() -> None:
+def test_an_opaque_function_is_tried_as_far_as_possible() -> None:
     told: list[Event] = []
     done: list[str] = []
 

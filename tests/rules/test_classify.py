@@ -53,7 +53,7 @@ def test_an_answer_that_is_no_http_is_a_success() -> None:
     assert of(None, EXTERNAL) == Succeeded(Answer(None, (), b""))
 
 
-def test_only_2xx_is_kept_where_the_policy_says_so() -> None:
+def test_only_2xx_is_kept_if_the_policy_declares_it() -> None:
     narrow = Policy(replay="2xx")
     assert isinstance(of(204, narrow), Succeeded)
     assert isinstance(of(303, narrow), Succeeded)
@@ -99,7 +99,7 @@ def test_a_declared_5xx_is_definite() -> None:
     assert isinstance(of(502, policy), Unprovable)
 
 
-def test_an_error_is_the_answer_where_the_policy_says_so() -> None:
+def test_an_error_is_the_answer_if_the_policy_declares_it() -> None:
     policy = Policy(on_error="replay")
     answer = Answer(500, (), b"oops")
     assert classify_answer(answer, policy, begun=True) == Refused(answer)

@@ -175,7 +175,7 @@ def test_headers_have_a_size_together() -> None:
         made(headers={"a": "ü" * (HEADERS_BYTES_MAX // 2)})  # bytes are counted, not letters
 
 
-def test_a_content_type_of_ones_own_stands() -> None:
+def test_a_given_content_type_is_kept() -> None:
     assert made(headers={"Content-Type": "text/csv"}).headers == (("content-type", "text/csv"),)
 
 

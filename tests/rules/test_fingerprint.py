@@ -207,7 +207,7 @@ def sent(body: bytes, *names: str) -> str:
 BY_DIGEST = Recipe(body=DigestField())
 
 
-def test_a_digest_field_stands_for_the_body() -> None:
+def test_a_digest_field_replaces_the_body() -> None:
     base = made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "sha-256"))
     assert base == made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "md5", "sha-512", "sha-256"))
     assert base != made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "sha-512"))

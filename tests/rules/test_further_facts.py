@@ -137,7 +137,7 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bombed != Fingerprinter(Recipe()).digest(facts, bytes(50_000_000))
 
 
-def test_a_digest_that_stands_for_the_body_stands_for_it_under_its_coding() -> None:
+def test_a_digest_that_replaces_the_body_is_of_the_coded_body() -> None:
     digest = "sha-256=:" + b64encode(hashlib.sha256(JSON).digest()).decode() + ":"
     recipe = Recipe(body=DigestField())
     plain, coded = (named(recipe=recipe, content_digest=digest, content_encoding=coding) for coding in ("", "gzip"))
@@ -213,7 +213,7 @@ def test_a_function_of_the_body_counts() -> None:
     assert recipe.id != Recipe(body=Computed(amount, "v2")).id
 
 
-def test_a_function_that_is_none_or_returns_none() -> None:
+def test_a_function_that_is_missing_or_returns_none() -> None:
     with pytest.raises(PolicyError, match="without a name needs one"):
         Computed(lambda facts, body: body)
     with pytest.raises(PolicyError, match="needs a function"):

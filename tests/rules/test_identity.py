@@ -135,7 +135,7 @@ def test_every_random_bit_of_an_operation_id_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "g" * 32, "0" * 31 + "٣", "0" * 30 + " 0", "é" * 32])
-def test_what_is_no_uuid_is_none(text: str) -> None:
+def test_a_text_that_is_no_uuid_gives_none(text: str) -> None:
     assert uuid_bytes(text) is None
 
 

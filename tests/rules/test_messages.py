@@ -39,7 +39,7 @@ KEYS: list[tuple[list[bytes], str]] = [
 
 
 @pytest.mark.parametrize(("lines", "said"), KEYS)
-def test_a_key_that_is_none(lines: list[bytes], said: str) -> None:
+def test_an_invalid_key(lines: list[bytes], said: str) -> None:
     with pytest.raises((MissingKey, InvalidKey)) as refused:
         parse_key(lines)
     assert str(refused.value) == said
@@ -160,7 +160,7 @@ def test_a_fingerprinter_without_its_secret(secret: bytes | None, algorithm: Any
         ("sha-256=:AAAA:", "The body does not match its Content-Digest; send the body and the digest again."),
     ],
 )
-def test_a_content_digest_that_is_none(field: str | None, said: str) -> None:
+def test_an_invalid_content_digest(field: str | None, said: str) -> None:
     with pytest.raises(InvalidBody) as refused:
         digested(field)
     assert str(refused.value) == said

@@ -110,7 +110,7 @@ def test_a_second_attempt_that_proves_nothing_gives_its_lease_back() -> None:
 
 
 @pytest.mark.parametrize("said", [State.SUCCEEDED, State.FAILED_REPLAYABLE, State.UNKNOWN, State.PROCESSING])
-def test_every_other_word_of_a_second_attempt_stands(said: State) -> None:
+def test_every_other_outcome_of_a_second_attempt_is_kept(said: State) -> None:
     grant, row = second()
     reply, written = settle_row(row, word(grant, said), LATER)
     assert reply == Settled()

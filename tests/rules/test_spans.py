@@ -74,6 +74,6 @@ def test_workers_refuse_what_is_no_number_of_seconds(value: Any) -> None:
             make()
 
 
-def test_a_relay_refuses_a_lease_that_is_none() -> None:
+def test_a_relay_refuses_an_invalid_lease() -> None:
     with pytest.raises(PolicyError, match="lease_seconds must be 1 to 3600 seconds; it is 1e-09"):
         Relay(AsyncEngine.connect("sqlite:///never-opened.db"), FunctionSink(print), lease_seconds=1e-9)

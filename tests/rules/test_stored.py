@@ -153,7 +153,7 @@ def test_no_column_holds_another_kind(column: str) -> None:
     assert sound_with(answered(), column, None) is nullable
 
 
-def test_an_id_that_is_none_is_shown_as_zeros() -> None:
+def test_a_missing_id_is_shown_as_zeros() -> None:
     row = a_row()
     assert uuid_of(row) == row.operation_id
     for damaged in ("text", b"short", b"x" * 17, None):

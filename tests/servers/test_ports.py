@@ -37,7 +37,7 @@ def test_processes_that_ask_at_once_are_given_different_ports() -> None:
     assert len({port for mine in given for port in mine}) == 16
 
 
-def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
         monkeypatch.setattr(ports, "FIRST", taken)

@@ -19,7 +19,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_a_run_has_its_folder_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_its_folder_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "")
     folder = begin_run(in_memory(tmp_path, room_bytes=0))
     assert folder.parent == tmp_path

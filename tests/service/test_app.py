@@ -73,7 +73,7 @@ def test_callers_do_not_meet(service: Served, path: str, body: dict[str, Any], n
 
 
 @pytest.mark.parametrize(("path", "body", "name"), EACH)
-def test_nobody_gets_in_without_a_name(service: Served, path: str, body: dict[str, Any], name: str) -> None:
+def test_a_request_without_a_name_is_refused(service: Served, path: str, body: dict[str, Any], name: str) -> None:
     for token in (None, "mallory", ""):
         for answer in (service.post(path, body, fresh(), token=token), service.get(path, token=token)):
             assert answer.status == 401
@@ -146,7 +146,7 @@ def test_a_wrong_body_is_refused_and_the_key_stays_free(service: Served, path: s
 
 
 @pytest.mark.parametrize("amount", [b"1e400", b"NaN", b"-Infinity", b'"\\ud800"', b"99999999999999999999"])
-def test_what_json_can_say_and_nobody_can_pay_is_refused(service: Served, amount: bytes) -> None:
+def test_an_amount_that_json_allows_but_money_does_not_is_refused(service: Served, amount: bytes) -> None:
     raw = b'{"customerId":"c-1","currency":"EUR","amount":' + amount + b"}"
     assert service.request("POST", "/payments", raw=raw, key=fresh()).status == 422
 
@@ -196,7 +196,7 @@ def test_a_note_that_fails_is_written_once(service: Served, fail: str) -> None:
     assert len(listed(service, "/notes")) == before + 1
 
 
-def test_an_operation_tells_where_it_stands_to_its_caller_alone(service: Served) -> None:
+def test_an_operation_shows_its_state_to_its_caller_alone(service: Served) -> None:
     key = fresh()
     service.post("/payments", {**PAYMENT, "simulate": {"fail": "after"}}, key)
     operation_id = service.post("/payments", {**PAYMENT, "simulate": {"fail": "after"}}, key).json["operationId"]

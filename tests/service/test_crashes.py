@@ -72,7 +72,7 @@ def test_a_note_whose_worker_was_killed_is_written_once(service: Served, moment:
     assert count(service, "/notes") == before + 1
 
 
-def test_the_supervisor_replaces_whoever_is_killed(tmp_path: Path) -> None:
+def test_the_supervisor_replaces_a_killed_worker(tmp_path: Path) -> None:
     with serving(tmp_path, workers=2) as service:
         service.events(lambda event: len(event.get("pids", ())) == 2)
         former = set(service.workers)

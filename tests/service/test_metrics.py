@@ -51,7 +51,7 @@ def test_any_worker_answers_for_all_also_for_one_that_died(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("given", ["x", "127.0.0.1:", "70000", "-1"])
-def test_an_address_that_is_none_is_named(given: str) -> None:
+def test_an_invalid_address_is_named(given: str) -> None:
     with pytest.raises(SettingsError, match="SEMEL_METRICS must be a port"):
         Settings.read({"SEMEL_METRICS": given})
     assert Settings.read({"SEMEL_METRICS": "[::1]:9464"}).metrics == ("::1", 9464)

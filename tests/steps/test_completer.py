@@ -131,7 +131,7 @@ def test_what_is_not_declared_resumable_never_runs_without_its_client(world: Wor
         story.completer().register("other", Policy(steps=True), story.handler())
 
 
-def test_attempts_are_bounded_and_then_somebody_looks(world: World) -> None:
+def test_attempts_are_bounded_and_then_left_to_an_operator(world: World) -> None:
     story = Story(world.process())
     completer = story.completer()
     abandon(world.process(), resumable())
@@ -243,7 +243,7 @@ def test_the_operation_of_a_process_that_died_ends_with_its_record(world: World)
     assert (operation.state, operation.settled_at) == (State.SUCCEEDED, record.settled_at)
 
 
-def test_whoever_came_second_does_not_rest(world: World) -> None:
+def test_the_second_completer_does_not_release_the_command(world: World) -> None:
     """What did not fail here is taken over within a second of its next lapse."""
     story, other = Story(world.process()), world.process()
 

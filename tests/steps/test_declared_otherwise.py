@@ -194,7 +194,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
     made.close()
 
 
-def test_a_server_without_steps_charges_nobody_twice_after_a_kill(store: tuple[str, str], tmp_path: Path) -> None:
+def test_a_server_without_steps_charges_once_after_a_kill(store: tuple[str, str], tmp_path: Path) -> None:
     """kill -9 in the repeatable mail after the charge; then a rollback's versions, and the one with steps again."""
     log = tmp_path / "effects"
     with served(store, log, "steps", "stays") as (server, port):

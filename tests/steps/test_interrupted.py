@@ -138,7 +138,7 @@ def test_a_cancelled_local_step_ends_its_transaction_and_knows_what_became_of_it
     tell(tmp_path / "semel.db", story)
 
 
-def test_the_last_word_is_said_although_its_caller_is_cancelled(tmp_path: Path) -> None:
+def test_a_settlement_is_written_although_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(engine: AsyncEngine, path: Path) -> None:
         permit = await engine.claim(stepped())
         assert isinstance(permit, Permit)

@@ -93,7 +93,7 @@ def surfaces(engine: AsyncEngine, log: Path) -> Iterator[tuple[Any, Gate]]:
     yield app, route_gate
 
 
-def test_the_client_is_told_where_to_look_and_gets_the_answer_later(path: Path, tmp_path: Path) -> None:
+def test_the_client_gets_a_status_link_and_the_answer_later(path: Path, tmp_path: Path) -> None:
     async def story() -> None:
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
             for app, gate in surfaces(engine, tmp_path / "effects"):
@@ -127,7 +127,7 @@ def test_without_the_preference_the_client_waits_for_the_answer(path: Path, tmp_
     asyncio.run(story())
 
 
-def test_the_preference_means_nothing_where_nobody_would_end_the_command(path: Path) -> None:
+def test_the_preference_is_ignored_without_a_completer(path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})

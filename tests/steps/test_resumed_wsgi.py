@@ -86,7 +86,7 @@ def complete(app: SemelMiddleware, engine: Engine) -> int:
     return asyncio.run(completer.run_once())
 
 
-def test_the_client_is_told_where_to_look_and_gets_the_answer_later(engine: Engine) -> None:
+def test_the_client_gets_a_status_link_and_the_answer_later(engine: Engine) -> None:
     shop = Shop()
     app = protect(shop, engine, serve_operations=True)
     first = ask(app)
@@ -162,7 +162,7 @@ def test_a_long_answer_behind_the_202_is_run_to_its_end_and_not_kept(engine: Eng
     assert next(shop.body, None) is None
 
 
-def test_the_preference_means_nothing_where_nobody_would_end_the_command(engine: Engine) -> None:
+def test_the_preference_is_ignored_without_a_completer(engine: Engine) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("201 Made", [])
         return [b"done"]

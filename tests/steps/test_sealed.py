@@ -183,7 +183,7 @@ def test_a_request_that_is_too_large_says_how_large_it_may_be() -> None:
         ({"2026": "0" * 32}, "it is str"),
     ],
 )
-def test_keys_that_are_none_are_refused(keys: Any, said: str) -> None:
+def test_invalid_keys_are_refused(keys: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Sealer(keys)
 

@@ -107,7 +107,7 @@ def test_functions_are_completed_and_what_fails_is_reported_without_its_text(url
     assert (code, said) == (0, {"completed": 1, "failed": 0})
 
 
-def test_an_answer_in_place_of_the_endpoints_is_none(url: str, run: Run) -> None:
+def test_an_answer_from_outside_of_the_endpoint_does_not_count(url: str, run: Run) -> None:
     abandoned(make_starlette())
     code, [said], errors = run("--complete", f"{HERE}:make_guarded()", "--once")
     assert (code, said["completed"], said["failed"]) == (1, 0, 1)
@@ -215,7 +215,7 @@ def test_an_application_may_leave_it_to_the_worker(url: str) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(1, "ok"), (31, "ok"), (90, "warning")])
-def test_a_doctor_finds_what_nobody_brings_to_its_end(seconds: int, level: str, tmp_path: Path) -> None:
+def test_doctor_finds_executions_without_a_completer(seconds: int, level: str, tmp_path: Path) -> None:
     """Not what has its holder, nor what a completer may be about to find."""
     clock = SettableClock()
     with closing(Engine(sqlite_backend(SqliteDriver(str(tmp_path / "shop.db"), clock=clock), 5.0))) as engine:

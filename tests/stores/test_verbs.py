@@ -53,7 +53,7 @@ class Noting:
 
 
 @pytest.mark.parametrize("method", verbs.USES)
-def test_a_verb_asks_for_the_method_it_stands_for(method: str) -> None:
+def test_a_verb_calls_its_method(method: str) -> None:
     [verdict] = MemoryWorld().do(partial(MemoryStore().claim, (verbs.MINE,)))
     assert isinstance(verdict, Proceed)
     for name in verbs.USES[method]:

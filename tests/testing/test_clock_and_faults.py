@@ -34,7 +34,7 @@ from semel.testing.faults import (
 from semel.testing.interleave import Act, MemoryWorld, interleavings
 
 
-def test_a_clock_stands_still_until_it_is_moved() -> None:
+def test_a_clock_does_not_move_by_itself() -> None:
     clock = SettableClock()
     assert clock() == clock() == START_US
     assert clock.advance(5) == START_US + 5
@@ -146,7 +146,7 @@ def migrated_again(folder: Path) -> FaultyBackend:
     return faulty_sqlite(str(folder / "semel.db"), SettableClock(), faults)
 
 
-def test_the_upkeep_of_a_dead_process_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_upkeep_of_a_dead_process_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread for whom nobody waits is not told of its death: it would die of that loudly, in somebody's next test."""
     loud: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda raised: loud.append(raised.exc_type))

@@ -106,7 +106,7 @@ def test_an_unknown_store_is_refused(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*semel_store takes names of stores, 'memory' or 'sqlite'; it has*"])
 
 
-def test_time_passes_when_the_test_says_so(pytester: pytest.Pytester) -> None:
+def test_time_passes_when_the_test_moves_the_clock(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """

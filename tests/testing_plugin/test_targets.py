@@ -315,7 +315,7 @@ def test_a_declared_function_knows_its_engine_and_its_policy(effects: Any, engin
     everything(assert_idempotent(charge, arguments={"amount": 5}, other_caller=other, effects=provider.charges))
 
 
-def test_a_declared_function_whose_key_stands_in_its_arguments(engine: Engine, provider: Provider) -> None:
+def test_a_declared_function_whose_key_is_in_its_arguments(engine: Engine, provider: Provider) -> None:
     @command(engine, "orders.pay", key="order.id", caller="order.customer")
     def pay(order: dict[str, Any]) -> int:
         return provider.charge(order["amount"])

@@ -40,7 +40,7 @@ RULES = {  # mypy's kinds of errors, and what Pyright calls them
 }
 
 
-def test_mypy_reads_the_two_files_and_refuses_an_ignored_error_that_is_none() -> None:
+def test_mypy_reads_the_two_files_and_refuses_an_unused_ignore() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
     assert settings["strict"]  # which warns of unused ignores
     assert "tests" in settings["files"]

@@ -89,7 +89,7 @@ async def scenario(end: Callable[[Yielding, LongPurge, Heard, asyncio.Task[None]
         assert store.chunks == chunks  # nothing of it goes on
 
 
-def test_a_lapse_is_told_while_a_purge_goes_on_and_the_purge_comes_to_its_end() -> None:
+def test_a_lapse_is_reported_during_a_purge_and_the_purge_ends() -> None:
     async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
         store.over = True
         await heard.of("purged").wait()

@@ -129,7 +129,7 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert [self.ask("/atomic", {"do": "busy"}).status_code for _ in range(2)] == [429, 429]
         assert (effects(), self.state()) == ([], None)
 
-    def test_a_view_that_goes_on_after_a_failed_statement_is_told_as_its_error_and_no_outage(self) -> None:
+    def test_a_view_that_goes_on_after_a_failed_statement_gets_its_error_and_no_outage(self) -> None:
         answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
         assert [each.status_code for each in answers] == [500, 500]
         assert not any("Semel-Code" in each.headers for each in answers)
@@ -186,7 +186,7 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         second = self.ask("/atomic", {"what": "a"})
         assert (second.status_code, second.headers["Idempotency-Replayed"], effects()) == (201, "true", ["a"])
 
-    def test_a_form_with_a_file_counts_as_it_came_whoever_has_read_it(self) -> None:
+    def test_a_form_with_a_file_counts_as_it_came_even_after_it_was_read(self) -> None:
         def form(note: str) -> dict[str, Any]:
             return {"note": note, "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
 
@@ -300,7 +300,7 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         self.twice("/things/5")
         assert self.ask("/things/6").status_code == 422
 
-    def test_a_user_without_a_primary_key_is_nobody_in_particular(self) -> None:
+    def test_a_user_without_a_primary_key_is_refused(self) -> None:
         request = SimpleNamespace(user=SimpleNamespace(is_authenticated=True, pk=None))
         with self.assertRaisesMessage(ConfigurationError, "no primary key"):
             _caller_of(None, "single")(request)

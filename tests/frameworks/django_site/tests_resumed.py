@@ -53,7 +53,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
 
         return asyncio.run(story())
 
-    def test_the_client_is_told_where_to_look_and_gets_the_answer_later(self) -> None:
+    def test_the_client_gets_a_status_link_and_the_answer_later(self) -> None:
         first = self.ship()
         assert (first.status_code, first.headers["Preference-Applied"]) == (202, "respond-async")
         assert first.headers["X-Outer"] == "seen"
@@ -123,7 +123,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         with override_settings(SEMEL={"RESUMED_USER": 7}), pytest.raises(ConfigurationError, match="of a Caller"):
             site()
 
-    def test_an_async_view_is_told_202_and_gone_on_with_too(self) -> None:
+    def test_an_async_view_is_answered_202_and_completed_too(self) -> None:
         async def ask(headers: Any = ASYNC) -> Any:
             given = {"Authorization": "Bearer alice", "Idempotency-Key": self.key, **headers}
             body = json.dumps({"what": "parcel"})

@@ -107,7 +107,7 @@ def test_a_key_is_its_callers_own(door: Door) -> None:
 
 
 @shows(Feature.REPLAY)
-def test_whoever_has_no_name_is_told_nothing(door: Door) -> None:
+def test_an_unknown_caller_learns_nothing(door: Door) -> None:
     what, key = fresh(), fresh()
     assert door.ask("/pay", {"what": what}, key=key, caller=None).status == 401
     assert (door.effects(what), door.state(key)) == (0, None)
@@ -366,7 +366,7 @@ def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(door: Door)
 
 
 @shows(Feature.ACCEPTED)
-def test_a_client_that_does_not_wait_is_told_where_to_look(door: Door) -> None:
+def test_a_client_that_does_not_wait_gets_a_status_link(door: Door) -> None:
     body, key = {"what": fresh()}, fresh()
     first = door.ask("/ship", body, key=key, Prefer="respond-async")
     assert (first.status, first.headers["preference-applied"]) == (202, "respond-async")
