@@ -69,7 +69,7 @@ INVARIANTS: Final = (
         "I6 progress",
         "A key blocked for longer than its lease reads UNKNOWN and is visible to operators, a second later at most.",
         (
-            "tests/worker/test_reaper.py::test_it_is_visible_within_the_lease_and_one_second",
+            "tests/worker/test_reaper.py::test_a_lapse_is_visible_within_the_lease_and_one_second",
             "tests/crash/test_kill.py::test_kills",
             "a_lapse_makes_the_unknown_visible",
         ),

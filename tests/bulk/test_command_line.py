@@ -42,7 +42,9 @@ def said(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("scoped", [True, False])
-def test_it_is_found_by_its_key_and_says_how_far_it_is(url: str, operation: str, capsys: Capture, scoped: bool) -> None:
+def test_show_finds_a_bulk_by_its_key_and_prints_its_progress(
+    url: str, operation: str, capsys: Capture, scoped: bool
+) -> None:
     scope = ["--tenant", "default", "--caller", "alice", "--operation", "count"] if scoped else []
     code, out, _ = said(capsys, "monday", *scope, "--items", "all", "--url", url)
     assert code == 0

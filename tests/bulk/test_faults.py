@@ -27,7 +27,9 @@ def _count(item: BulkItem) -> None:
 
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS)
-def test_at_every_ask(kind: Kind, when: When, once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_at_every_ask(
+    kind: Kind, when: When, once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("semel.bulk.flow.retry_seconds", lambda tried, jitter: 0.0)
     empty = tmp_path / "empty.db"
     sqlite_home(str(empty))

@@ -65,7 +65,7 @@ def test_every_record_once_newest_first_over_many_pages(
         (["--lapsed"], {"held"}),
     ],
 )
-def test_it_is_filtered_as_a_list_is(semel: Run, shelf: Shelf, arguments: list[str], keys: set[str]) -> None:
+def test_an_export_is_filtered_as_a_list_is(semel: Run, shelf: Shelf, arguments: list[str], keys: set[str]) -> None:
     ids = {
         shelf.succeeded("old", caller="bob"): "old",
         shelf.unknown("lost"): "lost",

@@ -116,7 +116,7 @@ def test_what_is_known_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
         assert state in ran.document["error"]
 
 
-def test_it_is_settled_once(semel: Run, shelf: Shelf) -> None:
+def test_settle_refuses_a_second_settlement(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     assert semel("settle", operation_id, "--succeeded", "--no-answer", "--reason", "first").code == 0
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "second").code == 1

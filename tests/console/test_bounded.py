@@ -41,12 +41,12 @@ def test_a_filter_looks_at_so_many_and_the_link_leads_to_the_rest(
     walks_to_the_rare_one(engine, monkeypatch)
 
 
-def test_so_it_is_on_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_reads_on_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(mariadb_home().backend("pymysql")) as engine:
         walks_to_the_rare_one(engine, monkeypatch)
 
 
-def test_so_it_is_on_redis_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_reads_on_redis_and_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Engine(redis_subject("127.0.0.1", redis.valkey(), redis.prefix(), SettableClock()).backend)
     stored.migrate()
     with stored as engine:  # it looks at some of each of its 64 parts

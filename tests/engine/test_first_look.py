@@ -60,7 +60,7 @@ def looks(counting: Counting) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
-def test_it_looks_once(mode: Mode, policy: Policy, file: Path) -> None:
+def test_the_first_claim_looks_once(mode: Mode, policy: Policy, file: Path) -> None:
     counting = Counting()
     with closing(Shell(mode, sqlite(file), observer=counting)) as shell:
         assert looks(counting) == 0

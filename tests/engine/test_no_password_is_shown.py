@@ -19,7 +19,7 @@ URLS = (
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_it_is_in_no_representation(url: str) -> None:
+def test_no_repr_contains_the_password(url: str) -> None:
     backend = connect_backend(url)
     assert "geheim" not in repr(backend) + repr(backend.driver) + repr(backend.driver.server)
     assert "geheim" not in hide_password(url)

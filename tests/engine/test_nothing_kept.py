@@ -80,7 +80,7 @@ async def use_async(engine: AsyncEngine, numbers: range) -> int:
     return held(engine)
 
 
-def test_on_threads(tmp_path: Path) -> None:
+def test_nothing_is_kept_on_threads(tmp_path: Path) -> None:
     engine = Engine(sqlite(tmp_path / "semel.db"), observer=Silence())  # the default one remembers 1,000 warnings
     engine.migrate()
     with engine:
@@ -88,7 +88,7 @@ def test_on_threads(tmp_path: Path) -> None:
         assert use(engine, range(12, 72)) <= before + 5
 
 
-def test_on_a_loop(tmp_path: Path) -> None:
+def test_nothing_is_kept_on_a_loop(tmp_path: Path) -> None:
     async def scenario() -> tuple[int, int]:
         engine = AsyncEngine(sqlite(tmp_path / "semel.db"), observer=Silence())
         await engine.migrate()

@@ -22,7 +22,7 @@ def questions() -> list[list[str]]:
     return [[cell.replace("\0", "|") for cell in row] for row in cells]
 
 
-def test_there_are_eight() -> None:
+def test_there_are_eight_questions() -> None:
     assert len(questions()) == 8
 
 

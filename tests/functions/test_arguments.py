@@ -176,7 +176,7 @@ def test_a_call_without_a_key_runs_unprotected_where_that_is_declared(stage: Sta
         (lambda order: Caller("acme", order.customer), "acme", "c-1"),
     ],
 )
-def test_who_calls(stage: Stage, caller: Any, tenant: str, id: str) -> None:
+def test_callers_of_a_function(stage: Stage, caller: Any, tenant: str, id: str) -> None:
     once = stage.command(lambda order: 1, key="order.id", caller=caller)
     once(Order("A"))
     assert (once.record(Order("A")).tenant, once.record(Order("A")).caller) == (tenant, id)

@@ -301,7 +301,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("rule", BREACHES, ids=lambda rule: rule.__name__)
-def test_the_source_keeps(rule: Rule) -> None:
+def test_the_source_keeps_the_rule(rule: Rule) -> None:
     modules = semel_modules()
     assert "semel.errors" in modules  # the tree was found
     assert list(rule(modules)) == []

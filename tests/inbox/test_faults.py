@@ -28,7 +28,7 @@ def _stumble(message: Message) -> None:
 
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS)
-def test_at_every_ask(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+def test_a_fault_at_every_ask(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     sqlite_home(str(empty))
     for fault in every_fault(kind, when, once=once):

@@ -51,7 +51,7 @@ def test_the_classic_mistakes_are_there() -> None:
     assert {mutant.name for mutant in MUTANTS}.issuperset(NAMED.values())
 
 
-def test_there_are_enough_and_each_says_what_it_is() -> None:
+def test_there_are_enough_mutants_and_each_is_described() -> None:
     assert len(MUTANTS) >= 30
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert {mutant.part for mutant in MUTANTS} == set(PARTS)  # every part earns its place

@@ -148,7 +148,7 @@ def test_a_topic_is_tried_after_longer_and_longer_until_one_of_them_is_back() ->
     assert away.wait_seconds(102.0) == float("inf")
 
 
-def test_so_many_topics_and_no_more_are_passed_over() -> None:
+def test_a_bounded_number_of_topics_is_passed_over() -> None:
     away = Away()
     assert away.met([f"t{n}" for n in range(AWAY_MAX)], (), 0.0, 1.0)
     assert not away.met(["one more"], (), 0.0, 1.0)

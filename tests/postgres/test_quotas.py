@@ -111,7 +111,7 @@ def test_a_retry_of_a_running_atomic_command_takes_no_place(make_fellow: MakeFel
     one.tell(_settling(one, permit))
 
 
-def test_one_that_waits_for_anothers_reference_takes_one_place(make_fellow: MakeFellow, outside: Outside) -> None:
+def test_a_claim_that_waits_for_a_reference_takes_one_place(make_fellow: MakeFellow, outside: Outside) -> None:
     """However often it looks meanwhile; and a plain command that meets a taken reference takes none."""
     holder, waiter = make_fellow(), make_fellow()
     permit = holder.tell(_claiming(holder, replace(command("a", policy=ATOMIC), business_ref="inv-1")))

@@ -14,7 +14,7 @@ from tests.servers.postgres import MARK_15, postgres15, schema
 pytestmark = MARK_15
 
 
-def test_it_is_that_server() -> None:
+def test_the_server_is_postgresql_15() -> None:
     with psycopg.connect(postgres15()) as connection:
         assert connection.info.server_version // 10_000 == 15
 

@@ -38,7 +38,7 @@ def lose(permit: Permit) -> Answer:
     raise TimeoutError
 
 
-def test_it_asks_and_settles(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_worker_asks_and_settles(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with Engine.connect(url) as engine, pytest.raises(TimeoutError):
         engine.run(WHAT, lose)
     assert main(["--url", url, "worker", "--once", "--reconcile", "reconciled_shop:ask", "--json"]) == 0

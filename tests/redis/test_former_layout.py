@@ -26,7 +26,7 @@ PREFIX: Final = "layout"
 SETTLED: Final = ("paid", "twice", "declined")
 
 
-def test_what_a_fleet_shares_is_what_it_was(own: int) -> None:
+def test_the_names_that_a_fleet_shares_have_not_changed(own: int) -> None:
     with Redis(port=own) as client:
         client.flushall()
     assert written(own) == json.loads(FORMER.read_text("utf-8"))

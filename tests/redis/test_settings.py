@@ -54,7 +54,7 @@ def test_a_server_that_forgets_is_refused_for_external_operations(forgetful: Run
     assert accepted.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
 
 
-def test_it_is_refused_where_operations_are_declared(forgetful: Running, opened: Opens) -> None:
+def test_a_server_that_forgets_is_refused_at_declaration(forgetful: Running, opened: Opens) -> None:
     """Declared before the engine is opened: at its opening. Afterwards: where it is declared."""
     shell = opened(forgetful.port, ready=False)
     shell.engine.core.needs.declare("orders.create", IDEMPOTENT)

@@ -53,7 +53,7 @@ def test_a_url_is_parsed_into_its_parts(url: str, nodes: tuple[Node, ...], optio
     assert found.tls is url.startswith("rediss")
 
 
-def test_its_options() -> None:
+def test_options_of_a_url() -> None:
     made = connect_backend(
         "redis://h?prefix=shop&wait_replicas=2&wait_seconds=0.5&connections_max=3&patience_seconds=2&persistence=none"
     )

@@ -89,14 +89,14 @@ def test_a_bulk_passes_every_required_test(effects: Any, semel_engine: Engine, s
 
 @sqlite
 @pytest.mark.parametrize("effects", ["idempotent", "atomic"])
-def test_an_async_one_too(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_async_bulk_function(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     payer = Payer(semel_database, effects)
     report = payer.tried(payer.async_target(semel_async_engine))
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
 
 
 @sqlite
-def test_one_over_http(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_a_bulk_over_http(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     payer = Payer(semel_database, "idempotent")
     app, semel = FastAPI(title="bills"), Semel(semel_async_engine, caller=single_caller)
 

@@ -73,7 +73,7 @@ def test_the_names_are_those_of_the_requirement() -> None:
     )
 
 
-def test_each_says_why() -> None:
+def test_each_required_check_has_its_reason() -> None:
     for test in TestPayments.checks():
         assert test.why.endswith(".")
         assert len(test.why.split()) > 15

@@ -268,7 +268,7 @@ def test_they_agree_on_broken_documents(document: str, start: int, end: int) -> 
 @given(
     st.text('{}[]":,\\u0dD8-+.eE19 \n\tntrue', max_size=30) | st.binary(max_size=20).map(lambda b: b.decode("latin-1"))
 )
-def test_they_agree_on_noise(noise: str) -> None:
+def test_fast_and_slow_ways_agree_on_noise(noise: str) -> None:
     agree(noise.encode("latin-1", "replace"), 3)
 
 

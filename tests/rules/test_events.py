@@ -66,7 +66,7 @@ def test_an_event_is_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("topic", ["a", "A-z_9", "a.b.c", "x" * 249])
-def test_topics(topic: str) -> None:
+def test_valid_topics(topic: str) -> None:
     assert made(topic).topic == topic
 
 

@@ -74,7 +74,7 @@ def test_a_holders_own_report_is_recognised(doubt: str | None, code: str | None,
 
 
 @pytest.mark.parametrize("answer", [OK, None])
-def test_it_happened(answer: Answer | None) -> None:
+def test_a_finding_that_it_happened(answer: Answer | None) -> None:
     found = SucceededWith(answer, ("order", "7"), "invoice 7")
     wanted = believed(ROW, True, "invoice 7", answer=answer, resource_type="order", resource_id="7", forced=False)
     assert judged(found, ROW, OVER) == wanted

@@ -84,7 +84,7 @@ def test_a_body_that_says_nothing_for_certain(body: bytes) -> None:
         of("body:/a").find((), body)
 
 
-def test_as_a_key() -> None:
+def test_a_reference_as_the_key() -> None:
     assert of("path:orderId").key(PARAMS, b"") == of("body:/order/id").key((), BODY) == "A-1"
     with pytest.raises(MissingKey, match="takes its key from the path parameter 'x', which is missing; send it"):
         of("path:x").key(PARAMS, b"")
@@ -93,7 +93,7 @@ def test_as_a_key() -> None:
             of(f"path:{name}").key(PARAMS, b"")
 
 
-def test_as_a_reference() -> None:
+def test_a_business_reference_from_the_request() -> None:
     assert of("path:spaced").reference(PARAMS, b"") == "a b"
     assert of("body:/order/n").reference((), BODY) == "42"
     with pytest.raises(InvalidBody, match="path parameter 'x' is this command's business reference, and it is missing"):

@@ -107,7 +107,7 @@ def test_mistakes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert "error: argument" in capsys.readouterr().err
 
 
-def test_as_a_module() -> None:
+def test_simulate_runs_as_a_module() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "verification.simulate", "--help"], capture_output=True, text=True, check=True
     )

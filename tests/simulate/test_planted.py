@@ -256,7 +256,7 @@ def a_failed_look_says_that_nothing_ran(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.no_cover  # a hundred schedules and more for each; the other modules measure the simulator
 @pytest.mark.parametrize("name", PLANTED)
-def test_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[name](monkeypatch)
     first = BEGIN_AT.get(name, 0)
     found = search(range(first, first + SEEDS_MAX), shape=Shape(sqlite=0.0))

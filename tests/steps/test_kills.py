@@ -53,7 +53,7 @@ def rows(url: str) -> int:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_at(point: str, url: str, tmp_path: Path) -> None:
+def test_a_worker_killed_at_every_point(point: str, url: str, tmp_path: Path) -> None:
     log = tmp_path / "effects"
     log.touch()
     died = subprocess.run([sys.executable, "-m", "tests.steps.dying", url, schema(), str(log), point], check=False)

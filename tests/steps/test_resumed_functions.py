@@ -96,7 +96,7 @@ def test_a_call_is_brought_to_its_end_with_its_arguments(engine: Engine) -> None
     assert seen == [(*given[:3], engine, given[3]), (*given[:3], None, given[3])]
 
 
-def test_on_an_event_loop_too(engine: Engine, tmp_path: Path) -> None:
+def test_a_function_is_resumed_on_an_event_loop_too(engine: Engine, tmp_path: Path) -> None:
     async def story() -> None:
         async with AsyncEngine.connect(f"sqlite:///{tmp_path}/shop.db") as loops:
 

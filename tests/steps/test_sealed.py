@@ -104,7 +104,7 @@ async def _with_step(run: Run) -> Answer:
 
 @pytest.mark.parametrize("ends", [_answers, _refuses, _is_settled_by_an_operator])
 @pytest.mark.parametrize("kind", SERVERS)
-def test_it_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], world: World) -> None:
+def test_the_kept_request_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], world: World) -> None:
     process, permit = claim(world)
     assert held(world.process()) == [SECRET]
     ends(process, permit)

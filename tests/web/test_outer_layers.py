@@ -148,7 +148,7 @@ def test_an_outer_layer_that_is_cancelled_leaves_no_error(way: str, chunks: list
     run(test)
 
 
-def test_nor_does_a_request_that_is_no_command() -> None:
+def test_a_cancelled_request_that_is_no_command_is_not_reported() -> None:
     async def test(stage: Stage) -> None:
         app = stage.inside()
         scope, receive = posted()

@@ -111,7 +111,7 @@ def test_the_first_exception_is_the_one_that_is_reported(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("more", [[], [b"by", b"e"]])
-def test_write(engine: Engine, more: list[bytes]) -> None:
+def test_the_write_callable_of_start_response(engine: Engine, more: list[bytes]) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         write = start_response("201 Created", [("Content-Type", "text/plain")])
         write(b"good")

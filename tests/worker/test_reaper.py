@@ -121,7 +121,7 @@ def test_more_than_a_chunk_is_reaped_at_once(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_it_is_visible_within_the_lease_and_one_second(tmp_path: Path) -> None:
+def test_a_lapse_is_visible_within_the_lease_and_one_second(tmp_path: Path) -> None:
     async def scenario() -> float:
         heard = Heard("unknown")
         engine = AsyncEngine.connect(f"sqlite:///{tmp_path / 'semel.db'}", observer=heard)
