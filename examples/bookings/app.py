@@ -65,7 +65,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 async def authenticate(request: Request, authorization: str = Header("")) -> None:
-    """The token is the name: this authenticates nobody, it shows where you would."""
+    """The token is the name: replace this by your authentication."""
     if authorization not in ("Bearer alice", "Bearer bob"):
         raise HTTPException(401, "send Authorization: Bearer alice (or bob)")
     request.state.caller = authorization.removeprefix("Bearer ")

@@ -1,6 +1,6 @@
 """The bulk command over HTTP: ``POST /cases/approvals`` takes the list, as a JSON array or as JSON lines.
 
-``uvicorn examples.cases.app:app --port 8000`` serves it. Whoever approves is named by a bearer token, which a real
+``uvicorn examples.cases.app:app --port 8000`` serves it. A bearer token names the approver, which a real
 application would check.
 """
 
@@ -17,7 +17,7 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 
 
 def approver(request: Request) -> Caller | None:
-    """Who asks: nobody without a token."""
+    """Who asks: None without a token."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return Caller("default", token) if scheme == "Bearer" and token else None
 

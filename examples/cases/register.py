@@ -20,7 +20,7 @@ FILE = URL.removeprefix("sqlite:///")
 
 
 def fill(count: int) -> None:
-    """Open cases, of which every 50th is being edited by somebody, and every 75th was rejected."""
+    """Open cases, of which every 50th is being edited, and every 75th was rejected."""
     with closing(sqlite3.connect(FILE)) as db, db:
         db.execute("CREATE TABLE IF NOT EXISTS cases (id TEXT PRIMARY KEY, state TEXT, locked_by TEXT)")
         db.execute("CREATE TABLE IF NOT EXISTS approvals (id INTEGER PRIMARY KEY, case_id TEXT, approved_by TEXT)")
@@ -37,7 +37,7 @@ def listed() -> list[str]:
 
 
 def approve(db: sqlite3.Connection, case: str, by: str) -> str:
-    """Approve a case; the approval's id. Whoever gives the connection commits. Raises ItemFailed."""
+    """Approve a case; the approval's id. The caller commits the connection. Raises ItemFailed."""
     row = db.execute("SELECT state, locked_by FROM cases WHERE id = ?", (case,)).fetchone()
     if row is None or row[0] != "open":
         raise ItemFailed("NOT_OPEN", written=False)
@@ -49,7 +49,7 @@ def approve(db: sqlite3.Connection, case: str, by: str) -> str:
 
 
 def unlock() -> None:
-    """Whoever was editing is done."""
+    """End the editing of a case."""
     with closing(sqlite3.connect(FILE)) as db, db:
         db.execute("UPDATE cases SET locked_by = NULL")
 

@@ -9,7 +9,7 @@ from rest_framework.authentication import BaseAuthentication
 
 
 class Bearer(BaseAuthentication):  # type: ignore[misc]  # it ships no types
-    """The token is the name: this authenticates nobody, it shows where you would."""
+    """The token is the name: replace this by your authentication."""
 
     def authenticate(self, request: Any) -> Any:
         name = request.headers.get("Authorization", "").removeprefix("Bearer ")

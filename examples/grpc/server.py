@@ -27,7 +27,7 @@ charges: list[str] = []  # stands for your payment provider
 
 
 def caller(call: Any) -> Caller | None:
-    """The account is the name: this authenticates nobody, it shows where you would."""
+    """The account is the name: replace this by your authentication."""
     account = call.metadata.get("account")
     return Caller("shop", account) if account in ("alice", "bob") else None
 
@@ -48,7 +48,7 @@ def charge(request: Any, context: Any) -> Any:
 
 
 def main() -> None:
-    """Serve until the process is told to end."""
+    """Serve until SIGTERM or Ctrl-C."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--port", type=int, default=8000)
     port = options.parse_args().port
@@ -70,7 +70,7 @@ def main() -> None:
         name: grpc.unary_unary_rpc_method_handler(method, RequestInfo.FromString, Status.SerializeToString)
         for name, method in (("Book", book), ("Charge", charge))
     }
-    server = grpc.server(ThreadPoolExecutor(8), interceptors=[once])  # last: what authenticates stands before it
+    server = grpc.server(ThreadPoolExecutor(8), interceptors=[once])  # last: authentication comes before it
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     ended = threading.Event()

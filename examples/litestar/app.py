@@ -28,7 +28,7 @@ mails: list[str] = []  # stands for your mail provider
 
 
 def token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """The token is the name: this authenticates nobody, it shows where you would."""
+    """The token is the name: replace this by your authentication."""
     return connection.headers.get("Authorization", "").removeprefix("Bearer ")
 
 

@@ -1,6 +1,6 @@
 """The relay: ``python -m examples.orders.relay`` tells the warehouse of every event that is waiting, and ends.
 
-``semel worker --sink python:examples.orders.warehouse:deliver`` does the same until it is told to stop. Here the lease
+``semel worker --sink python:examples.orders.warehouse:deliver`` does the same until it is stopped. Here the lease
 is short: what a relay was about when it was killed is taken over two seconds later, not ten.
 """
 

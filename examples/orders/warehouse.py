@@ -1,4 +1,4 @@
-"""The warehouse: another system, with a database of its own, which is told of every order.
+"""The warehouse: another system with its own database, which gets every order.
 
 The relay calls ``deliver`` for each event, at least once and always under the same id: an event that it was told of
 before changes nothing. ``python -m examples.orders.warehouse`` says what it has. ``WAREHOUSE_DIES=1`` ends the process

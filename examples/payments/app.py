@@ -1,6 +1,6 @@
 """Payments: reserve, charge, receipt. Each is a step: recorded, made once, and never made again in the dark.
 
-The charge is somebody else's: where its answer is lost, the payment is UNKNOWN until the reconciler has asked the
+Another system makes the charge: if its answer is lost, the payment is UNKNOWN until the reconciler has asked the
 provider. ``SEMEL_URL`` names the database, which holds the payments too.
 """
 
@@ -31,7 +31,7 @@ class PaymentIn(BaseModel):
 
 
 async def authenticate(request: Request, authorization: str = Header("")) -> None:
-    """The token is the name: this authenticates nobody, it shows where you would."""
+    """The token is the name: replace this by your authentication."""
     if authorization not in ("Bearer alice", "Bearer bob"):
         raise HTTPException(401, "send Authorization: Bearer alice (or bob)")
     request.state.caller = authorization.removeprefix("Bearer ")

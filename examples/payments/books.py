@@ -1,4 +1,4 @@
-"""The shop's books: rows in the database that has Semel's tables too. Whoever gives the connection commits."""
+"""The shop's books: rows in the database that has Semel's tables too. The caller commits the connection."""
 
 from __future__ import annotations
 

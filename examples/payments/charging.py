@@ -26,7 +26,7 @@ class Charge(BaseModel):
 async def charge(key: str, amount: int, currency: str, card: str) -> Charge:
     """Charge a card.
 
-    Raises NothingHappened where the provider was not reached, and httpx.HTTPError where nobody knows what happened.
+    Raises NothingHappened where the provider was not reached, and httpx.HTTPError where the outcome is open.
     """
     wanted = {"amount": amount, "currency": currency, "card": card}
     async with httpx.AsyncClient(base_url=URL, timeout=SECONDS) as client:

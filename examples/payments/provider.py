@@ -1,9 +1,9 @@
-"""A payment provider: somebody else's system, with a process and a ledger of its own, and the habits of real ones.
+"""A payment provider: another company's system, with its own process and ledger, and the habits of real ones.
 
 Its test cards say how it behaves, as those of real providers do:
 
 - ``tok_good`` is charged and answered.
-- ``tok_slow`` is charged, and the answer never comes: whoever asked hangs up.
+- ``tok_slow`` is charged, and the answer never comes: the client hangs up.
 - ``tok_lost`` is lost on its way in: nothing is charged, and no answer comes.
 - ``tok_declined`` is refused: a definite no.
 

@@ -1,4 +1,4 @@
-"""The reconciler: asks the provider what became of payments whose outcome nobody could prove, and settles them.
+"""The reconciler: asks the provider what became of payments whose outcome is UNKNOWN, and settles them.
 
 ``python -m examples.payments.reconcile`` asks once about each that is due. In production ``Reconciling`` goes on beside
 the application (``async with Reconciling(engine, [ask_provider]):``), or in a worker.

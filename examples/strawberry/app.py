@@ -42,7 +42,7 @@ class Pledge(Base):
 
 
 def user_of(info: strawberry.Info) -> str:
-    """The token is the name: this authenticates nobody, it shows where you would."""
+    """The token is the name: replace this by your authentication."""
     return str(info.context["request"].headers.get("Authorization", "").removeprefix("Bearer "))
 
 
