@@ -239,8 +239,8 @@ def weakness(key: str) -> Weakness | None:
         key: a key from `parse_key`.
 
     Returns:
-        "email" for what looks like an address and "card" for what looks like a card's number: both say who somebody
-        is, to everybody who reads a key, and come again with his next wish. "short" below 16 characters; "digits" for
+        "email" for what looks like an address and "card" for what looks like a card's number: both tell who the caller
+        is to every reader of the key, and repeat with the next order. "short" below 16 characters; "digits" for
         digits alone (a counter or a clock); "repeated" for at most four distinct characters. Weak keys are counted,
         never refused: refusing is what `KeyFormat` is for.
 

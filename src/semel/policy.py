@@ -29,7 +29,7 @@ FINGERPRINT_BYTES: Final = 32
 _TEXTS: Final = (str, str, str)
 _NOTHING_MORE: Final = (None, None, None, None)
 LEASE_SECONDS_MIN: Final = 1.0  # renewed every third: below a second, scheduling noise would lapse living holders
-REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects where nothing else is said: a year
+REFERENCE_SECONDS: Final = 366 * 86_400.0  # how long a business reference protects by default: a year
 SPANS_MAX: Final = {  # seconds; more is a span in milliseconds, or a mistake
     "lease_seconds": 3600,
     "deadline_seconds": 2 * 86_400,
@@ -159,7 +159,7 @@ class Policy:
             versions are recognised without being named.
         lease_seconds: how long a holder is believed alive without renewing; renewed every third of it.
         deadline_seconds: how long a handler may run; renewal ends there.
-        wait_seconds: how long a duplicate waits for the running command before it is told so.
+        wait_seconds: how long a duplicate waits for the running command before it is refused.
         answer_seconds: how long the answer is replayed, counted from settlement.
         tombstone_seconds: how long the fact is remembered, counted from settlement.
         operation_seconds: how long the operation (its id, business reference, state and result) is remembered once it

@@ -15,7 +15,7 @@ from semel.core.model import OVER_STATES, Allowance, QuotaExceeded, State
 from semel.errors import PolicyError
 
 SLICES: Final = 20  # of a window: keys older than a window and one slice no longer count
-UNSEEN_US: Final = 60_000_000  # how long a record that nobody sees yet may be on its way to its commit
+UNSEEN_US: Final = 60_000_000  # how long an uncommitted record may be on its way to its commit
 COUNT_MAX: Final = 10_000_000
 AT_ONCE_MAX: Final = 1_000  # of one caller: each new key may have to look at as many records
 SECONDS_MAX: Final = 31 * 86_400
@@ -151,7 +151,7 @@ def _is_open(each: tuple[bytes, int], states: States, now: int) -> bool:
 def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
     """The usage at this time: slices that are over have left.
 
-    A clock that goes back frees nothing. By more than a window, the slices go back with it, so that nobody is refused
+    A clock that goes back frees nothing. By more than a window, the slices go back with it, so that no claim is refused
     until it has caught up; so they do where the window was declared anew.
     """
     newest = now // allowance.slice_us

@@ -97,7 +97,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class DigestField:
-    """The request's own Content-Digest field stands for the body, which is checked against it.
+    """The request's own Content-Digest field replaces the body, which is checked against it.
 
     The digest is that of the content as received, before any content coding is undone. sha-256 counts where both it
     and sha-512 are given; both are checked.

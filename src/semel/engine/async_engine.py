@@ -60,7 +60,7 @@ class AsyncEngine:
     Parameters: ``backend`` (or use :meth:`connect` with a URL); ``observer`` of events; ``id_secret`` at
     least 16 bytes, never rotated, makes record ids an HMAC; ``waiters_max`` and ``waiters_per_caller_max``
     bound how many duplicates may wait at once; ``confirm_seconds`` how long a settlement is repeated
-    before the caller is told that the outcome is not known; ``sealer`` such as a
+    before the outcome is reported as unknown; ``sealer`` such as a
     :class:`~semel.sealing.sealer.Sealer`, for the requests that are kept of resumable operations.
 
     >>> import asyncio
@@ -148,7 +148,7 @@ class AsyncEngine:
         return await self._performer.store_call(verb, make)
 
     async def claim(self, command: Command, *, wait_seconds: float | None = None) -> AsyncPermit | Refusal:
-        """Reserve the command's key: a :class:`Permit`, or the verdict that stands in its way.
+        """Reserve the command's key: a :class:`Permit`, or the verdict that refuses it.
 
         Parameters: ``wait_seconds`` how long to wait for a running duplicate (the policy's by default).
 
@@ -189,7 +189,7 @@ class AsyncEngine:
     async def _claim_and_wait(
         self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None, verdict: Verdict | None
     ) -> AsyncPermit | Refusal:
-        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that stands in its way."""
+        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that refuses it."""
         core = self.core
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
@@ -271,13 +271,13 @@ class AsyncEngine:
             try:
                 verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
             except asyncio.CancelledError:
-                for open_unit in opened:  # whoever keeps the cancelled task would keep its locks
+                for open_unit in opened:  # a reference to the cancelled task would keep its locks
                     _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
                 raise
             return self.core.unit_claimed(claim, verdict, unit)
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
-        """The holder's last word. It is written even if the caller is cancelled meanwhile.
+        """Settle the command. The settlement is written even if the caller is cancelled meanwhile.
 
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
 
@@ -319,7 +319,7 @@ class AsyncEngine:
                 if permit.unit is not None:
                     raise
                 reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
-            except asyncio.CancelledError:  # nobody is left to hear whether the store has it
+            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
                 if permit.unit is None:
                     _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
                 raise
@@ -405,7 +405,7 @@ class AsyncEngine:
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):
-                # It was cancelled here, because somebody else holds the record; nobody has cancelled the caller.
+                # Semel cancelled the handler, because another attempt holds the record; the caller was not cancelled.
                 return superseded_result(await self.reread(permit))
             raise
         reply = await self.settle(permit, outcome_from(returned, policy, begun=permit.begun))

@@ -17,7 +17,7 @@ from semel.errors import ConfigurationError, SchemaError
 _PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
 _PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 MIGRATE: Final = "run: semel migrate"
-UNIT_RUNS_MAX: Final = 4  # an ATOMIC handler that meets a deadlock or a serialization failure each time is told so
+UNIT_RUNS_MAX: Final = 4  # runs of an ATOMIC handler that ends in a deadlock or a serialization failure each time
 
 _NO_UNITS = (
     "effects='atomic' needs a store in the same database as the handler's writes; {name} cannot hold both in one "
@@ -41,7 +41,7 @@ class Backend:
     joins_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     url: str = field(default="", repr=False)  # with its password
-    accepts_loss: bool = False  # said by whoever chose the store: it may forget, and EXTERNAL commands run on it
+    accepts_loss: bool = False  # declared by the operator: it may forget, and EXTERNAL commands run on it
     lane: Callable[[bytes], str] | None = None  # which calls, by record id, may share a round trip; None: all
 
     def check_atomic(self) -> None:

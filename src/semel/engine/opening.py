@@ -53,7 +53,7 @@ def introduction(core: Core, backend: Backend) -> Flow[None]:
 class FirstLook:
     """The check of an engine that was not opened, in ordinary threads: concurrent callers share it.
 
-    One that failed is repeated by whoever comes next.
+    One that failed is repeated by the next caller.
     """
 
     def __init__(self, core: Core, check: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class FirstLook:
                 look = self._look = self._look or mine
             if look is mine:
                 return self._perform(mine)
-            with suppress(CancelledError):  # interrupted, in its own thread: somebody else is next
+            with suppress(CancelledError):  # interrupted, in its own thread: another thread is next
                 return look.result()
 
     def _perform(self, mine: Future[None]) -> None:
@@ -114,7 +114,7 @@ class AsyncFirstLook:
             if look is None or look.get_loop() is not loop:
                 return await self._perform(loop.create_future())
             await asyncio.wait((look,))
-            if not look.cancelled():  # else its caller was, and somebody else is next
+            if not look.cancelled():  # else its caller was, and another one is next
                 return look.result()
 
     async def _perform(self, mine: asyncio.Future[None]) -> None:
@@ -124,7 +124,7 @@ class AsyncFirstLook:
         except Exception as error:
             self._end(mine)
             mine.set_exception(error)
-            mine.exception()  # where nobody came meanwhile, nobody asks for it
+            mine.exception()  # without a waiter, no one would retrieve it
             raise
         except BaseException:
             self._end(mine)

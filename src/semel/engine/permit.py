@@ -25,7 +25,7 @@ class Permit:
     """The right to run one command's handler, and what the handler may ask of Semel.
 
     ``attempt`` counts the grants of this record, ``generation`` grows only when an execution (not a step of one) was
-    settled as "did not happen", ``lost`` turns true when somebody else was granted the record.
+    settled as "did not happen", ``lost`` turns true when another attempt was granted the record.
     """
 
     # What most commands do not change is an attribute of the class.
@@ -35,7 +35,7 @@ class Permit:
     handler_thread: int | None = None  # where its handler has begun, in threads
     last_word: Outcome | None = None  # what the holder has asked to be settled
     lost = False
-    settling = False  # its last word is on its way: what a renewal says meanwhile means nothing
+    settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None
     emission: Emission | None = None  # None where the store keeps no events
@@ -130,14 +130,14 @@ class Permit:
             name: of the step, at most 100 bytes; ``ordinal`` tells steps of one name apart.
             call: makes the effect; its result is recorded as JSON, and what is returned went through that form. Async
                 engines await what it returns.
-            repeat: whether the call may be made again where nobody knows if it took effect: it gives the downstream
+            repeat: whether the call may be repeated while it is open whether it took effect: it gives the downstream
                 ``permit.key_for(name, ordinal)``, which deduplicates for the policy's ``dedup_for_seconds``.
             returns: the result's type, where the call's own annotation does not say it.
 
         Raises:
             StepError: the operation declares no steps, the name was used before, or the result cannot be recorded.
             StepInDoubt: the step had begun in a former run, and may not be repeated: the operation is UNKNOWN.
-            SupersededError: somebody else holds the record; the call was not made.
+            SupersededError: another attempt holds the record; the call was not made.
             StoreError: the start could not be recorded; the call was not made.
         """
         return self._book("step", name).step(name, call, ordinal, repeat=repeat, returns=returns)

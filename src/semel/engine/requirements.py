@@ -1,7 +1,7 @@
 """Check that the store and its server's settings meet the needs of the declared operations.
 
-EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nobody
-can tell. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream
+EXTERNAL needs records that outlive the server: where they are forgotten, a retry runs the command again, and nothing
+shows it. IDEMPOTENT does not: its derived keys are the same for a record that is made anew, so that the downstream
 tells the repetition. ATOMIC is checked beside the backend, which has units or has not.
 """
 

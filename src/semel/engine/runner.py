@@ -75,7 +75,7 @@ class AsyncPerformer:
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
-        from semel.steps.run import AsyncSteps  # with the forms of results, which nobody else needs here
+        from semel.steps.run import AsyncSteps  # with the forms of results, which only steps need
 
         return AsyncSteps(permit, self._backend, self)
 
@@ -128,7 +128,7 @@ class AsyncPerformer:
         return verdict
 
     def settle_one(self, word: Settlement) -> Awaitable[Settling]:
-        """A holder's last word, outside any unit."""
+        """Settle one command, outside any unit."""
         store = self._backend.store
         return self._settle_kept(word) if word.keeps else self.store_one("settle", store.settle, word)
 
@@ -217,7 +217,7 @@ class SyncPerformer:
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""
-        from semel.steps.run import SyncSteps  # with the forms of results, which nobody else needs here
+        from semel.steps.run import SyncSteps  # with the forms of results, which only steps need
 
         return SyncSteps(permit, self._backend, self)
 
@@ -254,7 +254,7 @@ class SyncPerformer:
         return verdict
 
     def settle_one(self, word: Settlement) -> Settling:
-        """A holder's last word, outside any unit."""
+        """Settle one command, outside any unit."""
         return (self.store_call("settle", settling(self._backend.store, word).make))[0]
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:

@@ -1,7 +1,7 @@
 """Store calls that no exception from outside cuts in half: threads of Semel's own for sync callers, a task for async.
 
 A time limit (Celery's, Dramatiq's, ``signal.alarm``) raises its exception between any two instructions of the thread
-that it is addressed to, also between the two that take a connection out of a pool and note that it was taken. Nobody
+that it is addressed to, also between the two that take a connection out of a pool and note that it was taken. No code
 addresses the threads of this module. A caller that is interrupted waits until its call has ended, which the store's
 own time-outs bound, and raises the exception then: at most one call of a thread is under way.
 
@@ -113,11 +113,11 @@ class _Lost(weakref.ref["Hold[Any]"]):
         """Undo the hold's value."""
         _open.pop(id(self), None)
         self.held.is_left = True
-        with suppress(Exception):  # nobody waits for it; what a store that is away does not undo ends with its lease
+        with suppress(Exception):  # no caller waits for it; what an absent store does not undo ends with its lease
             self.held.undo(None)
 
 
-_open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; a weak reference that nobody keeps says nothing
+_open: Final[dict[int, _Lost]] = {}  # of each hold that has not ended; a weak reference must be kept to call back
 
 
 class _Call(Generic[T]):
@@ -210,7 +210,7 @@ class _Threads:
             if self._count(-1) == 0 and not calls.empty():  # likewise
                 self._start()
             call.perform()
-            del call  # nobody but the caller may keep what it was given
+            del call  # only the caller may keep what it was given
             self._count(1)
 
     def serve_lost(self) -> None:

@@ -139,7 +139,7 @@ class Core:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
         self.observer: Observer = guarded(Silence() if observer is None else observer)
         self.observing = not isinstance(self.observer, Silence)
-        self._unknowns = UnknownOutcomes() if observer is None else None  # logged where nobody observes
+        self._unknowns = UnknownOutcomes() if observer is None else None  # logged without an observer
         self.id_secret = id_secret
         self.sealer = validate_sealer(sealer)
         self.draining = False
@@ -261,7 +261,7 @@ class Core:
             raise StoreUnavailable("this process is shutting down; retry with the same key")
 
     def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
-        """What an attempt has come to: the live permit of a grant, or the verdict that stands in its way."""
+        """The outcome of an attempt: the live permit of a grant, or the verdict that refuses it."""
         if self.observing or type(verdict) is OutcomeUnknown:
             self.tell_verdict(claim, verdict)
         if type(verdict) is not Proceed:

@@ -253,7 +253,7 @@ class Engine:
             return self.core.unit_claimed(claim, verdict, unit)
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
-        """The holder's last word. It is repeated while the store fails.
+        """Settle the command. The settlement is repeated while the store fails.
 
         Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
 
@@ -316,8 +316,8 @@ class Engine:
 
         Parameters: ``operation_id`` as ``permit.operation_id``, which the handler gave to the provider; ``outcome``
         ``SucceededWith(answer)``, ``RefusedWith(answer)``, ``DidNotHappen()`` or ``StepSucceeded(result)`` of
-        :mod:`semel.workers`; ``proof`` how it is known, and ``actor`` who says so, for the audit trail: up to 500
-        characters each; ``steps`` ends an execution that rests between its steps, since nobody has its key any more:
+        :mod:`semel.workers`; ``proof`` how it is known, and ``actor`` who reports it, for the audit trail: up to 500
+        characters each; ``steps`` ends an execution that rests between its steps, since its key is lost:
         of each step that had begun and not finished, whether it happened, such as ``{"mail": False}``.
 
         A report that comes again, or behind the handler's own answer, changes nothing where it agrees.

@@ -36,7 +36,7 @@ def connect_backend(url: str) -> Backend:
     takes ``?persistence=none``: EXTERNAL commands may run where its settings make it forget (docs/stores.md); on
     ``memory://`` it silences the warning that each process has its own.
 
-    A store of somebody else's package is found by its entry point of the group ``semel.stores``: a function of
+    A store of another package is found by its entry point of the group ``semel.stores``: a function of
     the URL that answers a :class:`~semel.engine.backend.Backend`.
 
     Raises:

@@ -85,7 +85,7 @@ class ResumedApp:
     ``route`` of the operation; ``state`` the application's lifespan state, which each run gets a shallow copy of, as
     each request does from its server: what the lifespan has yielded, or a function that returns it once it is known;
     ``claims`` whether the endpoint claims for itself: what answers in its place is then no answer of the operation.
-    False where ``app`` is what stands inside a middleware.
+    False where ``app`` is inside a middleware.
     """
 
     def __init__(

@@ -221,7 +221,7 @@ async def _await_end(task: asyncio.Future[None]) -> BaseException | None:
     return raised if isinstance(raised, BaseException) else None
 
 
-# --- what is said -----------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------
 
 
 def note_failures(loop: asyncio.AbstractEventLoop, note: Callable[[str], None]) -> None:

@@ -40,7 +40,7 @@ class KeptRequest(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """Stands in for the permit while an application is asked whether it would reach the endpoint."""
+    """Replaces the permit while an application is asked whether it would reach the endpoint."""
 
     command: Command
 

@@ -1,7 +1,7 @@
 """The completer: finishes executions whose clients have gone.
 
-It takes over executions of operations that are declared resumable, once nobody holds them, and gives their handlers the
-request that was kept. A takeover is a claim: several completers, and clients that retry, never run one execution
+It takes over executions of operations that are declared resumable, once they have no holder, and gives their handlers
+the kept request. A takeover is a claim: several completers, and clients that retry, never run one execution
 together. Operations that are not declared so never run without their client.
 """
 
@@ -101,7 +101,7 @@ class Completer(Loop):
         self.failed = 0  # runs here that raised; they are tried again
 
     def _new_threads(self) -> ThreadPoolExecutor:
-        # Of its own: handlers that take long would leave the loop's few threads to nobody, and nothing would be found.
+        # Its own: slow handlers would occupy all threads of the loop, and nothing would be found.
         return ThreadPoolExecutor(self._at_once, thread_name_prefix="semel-complete")
 
     @property
@@ -114,7 +114,7 @@ class Completer(Loop):
 
         Parameters: ``operation`` its name; ``policy`` as it is declared; ``handler`` is given the permit and the bytes
         that the command was made with as ``request``, and answers as the operation's own handler does. If it has an
-        async ``check(command, request)``, that is awaited before the claim; what it raises is told, and nothing runs.
+        async ``check(command, request)``, that is awaited before the claim; its error is reported, and nothing runs.
 
         Raises ConfigurationError: it is not declared resumable, or was registered before.
         """
@@ -304,7 +304,7 @@ def _check_next(permit: Permit, found: Abandoned) -> None:
 def _command(row: Record, kept: Operation | None, policy: Policy) -> Command:
     """The command of a record without its client: the key is unknown, so the record identifies it.
 
-    Its reference is in its operation's row from the claim on; the record has it only once somebody has settled it.
+    Its reference is in its operation's row from the claim on; the record has it only once it was settled.
     """
     return Command(
         scope=Scope(row.tenant, row.caller, row.operation),
