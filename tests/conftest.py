@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ordering import begin_first, is_busy, seats
+from tests.ordering import begin_first, seat_of, seats
 from tests.progress import Progress
 from tests.servers.needed import LeftOut
 from tests.servers.running import begin_run, end_run, in_memory, one_of
@@ -76,16 +76,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each core: the tests wait for more than half of their time, for a server, a lock, a lease or a
-    timeout that they are about. Of those that occupy the processor by themselves fewer run at a time, see below."""
-    return 2 * seats()
+    """Three workers for each core: the tests wait for half of their time, for a server, a lock, a lease or a timeout
+    that they are about. Of those that start processes, or compute for long, fewer run at a time, see below."""
+    return 3 * seats()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A test that starts processes of its own waits for a seat, before anything of it begins and no clock runs."""
     within_a_run = hasattr(item.config, "workerinput")
-    with one_of("seat", seats()) if within_a_run and is_busy(item.nodeid) else nullcontext():
+    kind = seat_of(item.nodeid) if within_a_run else None
+    with nullcontext() if kind is None else one_of(f"{kind}-seat", seats()):
         return (yield)
 
 

@@ -1,7 +1,8 @@
-"""Which tests occupy the processor by themselves, and in which order a run's workers begin them.
+"""Which tests start processes or compute for long, and in which order a run's workers begin them.
 
 A test mostly waits, so that a run has more workers than cores. Those below start servers, workers and killers of their
-own, and depend on how soon these are scheduled: at most one for each core runs at a time, beside tests that wait.
+own, and depend on how soon these are scheduled: at most one for each core runs at a time, beside tests that wait. Of
+those that mostly wait for their own processes, as many more run beside them: otherwise a core would wait with them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ BUSY: Final = (
     *("tests/steps/test_takeover.py*", "tests/steps/test_worker_completes.py*", "tests/web/test_slow_clients.py*"),
     *("tests/*/test_idle_*.py*", "tests/*/test_interrupt*.py*", "tests/engine/test_forks.py*"),
 )
+# Of these the processor works for less than two fifths of the time: they wait for a lease, a pause, a server or a page.
+WAITING: Final = (
+    *(
+        "tests/browser/*",
+        "tests/conform/test_semel.py*",
+        "tests/examples/test_faults.py*",
+        "tests/grpc/test_killed.py*",
+    ),
+    *("tests/inbox/*", "tests/outside/test_limits.py*", "tests/processes/test_every_await.py*"),
+    *("tests/processes/test_heartbeat.py*", "tests/reconcile/test_killed.py*", "tests/redis/*"),
+    *("tests/service/test_crashes.py*", "tests/service/test_prometheus.py*", "tests/steps/*", "tests/web/*"),
+    *("tests/worker/*", "tests/*/test_idle_*.py*"),
+)
 
 
 class Named(Protocol):
@@ -44,30 +58,42 @@ def seats() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def is_busy(name: str) -> bool:
-    """Whether a test occupies the processor with processes of its own, or with a long computation.
+def seat_of(name: str) -> str | None:
+    """The kind of seat that a test waits for: one of the busy ones, of those that wait, or None.
 
-    >>> is_busy("tests/steps/test_kills.py::test_it[sqlite]"), is_busy("tests/steps/test_steps.py::test_it")
-    (True, False)
+    >>> seat_of("tests/nemeses/test_kills.py::test_it"), seat_of("tests/steps/test_kills.py::test_it[sqlite]")
+    ('busy', 'waiting')
+    >>> seat_of("tests/steps/test_steps.py::test_it") is None
+    True
     """
-    return any(fnmatch(name, pattern) for pattern in BUSY)
+    if not any(fnmatch(name, pattern) for pattern in BUSY):
+        return None
+    return "waiting" if any(fnmatch(name, pattern) for pattern in WAITING) else "busy"
 
 
 def begin_first(items: Sequence[T], workers: int) -> list[T]:
     """The tests in the order in which a run begins them; each module stays whole.
 
     Each worker gets an equal part of the list, one after another, and takes from the end of others' parts when its own
-    is done. So the busy tests are put at the beginning of every other part: then nobody waits for a seat while there is
-    other work, and the longest are not what everybody waits for at the end.
+    is done. So the tests that take a seat are put at the beginning of every other part, the busy ones at two thirds of
+    these: then nobody waits for a seat while there is other work, and the longest are not what everybody waits for at
+    the end.
     """
     modules: dict[str, list[T]] = {}
     for item in items:
         modules.setdefault(item.nodeid.split("::")[0], []).append(item)
     longest = [name for name in modules if any(fnmatch(name, pattern) for pattern in LONGEST)]
-    busy = [name for name in modules if is_busy(name) and name not in longest]
-    calm = [item for name in modules if name not in busy and name not in longest for item in modules[name]]
+    kinds = {name: seat_of(name) for name in modules}
+    busy = longest + [name for name in modules if kinds[name] == "busy" and name not in longest]
+    waiting = [name for name in modules if kinds[name] == "waiting"]
+    calm = [item for name in modules if kinds[name] is None for item in modules[name]]
     parts = max(1, (workers + 1) // 2)
-    heads = [[item for name in (longest + busy)[part::parts] for item in modules[name]] for part in range(parts)]
+    apart = parts // 3
+    groups = [busy[part :: parts - apart] for part in range(parts - apart)]
+    groups += [waiting[part::apart] for part in range(apart)]
+    if not apart:
+        groups = [(busy + waiting)[part::parts] for part in range(parts)]
+    heads = [[item for name in group for item in modules[name]] for group in groups]
     size, ordered = max(1, len(items) // max(1, workers)), list[T]()
     for part, head in enumerate(heads):
         fill = part * size * 2 - len(ordered)

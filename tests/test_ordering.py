@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from tests.ordering import begin_first, is_busy
+from tests.ordering import BUSY as SEATED
+from tests.ordering import WAITING, begin_first, seat_of
 from tests.servers.running import one_of
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -18,13 +23,15 @@ class Item:
 
 CALM = [Item(f"tests/rules/test_{module}.py::test_{number}") for module in "abcdefgh" for number in range(10)]
 BUSY = [Item(f"tests/crash/test_{module}.py::test_{number}") for module in "ab" for number in range(4)]
+WAITS = [Item(f"tests/worker/test_idle_load.py::test_{number}") for number in range(4)]
 LONG = [Item(f"tests/nemeses/test_kills.py::test_{number}") for number in range(2)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 16])
 def test_every_test_is_begun_once_and_modules_stay_whole(workers: int) -> None:
-    ordered = begin_first([*CALM, *BUSY, *LONG], workers)
-    assert sorted(item.nodeid for item in ordered) == sorted(item.nodeid for item in (*CALM, *BUSY, *LONG))
+    items = [*CALM, *WAITS, *BUSY, *LONG]
+    ordered = begin_first(items, workers)
+    assert sorted(item.nodeid for item in ordered) == sorted(item.nodeid for item in items)
     crash = [item.nodeid for item in ordered if "crash/test_a" in item.nodeid]
     at = ordered.index(Item(crash[0]))
     assert [item.nodeid for item in ordered[at : at + 4]] == crash == [item.nodeid for item in BUSY[:4]]
@@ -34,8 +41,22 @@ def test_every_test_is_begun_once_and_modules_stay_whole(workers: int) -> None:
 def test_busy_tests_begin_every_other_workers_part() -> None:
     items = [*CALM, *BUSY, *LONG]
     ordered, size = begin_first(items, 4), len(items) // 4
-    is_first = [is_busy(ordered[part * size].nodeid) for part in range(4)]
-    assert is_first == [True, False, True, False]
+    firsts = [seat_of(ordered[part * size].nodeid) for part in range(4)]
+    assert firsts == ["busy", None, "busy", None]
+
+
+def test_where_there_are_enough_workers_those_that_wait_begin_a_part_of_their_own() -> None:
+    items = [*CALM, *WAITS, *BUSY, *LONG]
+    ordered, size = begin_first(items, 6), len(items) // 6
+    firsts = [seat_of(ordered[part * size].nodeid) for part in range(6)]
+    assert firsts == ["busy", None, "busy", None, "waiting", None]
+
+
+def test_every_pattern_names_a_test_and_one_that_waits_takes_a_seat() -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [pattern for pattern in (*SEATED, *WAITING) if not any(fnmatch(name, pattern) for name in modules)] == []
+    for pattern in WAITING:
+        assert any(fnmatch(name, pattern) and seat_of(name) == "waiting" for name in modules), pattern
 
 
 def test_at_most_so_many_are_within_at_a_time() -> None:

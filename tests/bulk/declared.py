@@ -1,7 +1,7 @@
 """A bulk of six items in a process of its own: ``python -m tests.bulk.declared URL LEDGER EFFECTS DIES_AT``.
 
-EFFECTS such as ``external``, or ``external,atomic``: one run after the other, each on an engine of its own. Each call
-of the handler is a line of the ledger; the process kills itself in the handler of the item at DIES_AT.
+EFFECTS such as ``external``. Each call of the handler is a line of the ledger; the process kills itself in the handler
+of the item at DIES_AT.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tests.bulk.lists import die, numbered
 ITEMS = 6
 
 
-def main(url: str, ledger: str, effects: Any, *, dies_at: int) -> None:
+def run_declared(url: str, ledger: Path, effects: Any, *, dies_at: int = -1) -> list[str]:
+    """Run it on an engine of its own: its tally, whether it was a replay, and the items' states."""
     with Engine(connect_backend(url)) as engine:
         bulk = Bulk(engine, operation="count", effects=effects, lease_seconds=1)
 
         def handler(item: BulkItem) -> None:
-            with Path(ledger).open("a") as calls:
+            with ledger.open("a") as calls:
                 calls.write(f"{item.place}\n")
             if item.place == dies_at:
                 die()
 
         done = bulk.run(numbered(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
         states = [outcome.state.name for outcome in bulk.outcomes(done.operation_id)]
-        print(*done.tally, done.replayed, *states)
+        return [*map(str, done.tally), str(done.replayed), *states]
 
 
 if __name__ == "__main__":
-    for each in sys.argv[3].split(","):
-        main(sys.argv[1], sys.argv[2], each, dies_at=int(sys.argv[4]))
+    run_declared(sys.argv[1], Path(sys.argv[2]), sys.argv[3], dies_at=int(sys.argv[4]))

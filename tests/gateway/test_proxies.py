@@ -58,7 +58,8 @@ def command_of(proxy: str, file: Path, *, check: bool = False) -> list[str]:
         assert found is not None
         assert found.origin is not None
         begin = [str(Path(found.origin).parent / "_bin" / "envoy"), "-c", str(file)]
-        return [*begin, "--mode", "validate"] if check else [*begin, "--concurrency", "1", "--use-dynamic-base-id"]
+        # Memory to be handed to a next process of its would be left in /dev/shm.
+        return [*begin, "--mode", "validate"] if check else [*begin, "--concurrency", "1", "--disable-hot-restart"]
     return [str(program("caddy")), "validate" if check else "run", "--config", str(file), "--adapter", "caddyfile"]
 
 

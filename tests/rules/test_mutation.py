@@ -5,14 +5,18 @@ The whole takes half an hour (``make mutate``); what it found last is in docs/in
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "mutate.py"
+EQUIVALENTS = ROOT / "scripts" / "equivalent_mutants.toml"
 
 
 def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,3 +47,28 @@ def test_what_it_cannot_do_is_reported(arguments: list[str], said: str) -> None:
     ended = mutate(*arguments)
     assert ended.returncode == 2
     assert said in ended.stderr
+
+
+def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Every function of a module and its node, those of a class by ``Class.function``."""
+    for node in ast.iter_child_nodes(tree):
+        name = f"{within}{getattr(node, 'name', '')}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield name, node
+        yield from functions(node, f"{name}." if isinstance(node, ast.ClassDef) else within)
+
+
+def test_each_equivalent_change_is_one_of_code_that_is_there() -> None:
+    """``make mutate`` says so as well, after half an hour: until then the entry would hide nothing and look as if."""
+    lost = []
+    for entry in tomllib.loads(EQUIVALENTS.read_text("utf-8"))["equivalent"]:
+        text = (ROOT / f"src/semel/{entry['file']}.py").read_text("utf-8")
+        node = dict(functions(ast.parse(text))).get(entry["function"])
+        source = "" if node is None else ast.get_source_segment(text, node) or ""
+        lines = {line.strip() for line in source.splitlines()}
+        lost += [
+            f"{entry['file']}: {entry['function']}: {line}"
+            for line in entry["change"].strip().splitlines()
+            if line.startswith("- ") and line.removeprefix("- ") not in lines
+        ]
+    assert lost == []

@@ -99,6 +99,7 @@ def resume(folder: Path, port: int, *settings: str, bin: Path | None = None) -> 
     """Start a cluster that exists, after a crash or a stop."""
     bin = programs() if bin is None else bin
     options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "max_connections=200"]
+    options.append("dynamic_shared_memory_type=mmap")  # in its folder: a killed server's segments go when that goes
     command = [str(bin / "postgres"), "-D", str(folder / "data")]
     for setting in (*options, *settings):
         command += ["-c", setting]

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psycopg
 import pytest
 
+from tests.servers.postgres import postgres
 from tests.servers.running import ENVIRONMENT, PREFIX, begin_run, end_run, in_memory
 
 
@@ -47,3 +49,9 @@ def test_without_room_or_such_a_folder_it_is_on_disk(tmp_path: Path, memory: Pat
 def test_where_no_program_may_run_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     assert in_memory(tmp_path, room_bytes=0) is None
+
+
+def test_a_killed_postgresql_leaves_nothing_outside_of_its_folder() -> None:
+    """Its segments would stay in /dev/shm, a megabyte each, and nobody would know whose they were."""
+    with psycopg.connect(postgres()) as connection:
+        assert connection.execute("SHOW dynamic_shared_memory_type").fetchone() == ("mmap",)
