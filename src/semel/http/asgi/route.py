@@ -288,13 +288,10 @@ class RouteCall(AsgiCall):
 
     async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
-        if not is_command:
-            message = await self._receive()
-        elif not self._until:
-            message, self._until = await self._bodies.clock.first_of(self._receive)
+        if is_command:
+            message, self._until = await self._bodies.clock.next_of(self._receive, self._until)
         else:
-            async with asyncio.timeout_at(self._until):
-                message = await self._receive()
+            message = await self._receive()
         await self._keep(spool, message)
         return message
 
@@ -315,7 +312,7 @@ class RouteCall(AsgiCall):
         spool = self._spool
         try:
             if spool is None:
-                message, self._until = await self._bodies.clock.first_of(self._receive)
+                message, self._until = await self._bodies.clock.next_of(self._receive)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
                     return await self._command_of_one(exchange, message)
                 spool = self._spool = Spool()
