@@ -16,6 +16,7 @@ from semel.errors import SemelError
 from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
 from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.listener import Listener
+from semel.http.asgi.scope import capture_scope
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
@@ -98,6 +99,8 @@ class DeclaredCall(AsgiCall):
         """Run the application under the permit."""
         error: BaseException | None = None
         try:
+            if self._scope.get("extensions"):
+                self._scope = capture_scope(self._scope)
             self._begin(self._exchange, permit)
             if self._exchange.wants_async:
                 await self._accept(permit)
