@@ -69,14 +69,12 @@ class RouteCall(AsgiCall):
         receive: Receive,
         send: Send,
     ) -> None:
-        self._place = place
+        self._place: CaptureMiddleware = place
         self._scope = capture_scope(scope)
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
-        self._may_claim = place.may_claim
-        self._bodies = place.bodies
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
@@ -226,12 +224,12 @@ class RouteCall(AsgiCall):
                 return await (self._after_body() if self.has_claimed else self._receive())
             if self._too_long or self._refusal is not None:
                 return await self._receive()
-            if not self._may_claim(self._scope.get("endpoint")):
+            if not self._place.may_claim(self._scope.get("endpoint")):
                 self._leaked = True
                 return await self._receive()
             spool = self._spool = Spool()
-            if self._bodies.announces_too_much(self._scope):
-                return self._refuse(self._bodies.too_long(self._scope))
+            if self._place.bodies.announces_too_much(self._scope):
+                return self._refuse(self._place.bodies.too_long(self._scope))
         if self._read_at < spool.size:
             chunk = await _read(spool, self._read_at)
             self._read_at += len(chunk)
@@ -246,16 +244,16 @@ class RouteCall(AsgiCall):
 
     async def _next_of(self, spool: Spool) -> Message:
         """The next piece, unless a command's body has become too long or too slow with it."""
-        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
+        bytes_max, is_declared = self._place.bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         try:
             message = await self._pull(spool, is_command=is_declared)
         except TimeoutError:
-            return self._refuse(body_too_slow(self._bodies.surface, self._scope))
+            return self._refuse(body_too_slow(self._place.bodies.surface, self._scope))
         self._read_at = spool.size
         self._told = self._whole
         if spool.size > max(bytes_max, RETRY_BYTES_MAX):
             if is_declared:
-                return self._refuse(self._bodies.too_long(self._scope))
+                return self._refuse(self._place.bodies.too_long(self._scope))
             self._too_long = True
             self._close_spool()
         return message
@@ -267,7 +265,11 @@ class RouteCall(AsgiCall):
 
     def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
         """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
-        return AsgiCall.send(self, message) if self._permit is not None else self._send_ungranted(message)
+        if self._permit is not None:
+            return AsgiCall.send(self, message)
+        if self._instead is None and self._refusal is None and self._mark is None:
+            return self._send(message)
+        return self._send_ungranted(message)
 
     async def _send_ungranted(self, message: Message) -> None:
         if self._refusal is not None:
@@ -289,7 +291,7 @@ class RouteCall(AsgiCall):
     async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
         if is_command:
-            message, self._until = await self._bodies.clock.next_of(self._receive, self._until)
+            message, self._until = await self._place.bodies.clock.next_of(self._receive, self._until)
         else:
             message = await self._receive()
         await self._keep(spool, message)
@@ -312,7 +314,7 @@ class RouteCall(AsgiCall):
         spool = self._spool
         try:
             if spool is None:
-                message, self._until = await self._bodies.clock.next_of(self._receive)
+                message, self._until = await self._place.bodies.clock.next_of(self._receive)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
                     self._message, self._whole = message, True  # the application is given it as it came
                     body = message.get("body", b"")
