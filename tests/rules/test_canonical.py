@@ -21,11 +21,11 @@ PLAIN = settings(derandomize=True, deadline=None, max_examples=600)
 
 @pytest.fixture(params=["with orjson", "without"])
 def _each_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    canonical._quick.cache_clear()
+    canonical.plain_reader.cache_clear()
     if request.param == "without":
         monkeypatch.setattr(importlib, "import_module", _absent)
     yield
-    canonical._quick.cache_clear()
+    canonical.plain_reader.cache_clear()
 
 
 def _absent(name: str) -> None:
@@ -158,7 +158,7 @@ def test_a_stack_that_is_used_up_refuses_and_never_changes_the_form() -> None:
 
 
 def test_the_fast_path_is_taken_for_what_clients_send() -> None:
-    quick = canonical._quick()
+    quick = canonical.plain_reader()
     assert quick is not None
     document = {"id": "8e03978e-40d5-43dd-bc93-0894a57f9324", "at": "2024-02-29T12:00:00Z", "n": [-10, 0, 999]}
     for body in (json.dumps(document), json.dumps(document, indent=2), json.dumps(document, separators=(",", ":"))):
@@ -179,10 +179,10 @@ def test_something_else_named_orjson_is_not_trusted(monkeypatch: pytest.MonkeyPa
         def dumps(value: object, option: int) -> bytes:
             return json.dumps(value).encode()
 
-    canonical._quick.cache_clear()
+    canonical.plain_reader.cache_clear()
     monkeypatch.setattr(importlib, "import_module", lambda name: Impostor)
-    assert canonical._quick() is None
-    canonical._quick.cache_clear()
+    assert canonical.plain_reader() is None
+    canonical.plain_reader.cache_clear()
 
 
 def test_a_risky_number_is_always_seen() -> None:
@@ -242,7 +242,7 @@ def agree(body: bytes, depth_max: int) -> None:
         return
     assert canonical_json(body, depth_max=depth_max) == expected
     assert canonical._exact(body) == expected
-    quick = canonical._quick()
+    quick = canonical.plain_reader()
     assert quick is not None
     assert quick(body) in (None, expected)
 

@@ -259,8 +259,8 @@ MUTANTS: Final = (
         breaks="I7",
         part="http",
         patch=_at(
-            "semel.http.fingerprint.fingerprinter:plain_json",
-            lambda _: lambda body, depth_max: bytes(body),
+            "semel.http.fingerprint.fingerprinter:plain_reader",
+            lambda _: lambda: lambda body, depth_max: bytes(body),
         ),
     ),
     Mutant(

@@ -334,7 +334,9 @@ def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
     ):
         return None
     answer = answer_of(row)
-    return None if answer is None else Replay(answer, row.operation_id, _ANSWERED[row.state])
+    if answer is None:
+        return None
+    return tuple.__new__(Replay, (answer, row.operation_id, _ANSWERED[row.state]))
 
 
 def _standing(row: Record, now: int) -> State | None:

@@ -193,7 +193,8 @@ class Core:
         key, secret = command.key, self.id_secret
         if id is None:
             id = record_id(command.scope, key, secret)
-        more = None if self.is_plain and command.is_plain else self._more(command, id)
+        is_plain = self.is_plain and command.is_plain
+        more = _NOTHING_MORE if is_plain else self._more(command, id)
         bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
         claim: Claim = _new(
             Claim,
@@ -207,11 +208,10 @@ class Core:
                 uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
                 self.holder,
                 command.policy.terms,
-                *(more or _NOTHING_MORE),
+                *more,
             ),
         )
-        resumed = None if more is None else command.resumed
-        return claim if resumed is None else claim._replace(**resumed._asdict())
+        return claim if is_plain or command.resumed is None else claim._replace(**command.resumed._asdict())
 
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
         """What a claim has besides its key: what outlives the key, the request that is kept, and the caller's quota.

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -29,9 +29,9 @@ def end_reading(environ: Mapping[str, Any]) -> None:
 
 
 class BodyClock:
-    """The bodies that the tasks of an event loop read; a task that takes longer than ``seconds`` is cancelled.
+    """The bodies that the tasks of an event loop wait for; a task that waits longer than ``seconds`` is cancelled.
 
-    :meth:`begin` returns the task, :meth:`end` whether it was in time: False only where it was cancelled from here.
+    Most bodies are there before they are asked for, and have no limit set: :meth:`next_of` sets one when it must wait.
     """
 
     __slots__ = ("_late", "_loop", "_reading", "_seconds", "_timer")
@@ -43,8 +43,36 @@ class BodyClock:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def begin(self) -> asyncio.Task[Any]:
-        """The running task begins to read a body."""
+    async def next_of(self, receive: Callable[[], Awaitable[T]], until: float = 0.0) -> tuple[T, float]:
+        """The next piece of a body; and until when the others may come, by the loop's clock in seconds.
+
+        Parameters: ``until`` as the former piece's call returned it; 0 as long as none had to be waited for.
+
+        Raises TimeoutError: it has not come in time.
+        """
+        receiving = receive().__await__()
+        try:
+            awaited = next(receiving)
+        except StopIteration as received:
+            return received.value, until
+        if until:
+            async with asyncio.timeout_at(until):
+                return await _GoOn(receiving, awaited), until
+        task, until = self._begin()
+        try:
+            message = await _GoOn(receiving, awaited)
+        except BaseException:
+            in_time = self._end(task)
+            del task  # its end would hold this frame
+            if in_time:
+                raise
+            raise TimeoutError from None
+        if not self._end(task):  # it was cancelled, and something between has not let it know
+            raise TimeoutError
+        return message, until
+
+    def _begin(self) -> tuple[asyncio.Task[Any], float]:
+        """The running task begins to wait for a body."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._timer, self._reading = loop, None, {}
@@ -53,33 +81,14 @@ class BodyClock:
         until = self._reading[task] = loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(until, self._look)
-        return task
+        return task, until
 
-    def end(self, task: asyncio.Task[Any]) -> bool:
-        """It has read it, or was cancelled."""
+    def _end(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task that waits no longer was in time: False only where it was cancelled from here."""
         if self._reading.pop(task, None) is not None or task not in self._late:
             return True
         self._late.discard(task)
         return task.uncancel() > 0  # cancelled by others as well: then that counts
-
-    async def first_of(self, receive: Callable[[], Awaitable[T]]) -> tuple[T, float]:
-        """The first piece of a body, and the loop's time until which the others may come.
-
-        Raises TimeoutError: it has not come in time.
-        """
-        task = self.begin()
-        until = self._reading[task]
-        try:
-            message = await receive()
-        except BaseException:
-            in_time = self.end(task)
-            del task  # its end would hold this frame
-            if in_time:
-                raise
-            raise TimeoutError from None
-        if not self.end(task):  # it was cancelled, and something between has not let it know
-            raise TimeoutError
-        return message, until
 
     def _look(self) -> None:
         assert self._loop is not None
@@ -93,6 +102,32 @@ class BodyClock:
             self._late.add(task)
             task.cancel()
         self._timer = None
+
+
+class _GoOn(Awaitable[T]):
+    """What has begun to wait, awaited to its end. Parameters: ``awaited`` is what it waits for now."""
+
+    __slots__ = ("_awaited", "_receiving")
+
+    def __init__(self, receiving: Generator[Any, None, T], awaited: Any) -> None:
+        self._receiving = receiving
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, None, T]:
+        receiving, awaited = self._receiving, self._awaited
+        try:
+            while True:
+                try:
+                    yield awaited
+                except GeneratorExit:
+                    receiving.close()
+                    raise
+                except BaseException as thrown:  # noqa: BLE001 -- whoever waits decides what it means
+                    awaited = receiving.throw(thrown)
+                else:
+                    awaited = next(receiving)
+        except StopIteration as received:
+            return received.value  # type: ignore[no-any-return]
 
 
 class SocketClock:

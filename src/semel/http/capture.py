@@ -193,9 +193,9 @@ class Capture:
 
     def instead(self, answer: Answer) -> Answer:
         """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
-        others = [pair for pair in self.headers if pair not in answer.headers]
-        if not others:  # a framework sends what it was given
+        if self.headers == answer.headers:  # a framework sends what it was given
             return answer
+        others = [pair for pair in self.headers if pair not in answer.headers]
         held = {name for name, _ in answer.headers}
         own = [(name.lower(), value) for name, value in others]
         added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]

@@ -309,7 +309,7 @@ class Exchange:
         self._query = query
         self.key = key
         self.policy = route.policy
-        self.scope, _, _, self._subject = entry
+        self.scope = entry.scope
 
     @cached_property
     def _facts(self) -> Facts:
@@ -336,7 +336,7 @@ class Exchange:
                 self.wait_seconds = min(wait, surface.wait_seconds_max)
         if facts is not self._facts:
             self._facts = facts
-            self._subject = None
+            self._entry = self._entry._replace(subject=None)
 
     def resumable(self, head: bytes, prefer: bytes | None) -> None:
         """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""
@@ -364,8 +364,9 @@ class Exchange:
             if len(body) > RETRY_BYTES_MAX:
                 return self._surface.problems.of_error(self.refusal)
         self._body = body
-        if self._subject is not None:
-            fingerprint = self._subject.digest(self._params, self._query, body)
+        subject = self._entry.subject
+        if subject is not None:
+            fingerprint = subject.digest(self._params, self._query, body)
             if fingerprint is not None:  # of plain JSON, which any handler can read
                 if not route.is_plain or self.refusal is not None:
                     return self._command(fingerprint, route.recipe)

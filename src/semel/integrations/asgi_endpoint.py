@@ -263,7 +263,9 @@ class EndpointCommands(Generic[R]):
         try:
             if claimed is None:
                 return await self._call(endpoint, args, {**kwargs, **dict.fromkeys(filled.sessions)})
-            return await self._run(endpoint, claimed, args, kwargs, filled.sessions)
+            if declared.route.atomic:
+                return await self._call_in_unit(endpoint, claimed, args, kwargs, filled.sessions)
+            return await self._call(endpoint, args, kwargs)
         except BaseException as error:
             call.failed(error, self._own_status(error, declared))
             raise
@@ -271,6 +273,8 @@ class EndpointCommands(Generic[R]):
     def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:
         """The path's parameters, with the path itself where it counts."""
         values = request.path_params
+        if not values and not declared.route.counts_path:
+            return ()
         if declared.policy.key_from is not None or declared.policy.reference_from is not None:
             # As the endpoint gets them: 7 and 07 name one invoice, and so does a UUID in upper and in lower case.
             read = self._read_params(request, kwargs)
@@ -287,7 +291,7 @@ class EndpointCommands(Generic[R]):
         """The status of an exception that is an answer without a ``status_code``."""
         return None
 
-    async def _run(
+    async def _call_in_unit(
         self,
         endpoint: Callable[..., Any],
         permit: Permit,
@@ -295,8 +299,7 @@ class EndpointCommands(Generic[R]):
         kwargs: dict[str, Any],
         sessions: tuple[str, ...],
     ) -> Any:
-        if permit.effects is not Effects.ATOMIC:
-            return await self._call(endpoint, args, kwargs)
+        """Call the endpoint of an ATOMIC command, for as long as its transaction may be open."""
         async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
             if not sessions:
                 return await self._call(endpoint, args, kwargs)
@@ -304,10 +307,10 @@ class EndpointCommands(Generic[R]):
             call = self._call_with_session if on_sqlite else self._call_with_async_session
             return await call(endpoint, permit.connection, args, kwargs, sessions)
 
-    async def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         if id(endpoint) in self._on_loop:
-            return await endpoint(*args, **kwargs)
-        return await call_endpoint(endpoint, args, kwargs, self._in_thread)
+            return endpoint(*args, **kwargs)  # type: ignore[no-any-return]  # a coroutine function
+        return call_endpoint(endpoint, args, kwargs, self._in_thread)
 
     async def _call_with_session(
         self,

@@ -19,7 +19,6 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
 from semel.http.asgi.listener import is_disconnect
-from semel.http.asgi.scope import capture_scope
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers
@@ -51,6 +50,8 @@ class HostMiddleware(Protocol):
 
 class AsgiCall:
     """The receive and send that the application gets, and what they add up to once a permit was granted.
+
+    The scope that the application gets shows no way to answer that leaves nothing to capture.
 
     :meth:`_begin` starts a protected call; :meth:`_conclude` settles it when the application has returned.
     """
@@ -85,8 +86,6 @@ class AsgiCall:
         self._permit = permit
         self._capture = Capture(exchange.route.keeping)
         scope = self._scope
-        if scope.get("extensions"):
-            scope = self._scope = capture_scope(scope)
         state = scope.get("state")
         if state is None:
             scope["state"] = {"semel_permit": permit}

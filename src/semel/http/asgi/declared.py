@@ -16,6 +16,7 @@ from semel.errors import SemelError
 from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
 from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.listener import Listener
+from semel.http.asgi.scope import capture_scope
 from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
@@ -49,29 +50,16 @@ class DeclaredCall(AsgiCall):
         """The whole way, from reading the body to the last byte of the answer."""
         place, exchange = self._place, self._exchange
         command: Command | Answer | None
-        is_needless = False
-        task = place.body_clock.begin()
         try:
-            message = await self._receive()
+            message, until = await place.body_clock.next_of(self._receive)
             if message.get("more_body") or message["type"] != "http.request":
-                command = await self._read(message)
+                command = await self._read(message, until)
             else:
                 self._message = message
                 body = message.get("body", b"")
                 command = exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
-        except BaseException:
-            in_time = place.body_clock.end(task)
-            del task  # its end would hold this frame
-            if in_time:
-                raise
+        except TimeoutError:
             command = exchange.body_too_slow(self._scope)
-        else:
-            if not place.body_clock.end(task):  # it was cancelled, and something between has not let it know
-                self._close_spool()
-                command = exchange.body_too_slow(self._scope)
-            code = getattr(task.get_coro(), "cr_code", None)
-            is_needless = code is place.kept_alive.uvicorn_code or place.kept_alive.is_needless(task)
-            del task
         if command is not exchange and (command is None or isinstance(command, Answer)):  # type: ignore[comparison-overlap]
             if command is not None:
                 await send_answer(self._send, command)
@@ -88,7 +76,7 @@ class DeclaredCall(AsgiCall):
             if self._spool is not None:
                 self._close_spool()
             await send_answer(self._send, exchange.present(permit))
-        elif is_needless:
+        elif place.kept_alive.is_needless(asyncio.current_task()):
             await self._proceed(permit)
         else:
             listener = Listener(self._send)
@@ -111,6 +99,8 @@ class DeclaredCall(AsgiCall):
         """Run the application under the permit."""
         error: BaseException | None = None
         try:
+            if self._scope.get("extensions"):
+                self._scope = capture_scope(self._scope)
             self._begin(self._exchange, permit)
             if self._exchange.wants_async:
                 await self._accept(permit)
@@ -131,18 +121,18 @@ class DeclaredCall(AsgiCall):
         finally:
             error = None  # it holds this frame
 
-    async def _read(self, message: Message) -> Command | Answer | None:
+    async def _read(self, message: Message, until: float) -> Command | Answer | None:
         """Read a body of several pieces; None where the client went away before its end."""
         spool = self._spool = Spool()
         command: Command | Answer | None = None
         try:
-            command = await self._spool_body(spool, message)
+            command = await self._spool_body(spool, message, until)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's
             if type(command) is not Command:
                 self._close_spool()
         return command
 
-    async def _spool_body(self, spool: Spool, message: Message) -> Command | Answer | None:
+    async def _spool_body(self, spool: Spool, message: Message, until: float) -> Command | Answer | None:
         while message["type"] == "http.request":
             chunk = message.get("body", b"")
             refusal = self._exchange.feed(chunk)
@@ -154,7 +144,7 @@ class DeclaredCall(AsgiCall):
                 spool.write(chunk)
             if not message.get("more_body", False):
                 return await finish(self._exchange, spool)
-            message = await self._receive()
+            message, until = await self._place.body_clock.next_of(self._receive, until)
         return None
 
     async def _receive_unprotected(self) -> Message:

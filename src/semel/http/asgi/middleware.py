@@ -74,8 +74,9 @@ class SemelMiddleware:
         if scope["type"] != "http" or CALL_KEY in scope:
             await self._pass_on(scope, receive, send)
             return
-        root = scope.get("root_path")
-        path, mount = (route_path(scope), mount_of(scope)) if root else (scope["path"], "")
+        path, mount = scope["path"], ""
+        if scope.get("root_path"):
+            path, mount = route_path(scope), mount_of(scope)
         found: Any = self._find(scope["method"], path)
         if found is None:
             found = await self._handle_undeclared(scope, path)

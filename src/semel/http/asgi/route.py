@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
-from semel.core.model import Answer, Effects
+from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
@@ -69,14 +69,12 @@ class RouteCall(AsgiCall):
         receive: Receive,
         send: Send,
     ) -> None:
-        self._place = place
+        self._place: CaptureMiddleware = place
         self._scope = capture_scope(scope)
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
         self.runner = asyncio.current_task()  # that runs the application
-        self._may_claim = place.may_claim
-        self._bodies = place.bodies
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
@@ -141,7 +139,7 @@ class RouteCall(AsgiCall):
         self, surface: HttpSettings, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
         """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
-        if self.has_claimed:
+        if self._permit is not None or self._instead is not None:
             raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
         if self._leaked:
             raise ConfigurationError(
@@ -153,35 +151,35 @@ class RouteCall(AsgiCall):
         inner = getattr(request, "scope", request)  # the endpoint's, which may be mounted deeper than the capture
         mount = mount_of(inner) if inner.get("root_path") else ""
         opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request, mount)
-        if isinstance(opened, Answer):
-            return self._hold(route, opened)
-        if isinstance(opened, Unprotected):
-            self._mark = opened.mark
-            return None
+        if not isinstance(opened, Exchange):
+            return self._end_unclaimed(route, opened)
         if self._too_long:
             return self._hold(route, surface.problems.of_error(too_large(route)))
         command = await self._command(surface, opened)
-        if isinstance(command, Answer):
+        if command is not opened and isinstance(command, Answer):  # type: ignore[comparison-overlap]
             return self._hold(route, command)
         try:
             permit = await self._place.engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
-            refused = opened.unclaimed(error)
-            if isinstance(refused, Answer):
-                return self._hold(route, refused)
-            self._mark = refused.mark
-            return None
+            return self._end_unclaimed(route, opened.unclaimed(error))
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
         if opened.wants_async:
             await self._accept(permit)
-        if permit.effects is Effects.ATOMIC:
+        if route.atomic:
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
             assert self.runner is not None
             self._limit = _Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
         return permit
+
+    def _end_unclaimed(self, route: Route, end: Answer | Unprotected) -> Answer | None:
+        """The request claims nothing: the answer that leaves, or None to run unprotected."""
+        if isinstance(end, Answer):
+            return self._hold(route, end)
+        self._mark = end.mark
+        return None
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
@@ -226,12 +224,12 @@ class RouteCall(AsgiCall):
                 return await (self._after_body() if self.has_claimed else self._receive())
             if self._too_long or self._refusal is not None:
                 return await self._receive()
-            if not self._may_claim(self._scope.get("endpoint")):
+            if not self._place.may_claim(self._scope.get("endpoint")):
                 self._leaked = True
                 return await self._receive()
             spool = self._spool = Spool()
-            if self._bodies.announces_too_much(self._scope):
-                return self._refuse(self._bodies.too_long(self._scope))
+            if self._place.bodies.announces_too_much(self._scope):
+                return self._refuse(self._place.bodies.too_long(self._scope))
         if self._read_at < spool.size:
             chunk = await _read(spool, self._read_at)
             self._read_at += len(chunk)
@@ -246,16 +244,16 @@ class RouteCall(AsgiCall):
 
     async def _next_of(self, spool: Spool) -> Message:
         """The next piece, unless a command's body has become too long or too slow with it."""
-        bytes_max, is_declared = self._bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
+        bytes_max, is_declared = self._place.bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         try:
             message = await self._pull(spool, is_command=is_declared)
         except TimeoutError:
-            return self._refuse(body_too_slow(self._bodies.surface, self._scope))
+            return self._refuse(body_too_slow(self._place.bodies.surface, self._scope))
         self._read_at = spool.size
         self._told = self._whole
         if spool.size > max(bytes_max, RETRY_BYTES_MAX):
             if is_declared:
-                return self._refuse(self._bodies.too_long(self._scope))
+                return self._refuse(self._place.bodies.too_long(self._scope))
             self._too_long = True
             self._close_spool()
         return message
@@ -265,11 +263,15 @@ class RouteCall(AsgiCall):
         self._close_spool()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
         """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
         if self._permit is not None:
-            await super().send(message)
-            return
+            return AsgiCall.send(self, message)
+        if self._instead is None and self._refusal is None and self._mark is None:
+            return self._send(message)
+        return self._send_ungranted(message)
+
+    async def _send_ungranted(self, message: Message) -> None:
         if self._refusal is not None:
             return
         if self._instead is not None:
@@ -288,13 +290,10 @@ class RouteCall(AsgiCall):
 
     async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
-        if not is_command:
-            message = await self._receive()
-        elif not self._until:
-            message, self._until = await self._bodies.clock.first_of(self._receive)
+        if is_command:
+            message, self._until = await self._place.bodies.clock.next_of(self._receive, self._until)
         else:
-            async with asyncio.timeout_at(self._until):
-                message = await self._receive()
+            message = await self._receive()
         await self._keep(spool, message)
         return message
 
@@ -315,9 +314,13 @@ class RouteCall(AsgiCall):
         spool = self._spool
         try:
             if spool is None:
-                message, self._until = await self._bodies.clock.first_of(self._receive)
+                message, self._until = await self._place.bodies.clock.next_of(self._receive)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
-                    return await self._command_of_one(exchange, message)
+                    self._message, self._whole = message, True  # the application is given it as it came
+                    body = message.get("body", b"")
+                    return (
+                        exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
+                    )
                 spool = self._spool = Spool()
                 await self._keep(spool, message)
             while not self._whole and spool.size <= limit:
@@ -338,12 +341,6 @@ class RouteCall(AsgiCall):
             if refusal is not None:
                 return refusal
         return await finish(exchange, spool)
-
-    async def _command_of_one(self, exchange: Exchange, message: Message) -> Command | Answer:
-        """The command of a body that came in one piece, which the application is given as it came."""
-        self._message, self._whole = message, True
-        body = message.get("body", b"")
-        return exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
 
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
@@ -448,16 +445,14 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            await self._call(RouteCall(self, scope, receive, send))
-
-    async def _call(self, call: RouteCall) -> None:
-        if self._kept_alive.is_needless(call.runner):
-            await call.run_app()
-        elif not self._may_reach(call.outer):
-            try:
+            call = RouteCall(self, scope, receive, send)
+            if self._kept_alive.is_needless(call.runner):
                 await call.run_app()
-            finally:
-                if call.has_claimed:
-                    self._may_reach.learn()
-        else:
-            await self._kept_alive.shield(call.run_app(), call.listen())
+            elif not self._may_reach(call.outer):
+                try:
+                    await call.run_app()
+                finally:
+                    if call.has_claimed:
+                        self._may_reach.learn()
+            else:
+                await self._kept_alive.shield(call.run_app(), call.listen())

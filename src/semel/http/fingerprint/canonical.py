@@ -75,8 +75,8 @@ def plain_json(body: bytes, depth_max: int) -> bytes | None:
     >>> plain_json(b'{"b": 1, "a": []}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
     (b'{"a":[],"b":1}', None, None)
     """
-    quick = _quick()
-    return None if quick is None else quick(body, depth_max)
+    read = plain_reader()
+    return None if read is None else read(body, depth_max)
 
 
 def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64) -> bytes | None:
@@ -225,8 +225,8 @@ def _write(value: _Json, put: Callable[[str], None], order: _Order) -> None:
 
 
 @cache
-def _quick() -> Callable[..., bytes | None] | None:
-    """The fast path through orjson, or None where that is not installed. Looked for once, at first use."""
+def plain_reader() -> Callable[..., bytes | None] | None:
+    """What :func:`plain_json` reads with: orjson, or None where that is not installed. Looked for once."""
     try:
         orjson: Any = importlib.import_module("orjson")
     except ImportError:

@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
-from semel.http.fingerprint.canonical import canonical_json, plain_json, select_members
+from semel.http.fingerprint.canonical import canonical_json, plain_reader, select_members
 from semel.http.fingerprint.multipart import MultipartDigest, form_canonical, parse_media_type
 from semel.recipe import (
     Body,
@@ -223,16 +223,19 @@ class Fingerprinter:
         return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
     def prepare(self, facts: Facts) -> Subject | None:
-        """The part shared by requests that differ only in path, query and body; None if no body is plain JSON.
+        """The part shared by requests that differ only in path, query and body.
+
+        None if no body is plain JSON, or none can be read as such.
 
         Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding.
         """
         kind, media, further = self._media(facts.media_type)
-        if kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
+        read = plain_reader()
+        if read is None or kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
             return None
         hashing = self._base.copy()
         hashing.update(self._subject(facts, media))
-        return Subject(hashing, self._request, self.recipe)
+        return Subject(hashing, self._request, self.recipe, read)
 
     def _frame(self, facts: Facts, media: str) -> bytes:
         return self._subject(facts, media) + self._request(facts.path_params, facts.query, facts.extra)
@@ -313,10 +316,13 @@ class Subject:
     True
     """
 
-    __slots__ = ("_bare", "_bytes_max", "_depth_max", "_hash", "_request")
+    __slots__ = ("_bare", "_bytes_max", "_depth_max", "_hash", "_read", "_request")
 
-    def __init__(self, hashing: _Hash, request: _RequestFrame, recipe: Recipe) -> None:
+    def __init__(
+        self, hashing: _Hash, request: _RequestFrame, recipe: Recipe, read: Callable[..., bytes | None]
+    ) -> None:
         self._hash = hashing
+        self._read = read
         self._request = request
         self._bytes_max = recipe.json_bytes_max
         self._depth_max = recipe.json_depth_max
@@ -327,7 +333,7 @@ class Subject:
         """The fingerprint; None where the body is no plain JSON: then :meth:`Fingerprinter.named` makes it."""
         if len(body) > self._bytes_max:
             return None
-        plain = plain_json(body, self._depth_max)
+        plain = self._read(body, self._depth_max)
         if plain is None:
             return None
         if path_params or query:
