@@ -163,7 +163,7 @@ class _Loop:
             if server.schema is not None:
                 settings["search_path"] = server.schema
         try:
-            connection = await asyncpg.connect(
+            connection = await open_connection(
                 server.conninfo,
                 timeout=deadline.before_sending(),
                 statement_cache_size=100 if server.prepared else 0,
@@ -184,6 +184,25 @@ class _Loop:
         """As ``close_idle``, where the loop is over: nothing can be awaited."""
         for taken in self._connections.forget_idle():
             drop(taken.connection)
+
+
+async def open_connection(conninfo: str, **options: Any) -> Any:
+    """As ``asyncpg.connect``, in a separate task, which a cancelled caller does not interrupt.
+
+    asyncpg makes a protocol before it waits for the socket. A cancellation between the two closes the socket, and the
+    protocol's own future gets an error that nobody reads: asyncio prints it.
+    """
+    task = asyncio.ensure_future(asyncpg.connect(conninfo, **options))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_drop_unwanted)
+        raise
+
+
+def _drop_unwanted(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().terminate()
 
 
 def drop(connection: Any) -> None:

@@ -21,7 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
-from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, to_error
+from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, open_connection, to_error
 from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, plain, prepared
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import UNREPLICATED, Notices
@@ -328,7 +328,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         server = self.server
         settings = {"search_path": f"{server.schema},public"} if server.schema is not None else None
         try:
-            connection: AsyncpgUnitConnection = await asyncpg.connect(
+            connection: AsyncpgUnitConnection = await open_connection(
                 server.conninfo,
                 connection_class=AsyncpgUnitConnection,
                 timeout=deadline.before_sending(),
