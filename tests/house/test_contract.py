@@ -69,14 +69,16 @@ def _is_name(node: ast.expr) -> bool:
     match node:
         case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr="name"):
             return owner.strip("_") in {"dialect", "backend", "statement"}
-    return False
+        case _:
+            return False
 
 
 def _is_store(node: ast.expr) -> bool:
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name.strip("_") in {"store", "driver", "backend"}
-    return False
+        case _:
+            return False
 
 
 def _names(node: ast.expr) -> set[str]:

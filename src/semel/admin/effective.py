@@ -74,7 +74,7 @@ def _from_declaration(each: Declaration) -> Effective:
     ground = Ground(
         terms=each.policy.terms,
         capabilities=backend.store.capabilities,  # type: ignore[union-attr]  # every declaration has an engine
-        weak_sync=backend.settings.get("synchronous") == "NORMAL",
+        weak_sync=backend.settings.get("synchronous") == "NORMAL",  # type: ignore[union-attr]
         key_optional=each.policy.key == "optional",
         marks=each.policy.on_unprotected == "mark",
         behind=each.way,
