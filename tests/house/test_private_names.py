@@ -406,6 +406,8 @@ def _names_defined(tree: ast.AST) -> set[str]:
                 found.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 found.add(name)
+            case _:
+                continue
     return found
 
 
