@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from semel import Answer
-from semel.admin.doctor.finding import Finding
 from semel.admin.doctor.settings import VARIABLES, look_at_settings
+from semel.core.contract import Finding
 from semel.stores.sqlite import doctor as doctor_sqlite
+from semel.stores.sqlite import file as sqlite_file
 from semel.stores.sqlite.doctor import mount_of
 from semel.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import HOUR_US, Ran, Shelf
@@ -50,7 +51,7 @@ def test_the_file_system_is_reported(
     place = str(tmp_path.resolve()).replace(" ", "\\040")
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"{ROOT_LINE}\n40 22 8:2 / {place} rw,noatime shared:1 - {mount}\n", "utf-8")
-    monkeypatch.setattr(doctor_sqlite, "MOUNTS", mounts)
+    monkeypatch.setattr(sqlite_file, "MOUNTS", mounts)
     ran = semel("doctor", "--json")
     finding = found(ran, "filesystem")
     assert finding["level"] == level
@@ -78,7 +79,7 @@ def test_the_innermost_and_latest_mount_counts() -> None:
 def test_a_system_without_mount_table_is_not_guessed(
     semel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_sqlite, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(sqlite_file, "MOUNTS", tmp_path / "none")
     assert found(semel("doctor", "--json"), "filesystem")["level"] == "note"
 
 

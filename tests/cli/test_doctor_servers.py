@@ -15,10 +15,10 @@ import psycopg
 import pytest
 
 from semel import Engine, Policy
-from semel.admin.doctor.finding import look_at_connections
 from semel.cli.commands.stores.doctor import clock_offset
 from semel.cli.main import main
 from semel.errors import ConfigurationError
+from semel.stores.findings import look_at_connections
 from semel.stores.mariadb.doctor import defaults, rights
 from semel.stores.postgres.doctor import room
 from semel.stores.postgres.settings import judge, judge_rights

@@ -12,11 +12,11 @@ from io import StringIO
 
 import pytest
 
-from semel.admin.words import span_text
 from semel.cli.arguments import parse
 from semel.cli.commands.records import records
 from semel.cli.main import grammar
 from semel.cli.terminal import Output
+from semel.core.timing import span_text
 from semel.telemetry import safe
 from tests.cli.conftest import HOUR_US, Ran, Shelf
 

@@ -29,16 +29,17 @@ RINGS_OF_ROOMS: dict[str, int] = {
     **dict.fromkeys(["http", "functions", "integrations", "workers", "admin", "check", "cli", "reference"], 4),
     **dict.fromkeys(["client", "conform", "console", "exporters", "gateway", "imports", "proxy"], 4),
 }
-RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4, "doctor": 4}
+RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "": {"errors": 0, "extras": 0, "telemetry": 0, **dict.fromkeys(["keys", "policy", "quota", "recipe"], 1)},
     "core": {"model": 0, **dict.fromkeys(["contract", "requests", "command_flow", "atomic_flow"], 2)},
     "http": {"headers": 1, "fingerprint": 1},
-    "stores": {"versions": 2},
+    "stores": {"versions": 2, "findings": 2},
     "stores.sql": dict.fromkeys(["damage", "statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
-    "stores.postgres": dict.fromkeys(["rows", "settings", "text"], 2),
-    "stores.mariadb": dict.fromkeys(["rows", "settings", "requests"], 2),
-    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts"], 2),
+    "stores.sqlite": {"doctor": 2},
+    "stores.postgres": dict.fromkeys(["rows", "settings", "text", "doctor"], 2),
+    "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
+    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts", "doctor"], 2),
     "steps": dict.fromkeys(["doubts", "findings", "options"], 1),
     "operations": {"references": 1, "tracking": 2},
     "sealing": {"redaction": 1, **dict.fromkeys(["rebuild", "sealer"], 3)},

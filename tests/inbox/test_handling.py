@@ -40,6 +40,14 @@ def test_a_second_delivery_does_nothing_again(make_consumer: Make, home: Home) -
     assert home.effects() == [1, 2]
 
 
+@pytest.mark.parametrize("message_id", ["orders\\9", "orders\x009"])
+def test_a_message_id_holds_any_character(make_consumer: Make, home: Home, message_id: str) -> None:
+    worker = make_consumer(consumer="billing\\eu")
+    assert worker.handle(message_id, writes(1)) is Receipt.HANDLED
+    assert worker.handle(message_id, never) is Receipt.DUPLICATE
+    assert home.effects() == [1]
+
+
 def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Make, home: Home) -> None:
     async def dies(message: Message) -> None:
         await write(message, 1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from semel.admin.describe import state_label, state_name
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
 from semel.bulk.rules import ItemOutcome, Tally
 from semel.bulk.store import Failures, Items
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Record
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 
 

@@ -16,9 +16,10 @@ from typing import Final
 
 from semel.admin.damaged import repair
 from semel.admin.describe import has_lapsed, time_text
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Found, Record, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 
 READ: Final = 500  # records of each of the two pages
@@ -88,16 +89,15 @@ def read_census(engine: Engine, limit: int = READ) -> Census:
 
     Raises StoreError.
     """
-    dialect = getattr(engine.store, "dialect", None)
-    if dialect is None or dialect.name == "sqlite":  # a server gives both
+    if engine.store.capabilities.balances_attention:
+        page = _needing(engine, _UNENDED, limit)
+        needing, more = page.records, page.next_before is not None
+    else:
         unknown, resting = _needing(engine, (State.UNKNOWN,), limit), _needing(engine, OPEN_STATES, limit)
         few = unknown.records[: max(limit - len(resting.records), limit - limit // 2)]
         needing = (*few, *resting.records[: limit - len(few)])
         left = unknown.next_before is not None or resting.next_before is not None
         more = left or len(needing) < len(unknown.records) + len(resting.records)
-    else:
-        page = _needing(engine, _UNENDED, limit)
-        needing, more = page.records, page.next_before is not None
     newest = engine.perform("find", lambda: engine.store.find(Find(limit=limit)))
     return Census(
         newest.now,

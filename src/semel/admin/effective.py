@@ -74,7 +74,7 @@ def _from_declaration(each: Declaration) -> Effective:
     ground = Ground(
         terms=each.policy.terms,
         capabilities=backend.store.capabilities,  # type: ignore[union-attr]  # every declaration has an engine
-        weak_sync=getattr(backend.driver, "synchronous", "FULL") == "NORMAL",  # type: ignore[union-attr]
+        weak_sync=backend.settings.get("synchronous") == "NORMAL",  # type: ignore[union-attr]
         key_optional=each.policy.key == "optional",
         marks=each.policy.on_unprotected == "mark",
         behind=each.way,
@@ -171,7 +171,7 @@ def _from_record(engine: Engine, record: Record, count: int) -> Effective:
     ground = Ground(
         terms=Terms(effects, *lives, *kept, State.PROCESSING),
         capabilities=engine.store.capabilities,
-        weak_sync=getattr(engine.backend.driver, "synchronous", "FULL") == "NORMAL",
+        weak_sync=engine.backend.settings.get("synchronous") == "NORMAL",
         items="undeclared" if bulk else None,
     )
     values: dict[str, Json] = {
@@ -214,10 +214,8 @@ def store_settings(engine: Engine, options: argparse.Namespace) -> list[Setting]
 def _backend(backend: Any, source: str, url: str = "") -> list[Setting]:
     named = hide_password(url or backend.url)
     settings = [Setting("url", named or backend.name, source), Setting("store", backend.name, source)]
-    for name in ("synchronous", "busy_seconds"):
-        value = getattr(backend.driver, name, getattr(backend.driver, f"_{name}", None))
-        if value is not None:
-            settings.append(Setting(name, value, "URL" if f"{name}=" in named else "default"))
+    for name, value in backend.settings.items():
+        settings.append(Setting(name, value, "URL" if f"{name}=" in named else "default"))
     capabilities = backend.store.capabilities
     for field in fields(capabilities):
         settings.append(Setting(field.name, getattr(capabilities, field.name), "store"))

@@ -14,7 +14,7 @@ from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
 from semel.admin.describe import has_lapsed, key_text, state_label, state_name, time_text
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
 from semel.bulk.rules import is_bulk
 from semel.core.decide import TABLE, decide, situation
 from semel.core.identity import uuid_text
@@ -37,7 +37,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.settle import is_relinquished
-from semel.core.timing import PURGE_GRACE_US
+from semel.core.timing import PURGE_GRACE_US, span_text
 from semel.http.problems import Problems
 from semel.steps.doubts import step_of
 from semel.steps.findings import find_unfinished, state_text

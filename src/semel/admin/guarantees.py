@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from semel.admin.words import span_text
 from semel.core.contract import Capabilities
 from semel.core.decide import TABLE, Rule, first_grant, situation
 from semel.core.model import AnswerKind, Claim, Effects, Scope, Terms
+from semel.core.timing import span_text
 from semel.stores.memory.store import grant_row
 
 NOW: Final = 1_000_000_000_000

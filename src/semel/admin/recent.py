@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 from semel.admin.census import Census
 from semel.admin.describe import has_lapsed
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
 from semel.core.model import STORED_ANSWERS, Find, Found, Record, State
-from semel.core.timing import PURGE_GRACE_US, may_drop_answer, may_forget
+from semel.core.timing import PURGE_GRACE_US, may_drop_answer, may_forget, span_text
 from semel.engine.sync_engine import Engine
 
 HOUR_US: Final = 3_600_000_000

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from semel.admin.describe import time_text
-from semel.admin.doctor.finding import Finding
 from semel.admin.filters import pages
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
+from semel.core.contract import Finding
 from semel.core.model import Find, Record, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.reconciliation.flow import standings
 from semel.reconciliation.store import Standing

@@ -6,11 +6,11 @@ import json
 from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
-from semel.admin.words import span_text
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
 from semel.core.settle import resolve_row
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
 from semel.http.headers import BODYLESS_STATUSES

@@ -12,10 +12,11 @@ from typing import Final
 
 from semel.admin.describe import has_lapsed, state_label, state_name, time_text
 from semel.admin.filters import pages
-from semel.admin.words import Json, span_text
+from semel.admin.words import Json
 from semel.cli.terminal import columns
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Record, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.inbox.store import Backlog, InboxRows
 from semel.operations.flow import is_kept_by

@@ -28,7 +28,6 @@ from semel.recipe import Computed, DigestField, Members, NoBody
 from semel.telemetry import Silence
 
 ANSWER_SECONDS_MIN: Final = 3600  # a client's retries, a queue's back-off and a night's restart are minutes to hours
-_WITH_TABLES: Final = frozenset({"sqlite", "postgres", "postgresql", "mysql", "mariadb"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +264,11 @@ def _check_secrets(operation: CheckedOperation) -> Said:
 def _unique(operation: CheckedOperation) -> Said:
     backend = operation.engine.backend
     secret = "HMAC under the id secret" if operation.engine.core.id_secret is not None else "SHA-256"
-    if backend.name == "memory":
+    if not backend.store.capabilities.shared_between_processes:
         return "ok", f"one table under one lock, by record id ({secret} of scope and key)", ""
-    how = "is the primary key" if backend.name in _WITH_TABLES else "is the record's only place in the store"
+    how = (
+        "is the primary key" if backend.store.capabilities.holds_features else "is the record's only place in the store"
+    )
     source = operation.policy.reference_from
     whose = "tenant, caller" if operation.policy.reference_scope == "caller" else "tenant"
     reference = "" if source is None else f"; so is the business reference ({source}) within its {whose} and operation"
@@ -283,7 +284,7 @@ def _claim(operation: CheckedOperation) -> Said:
             f"one step, but {backend.name} exists in one process only: another worker or a restart runs it again",
             "use a store that all workers share, such as sqlite:/// on one host",
         )
-    synchronous = getattr(backend.driver, "synchronous", "FULL")
+    synchronous = backend.settings.get("synchronous", "FULL")
     if synchronous not in ("FULL", "EXTRA"):
         return (
             "unsafe",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from semel.admin.words import span_text
 from semel.check.discovery import CheckedOperation
 from semel.core.model import Effects
+from semel.core.timing import span_text
 
 Level = Literal["ok", "open", "unsafe"]
 Said = tuple[Level, str, str]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from semel.admin.doctor.finding import Finding
 from semel.admin.doctor.server import look_at_tables
 from semel.check.answers import CheckAnswer
 from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
-from semel.core.contract import Observable, Observed
+from semel.core.contract import Finding, Observable, Observed
 from semel.core.model import Effects
 from semel.engine.backend import hide_password
 from semel.engine.requirements import Needs

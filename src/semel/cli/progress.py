@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO, TypeVar
 
-from semel.admin.words import span_text
+from semel.core.timing import span_text
 from semel.telemetry import safe
 
 T = TypeVar("T")

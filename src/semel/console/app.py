@@ -32,7 +32,6 @@ from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import read_steps
-from semel.admin.words import span_text
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
@@ -55,6 +54,7 @@ from semel.console.settling import (
 from semel.core.flow import Flow
 from semel.core.identity import derive_key, uuid_bytes, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.imports.rules import ImportJob, ImportState, shown_time

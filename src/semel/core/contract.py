@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from semel.core.flow import Ask, Flow
+from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import (
     Audit,
     Claim,
@@ -49,6 +49,7 @@ class Capabilities:
         False  # what features write beside records, in the same commits: operations, steps, items, events, messages
     )
     forgets_by_itself: bool = False  # a record's end is the server's own matter, by the server's clock
+    balances_attention: bool = False  # a full page of what needs attention has as many UNKNOWN as open records
     looks_max: int = 2_000  # records that one page of a list may look at, whatever the store's size
 
 
@@ -67,12 +68,56 @@ class Observed:
     remedy: str = ""
 
 
+Level = Literal["ok", "note", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The finding of one check. A warning or problem has a remedy, in ``remedy`` or in an error's own text.
+
+    >>> Finding("disk", "ok", "12 GiB free").is_bad
+    False
+    """
+
+    check: str
+    level: Level
+    detail: str
+    remedy: str | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether an operator should act."""
+        return self.level in ("warning", "problem")
+
+
+class Check(NamedTuple):
+    """One check of :meth:`Store.doctor`.
+
+    Parameters: ``name`` of the check; ``look`` makes the flow that reads, and returns what it found; ``refused`` the
+    finding where the server refuses the statement to this user (None: the error is raised); ``is_slow`` whether it may
+    read the whole store.
+    """
+
+    name: str
+    look: MakeFlow[list[Finding]]
+    refused: Finding | None = None
+    is_slow: bool = False
+
+
 @runtime_checkable
 class Observable(Protocol):
     """A store whose promise hangs on settings of its server. Start-up asks it, and so does ``semel doctor``."""
 
     def observe(self) -> Flow[list[Observed]]:
         """The server's current settings."""
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A store whose server may lose records: it then refuses claims until an operator accepts the loss."""
+
+    def restore(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
+        """As :meth:`Store.migrate`, of a store that has lost records: from now on its claims are granted again."""
 
 
 class LooksAtOnce(Protocol):
@@ -235,3 +280,12 @@ class Store(Protocol):
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         """Bring the schema up to date; the names of the migrations that ran."""
+
+    def missing_additions(self) -> Flow[list[str]]:
+        """The migrations without a version that :meth:`migrate` would run: optional tables, which come later."""
+
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        """What ``semel doctor`` checks of the store, its server and its disk, beside what ``observe`` tells.
+
+        Parameters: ``full`` reads the whole store, however large it is; ``quick`` leaves out what reads every row.
+        """

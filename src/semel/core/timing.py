@@ -75,3 +75,18 @@ def check_count(name: str, value: object, *, most: int = COUNT_MAX) -> None:
     """Require a whole number from 1 to ``most``. Raises PolicyError, naming the option."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise PolicyError(f"{name} must be a whole number from 1 to {most}; it is {value!r}")
+
+
+def span_text(microseconds: int) -> str:
+    """A span as people say it.
+
+    >>> span_text(90_000_000), span_text(-1), span_text(200_000)
+    ('90 s', '0 s', '0.2 s')
+    """
+    seconds = max(microseconds, 0) / 1_000_000
+    if 0.05 <= seconds < 1:
+        return f"{seconds:.1f} s"
+    for size, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

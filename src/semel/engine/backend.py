@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from semel.core.contract import Store
 from semel.core.flow import Flow
@@ -26,6 +26,20 @@ _NO_UNITS = (
 )
 
 
+class Listener(Protocol):
+    """Hears of events that any process has committed."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a commit would be heard now."""
+
+    async def open(self) -> None:
+        """Begin to listen."""
+
+    async def close(self) -> None:
+        """Stop listening."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """An engine's store and drivers. ``unit`` and ``unit_async`` are None for a store without transactions."""
@@ -39,6 +53,13 @@ class Backend:
     unit_async: Callable[[], Awaitable[AsyncOwnUnit]] | None = None
     joins: Callable[[Any], Unit] | None = None
     joins_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
+    # As ``joins``, of a transaction begun or not, for writes that need no claim. None: ``joins`` does.
+    joins_to_write: Callable[[Any], Unit] | None = None
+    joins_to_write_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
+    # Listens for commits of events by all processes; None: the database notifies nobody.
+    listens: Callable[[Callable[[bool], object]], Listener] | None = None
+    file: str | None = None  # the path of the database, where it is one file of this host
+    settings: Mapping[str, str | float] = field(default_factory=dict)  # of the URL, or what they are without it
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
     url: str = field(default="", repr=False)  # with its password
     accepts_loss: bool = False  # declared by the operator: it may forget, and EXTERNAL commands run on it
@@ -71,6 +92,16 @@ class Backend:
         """Join the user's next transaction."""
         assert self.joins is not None
         return self.joins(connection)
+
+    def join_to_write(self, connection: Any) -> Unit:
+        """The user's transaction, begun or not: unlike a claim, an event may come at any time in it."""
+        return self.join(connection) if self.joins_to_write is None else self.joins_to_write(connection)
+
+    async def join_to_write_async(self, connection: Any) -> AsyncUnit:
+        """As :meth:`join_to_write`, without blocking the loop."""
+        if self.joins_to_write_async is None:
+            return await self.join_async(connection)
+        return await self.joins_to_write_async(connection)
 
     async def join_async(self, connection: Any) -> AsyncUnit:
         """Join the user's next transaction without blocking the loop for longer than a short look."""

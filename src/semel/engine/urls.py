@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
-from semel.stores.redis.store import RedisStore
+
+if TYPE_CHECKING:
+    from semel.stores.sqlite.driver import SqliteDriver
 
 GROUP: Final = "semel.stores"
 _OTHERS: Final = f"a store of another package is found by its entry point in the group {GROUP!r}: install that package"
@@ -63,13 +65,10 @@ def connect_backend(url: str) -> Backend:
     if make is None:
         return _of_a_package(parts.scheme, url)
     options = _options(parts.query)
-    accepts_loss = _accepts_loss(options) if "persistence" in OPTIONS[parts.scheme] else False
     backend = make(parts, options)
     if options:
         raise UrlError(_unknown_option(sorted(options)[0], parts.scheme))
-    if accepts_loss and isinstance(backend.store, RedisStore):
-        backend.store.accepts_loss = True
-    return replace(backend, url=url, accepts_loss=accepts_loss)
+    return replace(backend, url=url)
 
 
 def _options(query: str) -> dict[str, str]:
@@ -88,8 +87,8 @@ def _unknown_option(name: str, scheme: str) -> str:
     return f"unknown option {name!r} in the store URL; {hint}"
 
 
-def _accepts_loss(options: dict[str, str]) -> bool:
-    """Whether the URL accepts that the server may forget EXTERNAL commands."""
+def pop_accepts_loss(options: dict[str, str]) -> bool:
+    """Take the option that accepts that the server may forget EXTERNAL commands. Raises UrlError."""
     persistence = options.pop("persistence", "required")
     if persistence not in ("required", "none"):
         raise UrlError(f"persistence must be required or none; it is {persistence!r}")
@@ -140,7 +139,7 @@ def _memory(url: SplitResult, options: dict[str, str]) -> Backend:
 
     if url.path.strip("/") or url.netloc:
         raise UrlError("memory:// takes no path: it lives and dies with the process")
-    return Backend("memory", MemoryStore(), LocalDriver())
+    return Backend("memory", MemoryStore(), LocalDriver(), accepts_loss=pop_accepts_loss(options))
 
 
 def _postgres(url: SplitResult, options: dict[str, str]) -> Backend:
@@ -183,15 +182,14 @@ def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
     return sqlite_backend(SqliteDriver(str(place), synchronous=synchronous, busy_seconds=busy), busy)
 
 
-def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
+def sqlite_backend(driver: SqliteDriver, busy_seconds: float = 5.0) -> Backend:
     """The backend of a SQLite driver, with its ATOMIC units."""
     from semel.stores.join import join, join_async
-    from semel.stores.sqlite.driver import SqliteDriver
     from semel.stores.sqlite.join import StoreFile
     from semel.stores.sqlite.store import SqliteStore
     from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
+    from semel.stores.sqlite.write import writing, writing_async
 
-    assert isinstance(driver, SqliteDriver)
     file, store = StoreFile(driver.path, driver.clock, busy_seconds), SqliteStore()
     return Backend(
         "sqlite",
@@ -202,6 +200,10 @@ def sqlite_backend(driver: object, busy_seconds: float = 5.0) -> Backend:
         unit_async=lambda: begin_unit_async(driver, busy_seconds),
         joins=lambda connection: join(connection, file),
         joins_async=lambda connection: join_async(connection, file),
+        joins_to_write=lambda connection: writing(connection, driver.path, driver.clock),
+        joins_to_write_async=lambda connection: writing_async(connection, driver.path, driver.clock),
+        file=driver.path,
+        settings={"synchronous": driver.synchronous, "busy_seconds": busy_seconds},
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -318,10 +317,7 @@ class KnownRows:
         ids = {self._id(item): item.place for item in items if item.error is None}
         if not ids:
             return frozenset()
-        if self._dialect.name == "mariadb":
-            rows = yield from self._dialect.rows(self._sql["known"], {"rows": json.dumps([id.hex() for id in ids])})
-        else:
-            rows = yield from self._dialect.rows_all(self._sql["known"], [{"id": id} for id in ids])
+        rows = yield from self._dialect.rows_all(self._sql["known"], [{"id": id} for id in ids])
         return frozenset(ids[cast(bytes, id)] for (id,) in rows)
 
     def note(self, items: Sequence[ListedItem], outcomes: Sequence[ItemOutcome]) -> Flow[bool]:
@@ -334,10 +330,6 @@ class KnownRows:
         new = [item for item in items if item.place in ended and ended[item.place].error_code != KNOWN]
         if not new:
             return True
-        if self._dialect.name == "mariadb":
-            rows = json.dumps([[self._id(item).hex(), item.place] for item in new])
-            params = {"rows": rows, "import_id": self._job.id, "keep": self._keep_us}
-            return (yield from self._dialect.write(self._sql["note"], params)) == len(new)
         each: list[Values] = [
             {"id": self._id(item), "import_id": self._job.id, "place": item.place, "keep": self._keep_us}
             for item in new

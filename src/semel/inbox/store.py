@@ -15,7 +15,7 @@ from semel.core.identity import frame
 from semel.core.model import Purged
 from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import Dialect, Values, dialect_of
-from semel.stores.sql.statements import Execute, Query, Row
+from semel.stores.sql.statements import Row
 
 CONSUMER_MAX: Final = 191
 MESSAGE_ID_MAX: Final = 500
@@ -131,8 +131,7 @@ class InboxRows:
 
     def prove(self, message_id: str) -> Ask[Any]:
         """The last ask of a message's transaction: its row is this transaction's own still."""
-        kind = Query if self._dialect.name == "postgres" else Execute
-        return kind(self._sql["prove"], self._params(message_id))
+        return self._dialect.last_write(self._sql["prove"], self._params(message_id))
 
     def prove_within(self, message_id: str) -> Flow[bool]:
         """As :meth:`prove`, where a store does not settle by proof."""

@@ -484,8 +484,7 @@ class _State:
             session = sessions.session_factory()  # of its own: one that is in use stays as it is
             bind = session.get_bind().engine
             session.close()
-        path = getattr(self.engine.backend.driver, "path", None) if self.engine.backend.name == "sqlite" else None
-        databases.check_same_database(bind, self.engine.backend.url, path)
+        databases.check_same_database(bind, self.engine.backend.url, self.engine.backend.file)
         databases.watch_sessions(sessions)
         self.sessions = sessions
 
@@ -497,7 +496,7 @@ class _State:
 
         session = sessions()
         databases.check_unwritten(session, name)
-        if not self._is_joinable and self.engine.backend.name != "sqlite":
+        if not self._is_joinable and self.engine.backend.file is None:
             databases.check_joinable_bind(session.get_bind().engine, self.engine.backend.join)
         self._is_joinable = True
 

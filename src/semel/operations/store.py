@@ -120,7 +120,7 @@ class OperationRows:
     @property
     def concludes_before(self) -> bool:
         """Whether a unit's success is written in a statement before its settle."""
-        return self._dialect.name == "postgres"
+        return "conclude" in self._sql
 
     def conclude(self, operation_id: bytes, word: Settlement) -> Flow[None]:
         """Write an ATOMIC unit's success, whose record is settled by the statement that commits it."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Final, cast
 
 from semel.core.contract import Turn
-from semel.core.flow import Flow, ask
+from semel.core.flow import Flow
 from semel.outbox.rules import LANES
 from semel.outbox.store import Depth
-from semel.stores.sql.dialect import SQLITE, Dialect, Values
-from semel.stores.sql.statements import TakeTurn
+from semel.stores.sql.dialect import Dialect, Values
 
 NOUN: Final = "lanes"
 
@@ -85,8 +84,7 @@ class Lanes:
         Raises SchemaError where ``turns`` did not run.
         """
         params: Values = {"kind": kind, "mine": mine, "every": every_us, "hold": int(hold), "gauge": int(gauge)}
-        if self._dialect is SQLITE:
-            params = {**params, "mine": (yield from ask(TakeTurn(kind, mine, every_us)))}
+        params = {**params, "mine": (yield from self._dialect.take_turn(kind, mine, every_us))}
         [row] = yield from self._dialect.rows(self._sql["turn"], {**params, "holder": holder, "bell": int(bell)})
         now, following, due, waiting, parked, oldest = cast("tuple[int, int | None, int, int, int, int | None]", row)
         turn = Turn(now, now + every_us if following is None else following, now if due else None)

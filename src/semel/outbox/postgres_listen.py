@@ -14,31 +14,31 @@ from typing import Any, Final
 import psycopg
 
 CHANNEL: Final = "semel_event"
-TO_ALL: Final = "all"  # what a relay says that has more to do than one can
+TO_ALL: Final = "all"  # the payload of a relay that has more to publish than one relay can
 AGAIN_SECONDS: Final = 5.0
 
 
-class PostgresBell:
-    """Calls ``ring`` whenever a process has committed events.
+class PostgresListener:
+    """Calls ``hear`` whenever a process has committed events.
 
-    Parameters: ``server`` the driver's (``stores/postgres/psycopg/driver.Server``); ``ring`` is called on the loop,
+    Parameters: ``server`` the driver's (``stores/postgres/psycopg/driver.Server``); ``hear`` is called on the loop,
     with whether each relay is needed: where events were committed, one is enough.
     """
 
-    def __init__(self, server: Any, ring: Callable[[bool], object]) -> None:
+    def __init__(self, server: Any, hear: Callable[[bool], object]) -> None:
         self._server = server
-        self._ring = ring
+        self._hear = hear
         self._task: asyncio.Task[None] | None = None
-        self.listening = False
+        self.is_listening = False
 
     async def open(self) -> None:
         """Begin to listen; where that fails now, it is tried again every few seconds."""
         begun = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._listen(begun), name="semel-bell")
+        self._task = asyncio.create_task(self._listen(begun), name="semel-listen")
         await begun
 
     async def close(self) -> None:
-        """End it."""
+        """Stop listening."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -47,16 +47,16 @@ class PostgresBell:
     async def _listen(self, begun: asyncio.Future[None]) -> None:
         while True:
             with suppress(psycopg.Error, OSError):
-                options = {**self._server.options(), "autocommit": True, "application_name": "semel-bell"}
+                options = {**self._server.options(), "autocommit": True, "application_name": "semel-listen"}
                 async with await psycopg.AsyncConnection.connect(self._server.conninfo, **options) as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    self.listening = True
+                    self.is_listening = True
                     if not begun.done():
                         begun.set_result(None)
-                    self._ring(True)  # no notification comes for what was committed before
+                    self._hear(True)  # no notification comes for what was committed before
                     async for heard in connection.notifies():
-                        self._ring(heard.payload == TO_ALL)
-            self.listening = False
+                        self._hear(heard.payload == TO_ALL)
+            self.is_listening = False
             if not begun.done():
                 begun.set_result(None)
             await asyncio.sleep(AGAIN_SECONDS)

@@ -18,11 +18,10 @@ from semel.errors import PolicyError
 from semel.outbox.event import Event
 from semel.outbox.rules import event_id, make_event
 from semel.outbox.store import Depth, Events
-from semel.stores.sql.dialect import SQLITE, dialect_of
+from semel.stores.sql.dialect import dialect_of
 
 if TYPE_CHECKING:
     from semel.engine.async_engine import AsyncEngine
-    from semel.engine.backend import Backend
     from semel.engine.sync_engine import Engine
 
 EVENTS_MAX: Final = 1000  # of one execution
@@ -76,7 +75,7 @@ class Outbox:
         Raises PolicyError for what cannot be an event, JoinRefused, StoreError.
         """
         event = own_event(id, topic, payload, type, aggregate, headers, tenant)
-        _unit_to_write(self._engine.backend, connection).run(lambda: self._events.write([event]))
+        self._engine.backend.join_to_write(connection).run(lambda: self._events.write([event]))
         return event.id
 
     def depth(self) -> Depth:
@@ -109,7 +108,7 @@ class AsyncOutbox:
     ) -> str:
         """As :meth:`Outbox.emit`."""
         event = own_event(id, topic, payload, type, aggregate, headers, tenant)
-        unit = await _unit_to_write_async(self._engine.backend, connection)
+        unit = await self._engine.backend.join_to_write_async(connection)
         await unit.run_async(lambda: self._events.write([event]))
         return event.id
 
@@ -198,23 +197,6 @@ def own_event(
         headers=headers,
         tenant=tenant,
     )
-
-
-def _unit_to_write(backend: Backend, connection: Any) -> Any:
-    """The user's transaction, begun or not: unlike a claim, an event may come at any time in it."""
-    if getattr(backend.store, "dialect", None) is not SQLITE:
-        return backend.join(connection)
-    from semel.stores.sqlite.write import writing
-
-    return writing(connection, backend.driver.path, backend.driver.clock)
-
-
-async def _unit_to_write_async(backend: Backend, connection: Any) -> Any:
-    if getattr(backend.store, "dialect", None) is not SQLITE:
-        return await backend.join_async(connection)
-    from semel.stores.sqlite.write import writing_async
-
-    return await writing_async(connection, backend.driver.path, backend.driver.clock)
 
 
 # --- waking the relays of this process ----------------------------------------------------------

@@ -36,7 +36,7 @@ from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, told
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
-from semel.stores.sql.dialect import POSTGRES, dialect_of
+from semel.stores.sql.dialect import dialect_of
 from semel.workers.turns import Turns, is_due, seconds_to_turn
 
 BATCH: Final = 500
@@ -118,7 +118,6 @@ class Relay:
         self._engine = engine
         self._events = Events(dialect)
         self._lanes = Lanes(dialect)
-        self._bell_server = getattr(engine.backend.driver, "server", None) if dialect is POSTGRES else None
         self._batch, self._batch_bytes, self._tries_max, self._hold = batch, batch_bytes, tries_max, hold
         self._keep_us = int(keep_seconds * 1_000_000)
         self._lease_seconds = lease_seconds
@@ -462,17 +461,15 @@ class Relay:
     async def run(self) -> None:
         """Relay until :meth:`stop`. Waits for an unavailable store or broker, and loses nothing meanwhile."""
         loop = asyncio.get_running_loop()
-        bell = None
-        if self._bell_server is not None:
-            from semel.outbox.postgres_listen import PostgresBell
-
-            bell = PostgresBell(self._bell_server, self._hear)
-            await bell.open()
+        listens = self._engine.backend.listens
+        listener = None if listens is None else listens(self._hear)
+        if listener is not None:
+            await listener.open()
         keeper = asyncio.create_task(self._keep_house(), name="semel-relay-house")
         try:
             with listening(lambda: loop.call_soon_threadsafe(self._hear, True)):
                 while not self._stopping:
-                    rest = await self._round(rung=bell is not None and bell.listening)
+                    rest = await self._round(rung=listener is not None and listener.is_listening)
                     if self._idle and not self._struck:
                         await self._rest_idle()
                     elif rest > 0 or self._walk_seconds > 0:
@@ -480,8 +477,8 @@ class Relay:
         finally:
             keeper.cancel()
             await asyncio.wait({keeper})
-            if bell is not None:
-                await bell.close()
+            if listener is not None:
+                await listener.close()
             with suppress(StoreError, SchemaError):  # others take the lanes over when the lease is over
                 await self._leave()
             await self.sink.close()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.admin.doctor.finding import Finding, names_text
 from semel.admin.filters import pages
+from semel.core.contract import Finding
 from semel.core.identity import uuid_text
 from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
 from semel.core.record import answer_of
@@ -16,6 +16,7 @@ from semel.errors import SemelError
 from semel.sealing.parts import newest_parts
 from semel.sealing.rules import Seals, key_name, open_answer, seal_answer
 from semel.sealing.sealer import Sealer
+from semel.stores.findings import names_text
 
 AT_ONCE: Final = 8  # an answer may have a megabyte: few are in memory at once
 LOOKED_AT: Final = 1000  # by the doctor, the newest ones

@@ -11,8 +11,8 @@ from semel.core.decide import decide
 from semel.core.flow import Ask, Flow
 from semel.core.model import Claim, Record, Renewal, State, Verdict
 from semel.steps.rules import Steps, any_begun, pack_steps
-from semel.stores.sql.dialect import SQLITE, Dialect, dialect_of
-from semel.stores.sql.statements import Execute, Query, Value
+from semel.stores.sql.dialect import Dialect, dialect_of
+from semel.stores.sql.statements import Value
 
 NOUN: Final = "steps"
 FIRST: Final = (-1, b"")  # before every lease
@@ -47,8 +47,9 @@ class StepRows:
         """The recorded steps; None if the holder's grant is no longer current. ``within`` a unit: as its first
         statement.
         """
-        name = "read_steps_within" if within and self._dialect.name == "postgres" else "read_steps"
-        rows = yield from self._dialect.rows(self._sql[name], holder._asdict())
+        read = self._sql["read_steps"]
+        statement = self._sql.get("read_steps_within", read) if within else read
+        rows = yield from self._dialect.rows(statement, holder._asdict())
         return Recorded(*cast("tuple[bytes | None, str | None]", rows[0])) if rows else None
 
     def write(self, holder: Renewal, steps: bytes, standing: tuple[State, str | None]) -> Flow[bool]:
@@ -60,14 +61,12 @@ class StepRows:
     ) -> Ask[Any]:
         """Write the list as a unit's last request, which commits with it; a superseded holder cannot commit."""
         params = {**_write_params(holder, steps, standing), "transaction": transaction}
-        if self._dialect.name == "postgres":
-            return Query(self._sql["write_steps_within"], params)
-        return Execute(self._sql["write_steps"], params)
+        return self._dialect.last_write(self._sql.get("write_steps_within", self._sql["write_steps"]), params)
 
     def keep_request(self, holder: Renewal, request: bytes) -> Flow[bool]:
         """Keep the request beside the claim that it came with; False for a superseded holder."""
         params: dict[str, Value] = {**holder._asdict(), "request": request}
-        if self._dialect is not SQLITE:
+        if "note_open" in self._sql:  # SQLite has an index of open records instead
             yield from self._dialect.together()
             _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1

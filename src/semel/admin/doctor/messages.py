@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from semel.admin.doctor.finding import Finding
 from semel.admin.export_rows import row_name
 from semel.admin.move.rows import pages_of
 from semel.admin.receivers import Behind, receivers_behind
-from semel.admin.words import span_text
+from semel.core.contract import Finding
 from semel.core.identity import uuid_text
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.inbox.store import InboxRows
 from semel.operations.flow import is_kept_by

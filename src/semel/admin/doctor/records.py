@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from semel.admin.describe import state_label
-from semel.admin.doctor.finding import Finding
 from semel.admin.filters import find_bounded, pages
 from semel.admin.reconciliations import look_at_reconciliations
-from semel.admin.words import span_text
-from semel.core.contract import Store
+from semel.core.contract import Finding, Store
 from semel.core.flow import Flow
 from semel.core.model import Effects, Find, Record, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.steps.store import Abandoned, StepRows
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Final
 
-from semel.admin.doctor.finding import Finding
-from semel.core.contract import Identity, Store
+from semel.core.contract import Finding, Identity, Store
 from semel.core.flow import ask
 from semel.engine.sync_engine import Engine
+from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.statements import Query, script, statements
 
 SQL: Final = statements("semel.admin.doctor", "schema.sql")
@@ -18,7 +18,6 @@ REMEDY: Final = (
     "the tables were changed by hand, or restored in part: restore them all from one backup, or create the missing "
     "parts from the migrations in semel/stores; semel migrate runs no migration twice"
 )
-_FOLDERS: Final = {"postgresql": "postgres", "mariadb": "mariadb", "sqlite": "sqlite"}
 _TABLE: Final = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(semel_\w+) \(\n(.*)\n\)", re.DOTALL)
 _ADDED: Final = re.compile(r"ALTER TABLE (semel_\w+) ADD COLUMN (?:IF NOT EXISTS )?(\w+)")
 _COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # what is no column is written in capitals
@@ -30,8 +29,8 @@ def look_at_schema(engine: Engine, identity: Identity) -> Finding:
     lacking = missing(engine, done)
     if lacking:
         return Finding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
-    if not pending and hasattr(engine.store, "lacking"):
-        pending = tuple(engine.perform("doctor", engine.store.lacking))
+    if not pending:
+        pending = tuple(engine.perform("doctor", engine.store.missing_additions))
     if pending:
         return Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
     return Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")
@@ -39,9 +38,9 @@ def look_at_schema(engine: Engine, identity: Identity) -> Finding:
 
 def missing(engine: Engine, migrations: Iterable[str]) -> str:
     """List the missing tables and columns of these migrations in words; empty if none is missing."""
-    folder = _FOLDERS.get(engine.backend.name)
-    if folder is None:
+    if not engine.store.capabilities.holds_features:  # no tables: it is no SQL database
         return ""
+    folder = dialect_of(engine.store, "tables").name
     here: dict[str, set[str]] = {}
     for table, column in engine.perform("columns", lambda: ask(Query(SQL[f"columns_{folder}"], {}))):
         here.setdefault(str(table), set()).add(str(column))

@@ -1,20 +1,18 @@
-"""The checks of `semel doctor` for a server: durability settings, free space and permissions."""
+"""The checks of `semel doctor` that a store declares: of its server, its tables, its file and its disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from semel.admin.doctor.finding import Finding, Level
-from semel.core.contract import Observable
+from semel.core.contract import Check, Finding, Level, Observable
 from semel.engine.sync_engine import Engine
-from semel.stores.mariadb import doctor as doctor_mariadb
-from semel.stores.mariadb.store import MariadbStore
-from semel.stores.postgres import doctor as doctor_postgres
-from semel.stores.postgres.store import PostgresStore
-from semel.stores.redis import doctor as doctor_redis
-from semel.stores.redis.store import RedisStore
+from semel.errors import StatementRefused
 
+ShowSlow = Callable[[str, Callable[[], list[Finding]]], list[Finding]]
+"""Runs slow work of this name, and shows that it goes on."""
+
+TABLES: Final = "tables"
 _LEVELS: Final[Mapping[str, Level]] = {
     "ok": "ok",
     "note": "note",
@@ -26,25 +24,38 @@ _LEVELS: Final[Mapping[str, Level]] = {
 
 def look_at_tables(engine: Engine) -> Finding | None:
     """The finding on the tables that an ATOMIC transaction cannot vouch for; None of a store without a server."""
-    match engine.store:
-        case PostgresStore():
-            return doctor_postgres.look_at_tables(engine)
-        case MariadbStore():
-            return doctor_mariadb.look_at_tables(engine)
-        case _:
-            return None
+    for check in engine.store.doctor(full=False, quick=True):
+        if check.name == TABLES:
+            return engine.perform("doctor", check.look)[0]
+    return None
 
 
-def look_at_server(engine: Engine, store: Observable) -> Iterator[Finding]:
-    """The findings about the server, or about all nodes of a cluster."""
-    for seen in engine.perform("observe", store.observe):
-        yield Finding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)
-    match store:
-        case RedisStore():
-            yield from doctor_redis.look_at_room(engine, store)
-        case PostgresStore():
-            yield from doctor_postgres.look_at_room(engine)
-        case MariadbStore():
-            yield from doctor_mariadb.look_at_room(engine)
-        case _:  # of another package: what it observes is all that is known of it
-            return
+def look_at_store(
+    engine: Engine,
+    *,
+    full: bool = False,
+    quick: bool = False,
+    show: ShowSlow = lambda name, work: work(),
+) -> Iterator[Finding]:
+    """The findings on the server's settings, about all nodes of a cluster, and those of the store's own checks.
+
+    Parameters: ``full`` and ``quick`` as :meth:`~semel.core.contract.Store.doctor` has them; ``show`` runs slow checks.
+
+    Raises StoreError and SchemaError.
+    """
+    if isinstance(engine.store, Observable):
+        for seen in engine.perform("observe", engine.store.observe):
+            yield Finding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)
+    for check in engine.store.doctor(full=full, quick=quick):
+        yield from _perform(engine, check, show)
+
+
+def _perform(engine: Engine, check: Check, show: ShowSlow) -> list[Finding]:
+    try:
+        if check.is_slow:
+            return show(check.name, lambda: engine.perform("doctor", check.look))
+        return engine.perform("doctor", check.look)
+    except StatementRefused:
+        if check.refused is None:
+            raise
+        return [check.refused]

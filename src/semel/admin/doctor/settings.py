@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from semel.admin.doctor.finding import Finding
 from semel.cli.open_store import hide_password, source_of_url, url_of
+from semel.core.contract import Finding
 from semel.reference.settings import Settings
 
 _PREFIX: Final = "SEMEL_"

@@ -23,12 +23,12 @@ ON DUPLICATE KEY UPDATE times = times + 1, last_seen_at = VALUES(last_seen_at);
 DELETE FROM semel_import_row WHERE forget_after <= :now LIMIT :limit;
 
 -- name: known
--- Which of these rows were booked before: their ids as one JSON array of hex, since units take one statement at a time.
-SELECT r.id FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(64) PATH '$')) AS u
+-- Which of these rows were booked before: one JSON array of [id in hex], since units take one statement at a time.
+SELECT r.id FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(64) PATH '$[0]')) AS u
 JOIN semel_import_row AS r ON r.id = UNHEX(u.id);
 
 -- name: note
--- Rows are booked: one that was booked meanwhile is not written.
+-- Rows are booked, from one JSON array of [id in hex, place]: one that was booked meanwhile is not written.
 INSERT IGNORE INTO semel_import_row (id, import_id, place, forget_after)
 SELECT UNHEX(u.id), :import_id, u.place, :now + :keep
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id CHAR(64) PATH '$[0]', place BIGINT PATH '$[1]')) AS u;

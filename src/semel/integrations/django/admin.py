@@ -29,10 +29,10 @@ from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_steps, settle
-from semel.admin.words import span_text
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import CURSOR_MAX, Answer, Find, Record, Resolution, State
+from semel.core.timing import span_text
 from semel.errors import RecordUnreadableError, SchemaError, StoreError
 from semel.integrations.django.models import Record as RecordModel
 from semel.integrations.django.site import ProjectStore, site

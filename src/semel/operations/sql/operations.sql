@@ -9,13 +9,6 @@ SELECT
 FROM semel_operation
 WHERE holds = :ref_id;
 
--- name: conclude
--- An ATOMIC unit's success, before the settle that commits it.
-UPDATE semel_operation SET
-    state = 3, resource_type = :resource_type, resource_id = :resource_id, settled_at = :now,
-    forget_after = :now + keep_us
-WHERE operation_id = :operation_id;
-
 -- name: by_id
 -- One operation, and the time.
 SELECT

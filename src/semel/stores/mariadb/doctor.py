@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
-from semel.admin.doctor.finding import Finding, look_at_connections, names_text, size_text
-from semel.core.flow import ask
-from semel.engine.sync_engine import Engine
+from semel.core.contract import Check, Finding
+from semel.core.flow import Flow, ask
+from semel.stores.findings import look_at_connections, names_text, size_text
 from semel.stores.sql.statements import Query, Row, statements
 
 SQL: Final = statements("semel.stores.mariadb", "sql/doctor.sql")
 NEEDED: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 
 
-def look_at_room(engine: Engine) -> Iterator[Finding]:
-    """The findings about the table, the server's connections, this user's rights, and what handlers begin with."""
-    size, about = _row(engine, "table_room")
+def checks() -> Sequence[Check]:
+    """The checks of the table, the connections, this user's rights, the handlers' defaults, and their tables."""
+    return (
+        Check("room", _look_at_room),
+        Check("connections", _look_at_connections),
+        Check("grants", _look_at_rights),
+        Check("defaults", _look_at_defaults),
+        Check("tables", _look_at_tables),
+    )
+
+
+def _look_at_room() -> Flow[list[Finding]]:
+    size, about = yield from _row("table_room")
     detail = f"semel_record has {size_text(int(size or 0))} with its indexes, about {int(about or 0)} rows"
-    yield Finding("room", "ok", f"{detail}; the server does not tell how full its disk is")
-    used, most = _row(engine, "connections")
-    yield look_at_connections(int(used or 0), int(most or 0))
-    held = engine.perform("rights", lambda: ask(Query(SQL["rights"], {})))
-    yield rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))
-    mode, isolation = _row(engine, "defaults")
-    yield defaults(str(mode), str(isolation))
-    yield look_at_tables(engine)
+    return [Finding("room", "ok", f"{detail}; the server does not tell how full its disk is")]
 
 
-def look_at_tables(engine: Engine) -> Finding:
+def _look_at_connections() -> Flow[list[Finding]]:
+    used, most = yield from _row("connections")
+    return [look_at_connections(int(used or 0), int(most or 0))]
+
+
+def _look_at_rights() -> Flow[list[Finding]]:
+    held = yield from ask(Query(SQL["rights"], {}))
+    return [rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))]
+
+
+def _look_at_defaults() -> Flow[list[Finding]]:
+    mode, isolation = yield from _row("defaults")
+    return [defaults(str(mode), str(isolation))]
+
+
+def _look_at_tables() -> Flow[list[Finding]]:
     """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
-    found = engine.perform("other_engines", lambda: ask(Query(SQL["other_engines"], {})))
-    return tables({str(name): str(kind) for name, kind in found})
+    found = yield from ask(Query(SQL["other_engines"], {}))
+    return [tables({str(name): str(kind) for name, kind in found})]
 
 
-def _row(engine: Engine, name: str) -> Row:
-    rows = engine.perform(name, lambda: ask(Query(SQL[name], {})))
+def _row(name: str) -> Flow[Row]:
+    rows = yield from ask(Query(SQL[name], {}))
     return rows[0] if rows else (None, None)
 
 

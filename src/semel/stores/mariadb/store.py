@@ -11,7 +11,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Identity, Observed, Turn
+from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -36,6 +36,7 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
+from semel.stores.mariadb import doctor
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.rows import SQL as COMMANDS
 from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
@@ -77,6 +78,7 @@ class MariadbStore:
         atomic_with_business_writes=True,
         settles_by_proof=True,
         holds_features=True,
+        balances_attention=True,
         looks_max=10_000,  # the table lies in the order of the ids: each record is a look-up of its own
     )
 
@@ -254,23 +256,25 @@ class MariadbStore:
             if number > done:
                 yield from ask(Script(script(_migration(name))))
                 ran.append(name)
-        lacking = yield from self.lacking()
-        for name in lacking:
+        additions = yield from self.missing_additions()
+        for name in additions:
             yield from ask(Script(script(_migration(name))))
         first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
         if ran:
             yield from ask(Execute(SQL["first_meta"], {**first, "secret_check": secret_check}))
             yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
-        return [*ran, *lacking]
+        return [*ran, *additions]
 
-    def lacking(self) -> Flow[list[str]]:
-        """The migrations without a version that did not run yet."""
+    def missing_additions(self) -> Flow[list[str]]:
         missing = []
         for name, asked in ADDITIONS.items():
             [(has,)] = yield from ask(Query(SQL[asked], {}))
             if not has:
                 missing.append(name)
         return missing
+
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        return doctor.checks()
 
 
 def _migration(name: str) -> str:

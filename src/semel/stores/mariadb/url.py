@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from dataclasses import replace
 from typing import Final
 from urllib.parse import SplitResult, unquote
 
@@ -27,7 +28,7 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: a part or an option cannot be understood.
         ConfigurationError: the client libraries are not installed.
     """
-    from semel.engine.urls import seconds_of
+    from semel.engine.urls import pop_accepts_loss, seconds_of
 
     patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
     if patience == 0:
@@ -48,7 +49,8 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
         raise UrlError(f"the port of the store URL must be a number from 1 to 65535, {_EXAMPLE}")
     if not url.hostname and socket is None:
         raise UrlError(f"{url.scheme}:// needs a server, {_EXAMPLE}")
-    return mariadb_backend(
+    accepts_loss = pop_accepts_loss(options)
+    backend = mariadb_backend(
         MariadbServer(
             host=url.hostname or "localhost",
             port=port,
@@ -62,6 +64,7 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
         ),
         url.scheme,
     )
+    return replace(backend, accepts_loss=accepts_loss)
 
 
 def _tls(wanted: str, ca: str | None) -> ssl.SSLContext | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, Identity
+from semel.core.contract import Capabilities, Check, Identity
 from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -434,3 +434,10 @@ class MemoryStore:
             return ["0001_first"]
 
         return ask(TableCall("migrate", act))
+
+    def missing_additions(self) -> Flow[list[str]]:
+        yield from ()
+        return []
+
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        return ()

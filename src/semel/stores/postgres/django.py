@@ -40,8 +40,8 @@ class JoinedInTest(JoinedPostgres):
 
     def _values(self, needed: Ask[Any]) -> tuple[str, list[Any]]:
         assert isinstance(needed, Query)
-        if needed.statement.name == "claim_here":
-            needed = Query(SQL["claim"], _batch_of_one(needed))
+        if needed.statement.batch is not None:
+            needed = Query(needed.statement.batch, _batch_of_one(needed))
         return super()._values(needed)
 
     def settle(self, needed: Ask[Any]) -> bool:

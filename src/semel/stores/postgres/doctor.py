@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-from semel.admin.doctor.finding import Finding, look_at_connections, names_text, size_text
-from semel.core.flow import ask
-from semel.engine.sync_engine import Engine
+from semel.core.contract import Check, Finding
+from semel.core.flow import Flow, ask
+from semel.stores.findings import look_at_connections, names_text, size_text
 from semel.stores.sql.statements import Query, statements
 
 DEAD_ROWS_MIN: Final = 100_000
 SQL: Final = statements("semel.stores.postgres", "sql/doctor.sql")
 
 
-def look_at_room(engine: Engine) -> Iterator[Finding]:
-    """The findings about the table of records and the server's connections."""
-    rows = engine.perform("table_room", lambda: ask(Query(SQL["table_room"], {})))
-    yield room(*cast("tuple[int, int, int]", rows[0] if rows else (0, 0, 0)))
-    [counted] = engine.perform("connections", lambda: ask(Query(SQL["connections"], {})))
-    yield look_at_connections(*cast("tuple[int, int]", counted))
-    yield look_at_tables(engine)
+def checks() -> Sequence[Check]:
+    """The checks of the table of records, the server's connections, and the tables that handlers may write."""
+    return (
+        Check("room", _look_at_room),
+        Check("connections", _look_at_connections),
+        Check("tables", _look_at_tables),
+    )
 
 
-def look_at_tables(engine: Engine) -> Finding:
+def _look_at_room() -> Flow[list[Finding]]:
+    rows = yield from ask(Query(SQL["table_room"], {}))
+    return [room(*cast("tuple[int, int, int]", rows[0] if rows else (0, 0, 0)))]
+
+
+def _look_at_connections() -> Flow[list[Finding]]:
+    [counted] = yield from ask(Query(SQL["connections"], {}))
+    return [look_at_connections(*cast("tuple[int, int]", counted))]
+
+
+def _look_at_tables() -> Flow[list[Finding]]:
     """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
-    found = engine.perform("other_tables", lambda: ask(Query(SQL["other_tables"], {})))
-    return tables({str(name): str(kind) for name, kind in found})
+    found = yield from ask(Query(SQL["other_tables"], {}))
+    return [tables({str(name): str(kind) for name, kind in found})]
 
 
 def tables(others: Mapping[str, str]) -> Finding:

@@ -6,6 +6,7 @@ by compare-and-set on the version that was read; where another writer was quicke
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -54,13 +55,16 @@ def lock_of(id: bytes) -> int:
 
 
 @cache
-def write_unit(name: str, digits: int) -> Statement:
+def write_unit(name: str, digits: int, batch: str | None = None) -> Statement:
     """A unit's statement as it is written while the number of units has so many digits.
 
     A user's connection may scan the table by a plan that it made while there were a few records, and keep it. A new
     text is planned anew, so that by the time of a thousand records none of these plans is used any more.
+
+    Parameters: ``batch`` the name of the statement that does the same outside a unit.
     """
-    return compose(name, f"/* {'0' * digits} */ {SQL[name].text}")
+    made = compose(name, f"/* {'0' * digits} */ {SQL[name].text}")
+    return made if batch is None else dataclasses.replace(made, batch=SQL[batch])
 
 
 @cache

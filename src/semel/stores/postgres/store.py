@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Identity, Observed, Turn
+from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -38,6 +38,7 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
+from semel.stores.postgres import doctor
 from semel.stores.postgres.rows import (
     QUOTAS,
     VERSIONS,
@@ -89,6 +90,7 @@ class PostgresStore:
         settles_by_proof=True,
         counts_new_keys=True,
         holds_features=True,
+        balances_attention=True,
         looks_max=50_000,
     )
 
@@ -118,7 +120,7 @@ class PostgresStore:
     def claim_here(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
-        yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units))))
+        yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units)), "claim"))
         return verdicts[claim[:2]]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -261,23 +263,25 @@ class PostgresStore:
             if number > done:
                 yield from ask(Script(script(_migration(name))))
                 ran.append(name)
-        lacking = yield from self.lacking()
-        for name in lacking:
+        additions = yield from self.missing_additions()
+        for name in additions:
             yield from ask(Script(script(_migration(name))))
         first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
         if ran:
             yield from ask(Query(SQL["first_meta"], {**first, "secret_check": secret_check}))
             yield from ask(Query(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
-        return [*ran, *lacking]
+        return [*ran, *additions]
 
-    def lacking(self) -> Flow[list[str]]:
-        """The migrations without a version that did not run yet."""
+    def missing_additions(self) -> Flow[list[str]]:
         missing = []
         for name, asked in ADDITIONS.items():
             [(has,)] = yield from ask(Query(SQL[asked] if asked in SQL else QUOTAS[asked], {}))
             if not has:
                 missing.append(name)
         return missing
+
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        return doctor.checks()
 
 
 def _migration(name: str) -> str:

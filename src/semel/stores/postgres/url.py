@@ -35,7 +35,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: an option cannot be understood.
         ConfigurationError: the client library is not installed.
     """
-    from semel.engine.urls import seconds_of
+    from semel.engine.urls import pop_accepts_loss, seconds_of
 
     if url.netloc.count("@") > 1 or _BARE_PERCENT.search(url.netloc):  # libpq would quote a part of the password
         raise UrlError("the store URL has an @ or a % too many before its server: in a password write them %40 and %25")
@@ -45,6 +45,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
     most = options.pop("connections_max", "8")
     if not most.isascii() or not most.isdigit() or not 1 <= int(most) <= CONNECTIONS_MOST:
         raise UrlError(f"connections_max must be a number from 1 to {CONNECTIONS_MOST}; it is {most!r}")
+    accepts_loss = pop_accepts_loss(options)
     prepared = options.pop("prepared", "yes")
     if prepared not in _YES:
         raise UrlError(f"prepared must be yes or no; it is {prepared!r}")
@@ -64,7 +65,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
     plain = url._replace(scheme="postgresql", query=rest).geturl()
     plain = plain if "//" in plain else plain.replace("postgresql:", "postgresql://", 1)
     _check_whole(plain)
-    return postgres_backend(
+    backend = postgres_backend(
         plain,
         asyncpg=url.scheme == "postgresql+asyncpg",
         schema=schema,
@@ -72,6 +73,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         connections_max=int(most),
         patience_seconds=patience,
     )
+    return replace(backend, accepts_loss=accepts_loss)
 
 
 def _check_ports(url: SplitResult) -> None:
@@ -130,6 +132,7 @@ def postgres_backend(
         from semel.stores.postgres.psycopg.driver import PostgresServer, PsycopgDriver
     except ImportError as error:
         raise _needs(asyncpg=asyncpg) from error
+    from semel.outbox.postgres_listen import PostgresListener
     from semel.stores.postgres.errors import is_conflict
     from semel.stores.postgres.join import PostgresHome
     from semel.stores.postgres.join_target import join, join_async
@@ -143,6 +146,7 @@ def postgres_backend(
             joins=lambda connection: join(connection, home),
             joins_async=lambda connection: join_async(connection, home),
             conflicts=is_conflict,
+            listens=lambda hear: PostgresListener(server, hear),
         )
 
     server = PostgresServer(conninfo, schema=schema, clock=clock, **options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from semel.admin.doctor.finding import Finding, Level, size_text
-from semel.engine.sync_engine import Engine
-from semel.errors import StatementRefused
-from semel.stores.redis.store import RedisStore
+from semel.core.contract import Check, Finding, Level
+from semel.core.flow import Flow
+from semel.stores.findings import size_text
+from semel.stores.redis import settings
 
 _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),
@@ -25,11 +26,20 @@ _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
 }
 
 
-def look_at_room(engine: Engine, store: RedisStore) -> Iterator[Finding]:
-    """The findings about memory and the file, of all nodes of a cluster."""
-    yield from _look_at_fsync(engine, store)
-    for used, most in sorted(engine.perform("observe", store.memory)):
-        yield memory(used, most)
+_HIDDEN: Final = Finding(
+    "appendfsync", "note", "this user may not read it (CONFIG GET)", "look it up in the server's settings"
+)
+
+
+def checks(tags: tuple[bytes, ...]) -> Sequence[Check]:
+    """The checks of the file and the memory of every server that holds a part of the records.
+
+    Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster.
+    """
+    return (
+        Check("appendfsync", partial(_look_at_fsync, tags), refused=_HIDDEN),
+        Check("memory", partial(_look_at_memory, tags)),
+    )
 
 
 def memory(used: int, most: int) -> Finding:
@@ -47,14 +57,11 @@ def memory(used: int, most: int) -> Finding:
     return Finding("memory", "warning", detail, "raise maxmemory, or shorten retention; run: semel purge")
 
 
-def _look_at_fsync(engine: Engine, store: RedisStore) -> Iterator[Finding]:
-    try:
-        values = engine.perform("observe", lambda: store.setting("appendfsync"))
-    except StatementRefused:
-        yield Finding(
-            "appendfsync", "note", "this user may not read it (CONFIG GET)", "look it up in the server's settings"
-        )
-        return
-    for value in sorted(values):
-        level, detail, remedy = _FSYNC.get(value, ("note", value, None))
-        yield Finding("appendfsync", level, detail, remedy)
+def _look_at_memory(tags: tuple[bytes, ...]) -> Flow[list[Finding]]:
+    return [memory(used, most) for used, most in sorted((yield from settings.memory(tags)))]
+
+
+def _look_at_fsync(tags: tuple[bytes, ...]) -> Flow[list[Finding]]:
+    values = yield from settings.setting(tags, "appendfsync")
+    judged = [_FSYNC.get(value, ("note", value, None)) for value in sorted(values)]
+    return [Finding("appendfsync", *one) for one in judged]

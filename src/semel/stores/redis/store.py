@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, Identity, Observed, Turn
+from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
 from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -47,13 +47,14 @@ from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
+from semel.stores.redis import doctor
 from semel.stores.redis.keys import TAGS, Keys, marker_name
 from semel.stores.redis.layout import decode_any, frames, kept_answer, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
-from semel.stores.redis.settings import memory, observe, setting
+from semel.stores.redis.settings import observe
 
 MIGRATIONS: Final = ("0001_first", "0002_markers", "0003_named_markers")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
@@ -367,13 +368,12 @@ class RedisStore:
         replies = yield from ask(Calls(tuple([RedisCall(None, keys, (), "EXISTS") for keys in wanted])))
         return sum(int(reply) < len(keys) for reply, keys in zip(replies, wanted, strict=True))
 
-    def memory(self) -> Flow[set[tuple[int, int]]]:
-        """Bytes in use and allowed (0: no bound), of each server that holds a part of the records."""
-        return memory(self.keys.tags)
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        return doctor.checks(self.keys.tags)
 
-    def setting(self, name: str) -> Flow[set[str]]:
-        """What a setting is on every server that holds a part of the records. Refused where CONFIG GET is."""
-        return setting(self.keys.tags, name)
+    def missing_additions(self) -> Flow[list[str]]:
+        yield from ()
+        return []
 
     def identity(self) -> Flow[Identity | None]:
         [pairs] = yield from ask(Calls((RedisCall(None, (self.keys.meta,), (), "HGETALL"),)))

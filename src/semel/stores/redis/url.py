@@ -29,7 +29,7 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: a part cannot be understood. No message holds the password.
         ConfigurationError: the client library is not installed.
     """
-    from semel.engine.urls import seconds_of
+    from semel.engine.urls import pop_accepts_loss, seconds_of
 
     patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
     if patience == 0:
@@ -60,6 +60,7 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
         patience_seconds=patience,
         wait_replicas=_whole("wait_replicas", options.pop("wait_replicas", "0"), 0, 100),
         wait_seconds=wait,
+        accepts_loss=pop_accepts_loss(options),
     )
 
 

@@ -7,11 +7,12 @@ hold anything, U+0000 included.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Protocol
 
-from semel.core.flow import Flow, ask
+from semel.core.flow import Ask, Flow, ask
 from semel.errors import ConfigurationError
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.postgres.text import escape, unescape
@@ -24,11 +25,13 @@ from semel.stores.sql.statements import (
     Query,
     Row,
     Statement,
+    TakeTurn,
     Value,
     statements,
 )
 
 Values = Mapping[str, Value]
+ROWS: Final = "rows"  # the parameter of a statement that takes many rows as one JSON array
 
 # The room whose folder ``sql`` has the statements of a noun.
 _ROOMS: Final[Mapping[str, str]] = {
@@ -70,7 +73,17 @@ class Dialect(Protocol):
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
         """The same statement for many rows, in one round trip if the database can; returns the number of changed rows.
 
-        On PostgreSQL every parameter but ``:now`` is the array of a column, and the statement unnests them.
+        All rows name the same parameters in the same order. On PostgreSQL every parameter but ``:now`` is the array
+        of a column, and the statement unnests them.
+        """
+
+    def last_write(self, statement: Statement, params: Mapping[str, Argument]) -> Ask[Any]:
+        """The ask of a statement that must change one row, or the unit that it ends cannot commit."""
+
+    def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
+        """The turn that a worker takes, where it is not the statement that decides it: ``mine`` there.
+
+        Parameters: as :class:`~semel.core.contract.TakesTurns` has them.
         """
 
     def together(self) -> Flow[None]:
@@ -108,6 +121,12 @@ class Sqlite:
             changed += yield from ask(Execute(statement, params if now is None else {**params, "now": now}))
         return changed
 
+    def last_write(self, statement: Statement, params: Mapping[str, Argument]) -> Ask[Any]:
+        return Execute(statement, params)
+
+    def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
+        return (yield from ask(TakeTurn(kind, mine, every_us)))
+
     def together(self) -> Flow[None]:
         yield from ()
 
@@ -133,12 +152,19 @@ class Postgres:
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
         return (yield from self.write(statement, _columns(statement, each))) if each else 0
 
+    def last_write(self, statement: Statement, params: Mapping[str, Argument]) -> Ask[Any]:
+        return Query(statement, {name: _to_parameter(value) for name, value in params.items()})
+
+    def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
+        yield from ()
+        return mine
+
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
 
 class Mariadb:
-    """MariaDB and MySQL."""
+    """MariaDB and MySQL. A statement over ``:rows`` gets all rows at once, as :func:`_as_json` writes them."""
 
     name: Final = "mariadb"
 
@@ -151,6 +177,8 @@ class Mariadb:
     def rows_all(self, statement: Statement, each: Sequence[Values]) -> Flow[list[Row]]:
         if not each:
             return []
+        if ROWS in statement.distinct:
+            return (yield from self.rows(statement, _as_json(statement, each)))
         replies = yield from ask(SeveralStatements([Query(statement, params) for params in each]))
         return [row for rows in replies for row in rows]
 
@@ -160,7 +188,16 @@ class Mariadb:
     def write_all(self, statement: Statement, each: Sequence[Values]) -> Flow[int]:
         if not each:
             return 0
+        if ROWS in statement.distinct:
+            return (yield from self.write(statement, _as_json(statement, each)))
         return sum((yield from ask(SeveralStatements([Execute(statement, params) for params in each]))))
+
+    def last_write(self, statement: Statement, params: Mapping[str, Argument]) -> Ask[Any]:
+        return Execute(statement, params)
+
+    def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
+        yield from ()
+        return mine
 
     def together(self) -> Flow[None]:
         yield from ask(TOGETHER)
@@ -177,6 +214,17 @@ def _columns(statement: Statement, each: Sequence[Values]) -> Mapping[str, Argum
     """The parameters of many rows as columns."""
     names = [name for name in statement.distinct if name != "now"]
     return {name: [params[name] for params in each] for name in names}
+
+
+def _as_json(statement: Statement, each: Sequence[Values]) -> Values:
+    """The rows as one JSON array of arrays, bytes in hex; a parameter that the statement names is that of all rows."""
+    shared = {name: value for name, value in each[0].items() if name in statement.distinct}
+    rows = [[_to_json(value) for name, value in row.items() if name not in shared] for row in each]
+    return {**shared, ROWS: json.dumps(rows)}
+
+
+def _to_json(value: Value) -> int | str | None:
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _to_parameter(value: Argument) -> Argument:

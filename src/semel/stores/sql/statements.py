@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -25,7 +25,7 @@ Params = Mapping[str, Argument]
 class Statement:
     """One named statement: as written, with ``:name`` parameters; as ``?`` with their names in order; and as
     ``$1`` with each name once. ``planned_once``: a plan made at any size of its tables is right at every size, so that
-    a server may keep it.
+    a server may keep it. ``batch``: the statement over columns that does the same outside a unit.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Statement:
     numbered: str = ""
     distinct: tuple[str, ...] = ()
     planned_once: bool = False
+    batch: Statement | None = field(default=None, compare=False)
 
     def values(self, params: Params | Row) -> tuple[Argument, ...]:
         """The parameters in the statement's order. A tuple is in that order already."""

@@ -14,6 +14,8 @@ from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, 
 from semel.stores.clock import Clock
 from semel.stores.failures import BROKEN_RULE
 from semel.stores.sql.statements import NOW_LOCKED, Execute, Now, Query, Script, TakeTurn
+from semel.stores.sqlite.doctor import LookAtFile
+from semel.stores.sqlite.file import read_facts
 from semel.stores.sqlite.fork import refuse_inherited
 from semel.stores.sqlite.turns import take_turn
 
@@ -51,9 +53,9 @@ def open_connection(
             connection.execute("PRAGMA query_only=1")
         else:
             connection.execute("PRAGMA journal_mode=WAL").fetchall()
-            connection.execute(f"PRAGMA synchronous={synchronous}")
             # The driver checkpoints itself, so that no commit on an event loop ever pays for one.
             connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute(f"PRAGMA synchronous={synchronous}")  # a reading one only tells it
         connection.execute("PRAGMA cache_size=-16384")
     except UnicodeDecodeError as error:
         connection.close()
@@ -150,6 +152,9 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
         if kind is TakeTurn:
             [path] = [file for _, name, file in execute("PRAGMA database_list") if name == "main"]
             return take_turn(path, cast(TakeTurn, needed), clock()) if path else None
+        if kind is LookAtFile:
+            [path] = [file for _, name, file in execute("PRAGMA database_list") if name == "main"]
+            return read_facts(path)
         assert isinstance(needed, Script)
         for statement in needed.statements:
             execute(statement)

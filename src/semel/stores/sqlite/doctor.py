@@ -5,113 +5,58 @@ And what is around it: its file system, its room, who may write and read it.
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, cast
+from functools import partial
+from pathlib import PurePath
+from typing import Final, NamedTuple, cast
 
-from semel.admin.doctor.finding import Finding, size_text
-from semel.admin.words import span_text
-from semel.cli.progress import show_elapsed
-from semel.core.flow import ask
-from semel.core.timing import PURGE_GRACE_US
-from semel.engine.sync_engine import Engine
-from semel.stores.sql.statements import Params, Query, Row, statements
-from semel.stores.sqlite.driver import SqliteDriver
+from semel.core.contract import Check, Finding
+from semel.core.flow import Ask, Flow, ask
+from semel.core.timing import PURGE_GRACE_US, span_text
+from semel.stores.findings import size_text
+from semel.stores.sql.statements import NOW, Params, Query, Row, statements
 
 WAL_BYTES_MAX: Final = 256 * 1024 * 1024
 CHECKED_BYTES_MAX: Final = 256 * 1024 * 1024
 # A reaper purges hourly: what two walks have left was left because none is running.
 OVERDUE_US: Final = PURGE_GRACE_US + 2 * 3_600_000_000
-SQL: Final = statements("semel.stores.sqlite", "sql/doctor.sql")
-
-
-def look_at_sqlite(
-    engine: Engine, driver: SqliteDriver, *, full: bool, progress: bool, quick: bool = False
-) -> Iterator[Finding]:
-    """The findings about the file, its journal and its disk.
-
-    Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``;
-    ``quick`` leaves out what looks at every row.
-    """
-    path = Path(driver.path)
-    mode = str(_row(engine, "journal_mode")[0])
-    if mode == "wal":
-        yield Finding("journal", "ok", "write-ahead log")
-    else:
-        yield Finding("journal", "warning", f"journal mode is {mode}, not WAL", "run: semel migrate (it sets WAL)")
-    yield from _look_at_promise(driver)
-    if not quick:
-        yield from _look_at_integrity(engine, path, full=full, progress=progress)
-    yield from look_at_file(path)
-    yield from _look_at_log(path)
-    if not quick:
-        yield from _look_at_backlog(engine, driver.clock())
-
-
-def _row(engine: Engine, name: str, params: Params | None = None) -> Row:
-    rows = engine.perform(name, lambda: ask(Query(SQL[name], params or {})))
-    return rows[0] if rows else ("nothing",)
-
-
-def _look_at_promise(driver: SqliteDriver) -> Iterator[Finding]:
-    if driver.synchronous == "NORMAL":
-        yield Finding(
-            "synchronous",
-            "warning",
-            "NORMAL: the last answers may be lost with the power, and their commands run twice",
-            "use synchronous=FULL (leave the option out of the URL)",
-        )
-    else:
-        yield Finding("synchronous", "ok", f"{driver.synchronous}: a stored answer survives power loss (by this URL)")
-
-
-def _look_at_integrity(engine: Engine, path: Path, *, full: bool, progress: bool) -> Iterator[Finding]:
-    size = path.stat().st_size
-    if size > CHECKED_BYTES_MAX and not full:
-        yield Finding("integrity", "note", f"not checked: the file has {size_text(size)}", "run: semel doctor --full")
-        return
-    said = str(show_elapsed("integrity check", lambda: _row(engine, "quick_check")[0], asked=progress))
-    if said == "ok":
-        yield Finding("integrity", "ok", f"the file is sound ({size_text(size)})")
-    else:
-        yield Finding("integrity", "problem", f"the file is damaged: {said}", "stop its writers and restore a backup")
-
-
-def _look_at_log(path: Path) -> Iterator[Finding]:
-    wal = Path(f"{path}-wal")
-    size = wal.stat().st_size if wal.exists() else 0
-    if size > WAL_BYTES_MAX:
-        detail = f"the write-ahead log has {size_text(size)}: something keeps a reading transaction open"
-        yield Finding("wal", "warning", detail, "end long-running readers of this file; the log then shrinks by itself")
-    else:
-        yield Finding("wal", "ok", f"the write-ahead log has {size_text(size)}")
-
-
-def _look_at_backlog(engine: Engine, now: int) -> Iterator[Finding]:
-    row = _row(engine, "overdue", {"by": now - OVERDUE_US})
-    forgotten, answers, oldest = cast("tuple[int, int, int | None]", row)
-    if oldest is None:
-        yield Finding("purge", "ok", "nothing is overdue")
-        return
-    detail = f"{forgotten} tombstones and {answers} answers are overdue, the oldest for {span_text(now - oldest)}"
-    remedy = (
-        "run: semel purge; and keep `semel worker` running, which purges hourly (over ASGI semel.install(app) does)"
-    )
-    yield Finding("purge", "warning", detail, remedy)
-
-
 DISK_BYTES_LOW: Final = 200 * 1024 * 1024
 DISK_BYTES_MIN: Final = 20 * 1024 * 1024
-MOUNTS: Final = Path("/proc/self/mountinfo")
 _REMOTE: Final = frozenset(
     ("9p", "afs", "ceph", "cifs", "drvfs", "fuse.sshfs", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "prl_fs")
 ) | {"smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "fuse.vmhgfs-fuse", "fuse.gcsfuse", "fuse.s3fs"}
 _PASSING: Final = frozenset(("tmpfs", "ramfs", "devtmpfs"))
 _ELSEWHERE: Final = "put the file on a local disk of the host (in a container: a volume) and name it with --url"
+SQL: Final = statements("semel.stores.sqlite", "sql/doctor.sql")
+_SYNCHRONOUS: Final = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
+
+
+class FileFacts(NamedTuple):
+    """What the operating system tells about a database file.
+
+    Parameters: ``path`` as the store names it, ``resolved`` without links; ``mounts`` the text of Linux's
+    ``mountinfo``, None elsewhere; ``log_bytes`` of the write-ahead log; ``mode`` and ``owner`` as ``os.stat`` has
+    them; ``owners_beside`` the owners of the files that SQLite keeps beside it, by name.
+    """
+
+    path: str
+    resolved: str
+    mounts: str | None
+    free_bytes: int
+    size_bytes: int
+    log_bytes: int
+    is_writable: bool
+    mode: int
+    owner: int
+    owners_beside: Mapping[str, int]
+
+
+class LookAtFile(Ask[FileFacts]):
+    """What the operating system tells about the file of this connection."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +68,92 @@ class Mount:
     options: frozenset[str]
 
 
-def look_at_file(path: Path) -> Iterator[Finding]:
-    """The findings about a database file and the folder that it lies in."""
-    yield from _look_at_place(path)
-    yield from _look_at_room(path)
-    yield from _look_at_rights(path)
+def checks(*, full: bool, quick: bool) -> Sequence[Check]:
+    """The checks of the file, its journal and its disk.
+
+    Parameters: ``full`` checks the integrity of a large file too; ``quick`` leaves out what looks at every row.
+    """
+    every_row = not quick
+    return (
+        Check("journal", _look_at_journal),
+        Check("synchronous", _look_at_promise),
+        *([Check("integrity check", partial(_look_at_integrity, full=full), is_slow=True)] if every_row else ()),
+        Check("file", _look_at_file),
+        *([Check("purge", _look_at_backlog)] if every_row else ()),
+    )
+
+
+def _row(name: str, params: Params | None = None) -> Flow[Row]:
+    rows = yield from ask(Query(SQL[name], params or {}))
+    return rows[0] if rows else ("nothing",)
+
+
+def _look_at_journal() -> Flow[list[Finding]]:
+    mode = str((yield from _row("journal_mode"))[0])
+    if mode == "wal":
+        return [Finding("journal", "ok", "write-ahead log")]
+    return [Finding("journal", "warning", f"journal mode is {mode}, not WAL", "run: semel migrate (it sets WAL)")]
+
+
+def _look_at_promise() -> Flow[list[Finding]]:
+    synchronous = _SYNCHRONOUS[cast("int", (yield from _row("synchronous"))[0])]
+    if synchronous == "NORMAL":
+        return [
+            Finding(
+                "synchronous",
+                "warning",
+                "NORMAL: the last answers may be lost with the power, and their commands run twice",
+                "use synchronous=FULL (leave the option out of the URL)",
+            )
+        ]
+    return [Finding("synchronous", "ok", f"{synchronous}: a stored answer survives power loss (by this URL)")]
+
+
+def _look_at_integrity(*, full: bool) -> Flow[list[Finding]]:
+    size = (yield from ask(LookAtFile())).size_bytes
+    if size > CHECKED_BYTES_MAX and not full:
+        detail = f"not checked: the file has {size_text(size)}"
+        return [Finding("integrity", "note", detail, "run: semel doctor --full")]
+    result = str((yield from _row("quick_check"))[0])
+    if result == "ok":
+        return [Finding("integrity", "ok", f"the file is sound ({size_text(size)})")]
+    return [Finding("integrity", "problem", f"the file is damaged: {result}", "stop its writers and restore a backup")]
+
+
+def _look_at_file() -> Flow[list[Finding]]:
+    file = yield from ask(LookAtFile())
+    return [*_look_at_place(file), *_look_at_room(file), *_look_at_rights(file), _look_at_log(file.log_bytes)]
+
+
+def _look_at_log(size: int) -> Finding:
+    if size > WAL_BYTES_MAX:
+        detail = f"the write-ahead log has {size_text(size)}: something keeps a reading transaction open"
+        remedy = "end long-running readers of this file; the log then shrinks by itself"
+        return Finding("wal", "warning", detail, remedy)
+    return Finding("wal", "ok", f"the write-ahead log has {size_text(size)}")
+
+
+def _look_at_backlog() -> Flow[list[Finding]]:
+    now = yield from ask(NOW)
+    row = yield from _row("overdue", {"by": now - OVERDUE_US})
+    forgotten, answers, oldest = cast("tuple[int, int, int | None]", row)
+    if oldest is None:
+        return [Finding("purge", "ok", "nothing is overdue")]
+    detail = f"{forgotten} tombstones and {answers} answers are overdue, the oldest for {span_text(now - oldest)}"
+    remedy = (
+        "run: semel purge; and keep `semel worker` running, which purges hourly (over ASGI semel.install(app) does)"
+    )
+    return [Finding("purge", "warning", detail, remedy)]
 
 
 # --- the file system ----------------------------------------------------------------------------
 
 
-def mount_of(path: Path, mounts: str) -> Mount | None:
+def mount_of(path: PurePath, mounts: str) -> Mount | None:
     """The mount that a path lies in, by the text of Linux's ``mountinfo``.
 
     >>> line = "36 35 98:0 / /mnt rw,noatime shared:1 - ext3 /dev/root rw,errors=continue"
-    >>> mount_of(Path("/mnt/shop/semel.db"), line).kind
+    >>> mount_of(PurePath("/mnt/shop/semel.db"), line).kind
     'ext3'
     """
     found: Mount | None = None
@@ -154,11 +170,8 @@ def mount_of(path: Path, mounts: str) -> Mount | None:
     return found
 
 
-def _look_at_place(path: Path) -> Iterator[Finding]:
-    try:
-        mount = mount_of(path.resolve(), MOUNTS.read_text("utf-8", "surrogateescape"))
-    except OSError:
-        mount = None
+def _look_at_place(file: FileFacts) -> Iterator[Finding]:
+    mount = None if file.mounts is None else mount_of(PurePath(file.resolved), file.mounts)
     if mount is None:
         yield Finding("filesystem", "note", "its type is not known on this system; it must be a local one")
         return
@@ -185,8 +198,8 @@ def _look_at_place(path: Path) -> Iterator[Finding]:
 # --- room and rights ----------------------------------------------------------------------------
 
 
-def _look_at_room(path: Path) -> Iterator[Finding]:
-    free = shutil.disk_usage(path.parent).free
+def _look_at_room(file: FileFacts) -> Iterator[Finding]:
+    free = file.free_bytes
     room = "make room; on a full disk commands are refused and stored answers still replayed"
     if free < DISK_BYTES_LOW:
         yield Finding("disk", "problem" if free < DISK_BYTES_MIN else "warning", f"{size_text(free)} free", room)
@@ -194,36 +207,30 @@ def _look_at_room(path: Path) -> Iterator[Finding]:
         yield Finding("disk", "ok", f"{size_text(free)} free")
 
 
-def _look_at_rights(path: Path) -> Iterator[Finding]:
-    if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+def _look_at_rights(file: FileFacts) -> Iterator[Finding]:
+    if not file.is_writable:
         yield Finding(
             "writable",
             "problem",
             "this user may not write the file or its folder; answers are replayed, commands refused",
             "check the owner of the file and of its folder, and how the disk is mounted",
         )
-    file = path.stat()
-    strangers = [name for name in _companions(path) if Path(name).stat().st_uid != file.st_uid]
+    strangers = [name for name, owner in file.owners_beside.items() if owner != file.owner]
     if strangers:
         yield Finding(
             "permissions",
             "problem",
-            f"{', '.join(Path(name).name for name in strangers)} and the file have different owners: "
-            "the service may not be able to write",
+            f"{', '.join(strangers)} and the file have different owners: the service may not be able to write",
             "chown them to the file's owner, and run semel as that user",
         )
-    elif file.st_mode & stat.S_IWOTH:
-        yield Finding("permissions", "warning", "every user of this host may write the file", f"chmod o-w {path}")
-    elif file.st_mode & stat.S_IROTH:
+    elif file.mode & stat.S_IWOTH:
+        yield Finding("permissions", "warning", "every user of this host may write the file", f"chmod o-w {file.path}")
+    elif file.mode & stat.S_IROTH:
         yield Finding(
             "permissions",
             "note",
             "every user of this host may read the stored answers",
-            f"chmod o-r {path} (and the files beside it)",
+            f"chmod o-r {file.path} (and the files beside it)",
         )
     else:
-        yield Finding("permissions", "ok", f"{stat.filemode(file.st_mode)}, owner {file.st_uid}")
-
-
-def _companions(path: Path) -> list[str]:
-    return [name for name in (f"{path}-wal", f"{path}-shm") if os.path.exists(name)]
+        yield Finding("permissions", "ok", f"{stat.filemode(file.mode)}, owner {file.owner}")

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Identity, Turn
+from semel.core.contract import Capabilities, Check, Identity, Turn
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -72,6 +72,7 @@ from semel.stores.sql.statements import (
     script,
     statements,
 )
+from semel.stores.sqlite import doctor
 
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -307,23 +308,25 @@ class SqliteStore:
             if number > done:
                 yield from ask(Script(script(_migration(name))))
                 ran.append(name)
-        lacking = yield from self.lacking()
-        for name in lacking:
+        additions = yield from self.missing_additions()
+        for name in additions:
             yield from ask(Script(script(_migration(name))))
         first: Params = {"store_id": store_id, "schema_version": SCHEMA_VERSION, "secret_check": secret_check}
         if ran:
             yield from ask(Execute(SQL["first_meta"], first))
             yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
-        return [*ran, *lacking]
+        return [*ran, *additions]
 
-    def lacking(self) -> Flow[list[str]]:
-        """The migrations without a version that did not run yet."""
+    def missing_additions(self) -> Flow[list[str]]:
         missing = []
         for name, asked in ADDITIONS.items():
             [(has,)] = yield from ask(Query(SQL[asked], _EMPTY))
             if not has:
                 missing.append(name)
         return missing
+
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+        return doctor.checks(full=full, quick=quick)
 
 
 def _migration(name: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from semel.core.contract import Finding, Restorable
 from semel.core.model import AnswerKind, Find, KeyExpired, OutcomeUnknown, Proceed, Purged, Record, State
 from semel.core.timing import PURGE_GRACE_US
+from semel.errors import StatementRefused
 from semel.policy import Policy
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, scope
 from semel.testing.bench import Bench
@@ -239,6 +241,47 @@ def every_field_of_a_record_has_its_own_place(bench: Bench) -> None:
     assert len(row) == len(Record._fields)
 
 
+def every_check_of_the_doctor_can_be_performed(bench: Bench) -> None:
+    """Each check of a new store finds something; a quick look leaves checks out, and adds none."""
+    thorough, quick = (bench.store.doctor(full=not quick, quick=quick) for quick in (False, True))
+    for check in thorough:
+        try:
+            found = bench.do(check.look)
+        except StatementRefused:
+            assert check.refused is not None, check.name
+            found = [check.refused]
+        assert found, check.name
+        assert all(isinstance(each, Finding) and each.check and each.detail for each in found)
+    names = [check.name for check in thorough]
+    assert len(set(names)) == len(names)
+    assert [check.name for check in quick] == [name for name in names if name in {check.name for check in quick}]
+    assert not any(check.is_slow for check in quick)
+
+
+def a_migrated_store_misses_nothing(bench: Bench) -> None:
+    """Every migration without a version has run, too; those with one are as many as the identity tells."""
+    assert bench.do(bench.store.missing_additions) == []
+    identity = bench.do(bench.store.identity)
+    assert identity is not None
+    if bench.store.migrations:
+        assert identity.schema_version == len(bench.store.migrations)
+
+
+def a_restored_store_begins_a_new_epoch(bench: Bench) -> None:
+    """Only a store that may lose records has it to be said; it keeps its id, and what it still has."""
+    store = bench.store
+    before = bench.do(store.identity)
+    assert before is not None
+    if not isinstance(store, Restorable):
+        return
+    grant = bench.grant()
+    bench.do(lambda: store.restore("another", before.secret_check))
+    after = bench.do(store.identity)
+    assert after is not None
+    assert (after.store_id, after.epoch > before.epoch) == (before.store_id, True)
+    assert bench.row(grant.id).fence == grant.fence
+
+
 ALL = (
     a_lapse_makes_the_unknown_visible,
     a_lapse_marks_idempotent_commands_only_past_their_bounds,
@@ -255,4 +298,7 @@ ALL = (
     states_are_counted,
     a_store_knows_who_it_is,
     every_field_of_a_record_has_its_own_place,
+    every_check_of_the_doctor_can_be_performed,
+    a_migrated_store_misses_nothing,
+    a_restored_store_begins_a_new_epoch,
 )

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Final
 
 from semel.admin.receivers import Behind, enable_endpoints, receivers_behind
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.flow import Flow
 from semel.core.identity import uuid_bytes, uuid_text
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.outbox.event import Waiting
 from semel.outbox.store import Events

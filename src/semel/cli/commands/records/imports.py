@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from semel.admin.words import span_text
 from semel.bulk.declaration import with_details
 from semel.bulk.rules import ItemOutcome, ItemState
 from semel.bulk.store import Items
@@ -18,6 +17,7 @@ from semel.cli.exits import CommandFailed, Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
 from semel.imports.booking import RowOutcome, row_outcome

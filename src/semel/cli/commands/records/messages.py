@@ -6,11 +6,11 @@ import argparse
 from typing import Any, Final
 
 from semel.admin.describe import time_text
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
+from semel.core.timing import span_text
 from semel.inbox.store import InboxRows, Tried
 
 LIMIT_MAX: Final = 1000

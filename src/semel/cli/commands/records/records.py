@@ -9,13 +9,13 @@ from semel.admin.describe import has_lapsed, record_document, row_document, stat
 from semel.admin.filters import add_filters, find_bounded, pages, query_of
 from semel.admin.find import check_beginning, find_key, find_named, key_of
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import derive_key, uuid_text
 from semel.core.model import CURSOR_MAX, Find, Record, Scope, State
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 
 AUDIT_LINES: Final = 20

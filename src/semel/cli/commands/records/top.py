@@ -17,11 +17,11 @@ from semel.admin.census import (
     what_was_read,
 )
 from semel.admin.recent import last_hour, purge_lag, recent_document, recent_lines
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
+from semel.core.timing import span_text
 
 _BOUNDED = (
     "Reads a limited number of the newest records and of those that need attention, and reports how many it read."

@@ -7,30 +7,28 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 from semel.admin.describe import time_text
-from semel.admin.doctor.finding import Finding, Level
 from semel.admin.doctor.messages import look_at_messages
 from semel.admin.doctor.records import look_at_records
 from semel.admin.doctor.schema import look_at_schema
-from semel.admin.doctor.server import look_at_server
+from semel.admin.doctor.server import look_at_store
 from semel.admin.doctor.settings import look_at_settings
 from semel.admin.filters import pages
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit
 from semel.cli.open_store import connect
-from semel.cli.progress import add_progress
+from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
-from semel.core.contract import Identity, Observable
+from semel.core.contract import Finding, Identity, Level, Observable
 from semel.core.identity import made_at
 from semel.core.model import Find
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.sealing.reseal import look_at_sealing
-from semel.stores.sqlite.doctor import look_at_sqlite
-from semel.stores.sqlite.driver import SqliteDriver
 
 CLOCK_STEP_US_MAX: Final = 2_000_000
 EPOCH_FLOOR_US: Final = 1_704_067_200_000_000  # 2024-01-01: a host clock before this was never set
@@ -101,10 +99,7 @@ def examine(
         schema = look_at_schema(engine, identity)
         if schema.level == "problem":
             return [*found, schema], False
-        if isinstance(engine.backend.driver, SqliteDriver):
-            found += look_at_sqlite(engine, engine.backend.driver, full=full, progress=progress, quick=quick)
-        if isinstance(engine.store, Observable):
-            found += look_at_server(engine, engine.store)
+        found += look_at_store(engine, full=full, quick=quick, show=partial(show_elapsed, asked=progress))
         found.append(schema)
         found += _look_at_clock(engine)
         found += look_at_records(engine, quick=quick)
@@ -123,7 +118,7 @@ def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding
     if identity is not None or not isinstance(engine.store, Observable):
         return
     with suppress(StoreError, SchemaError):  # the missing identity was told
-        server = list(look_at_server(engine, engine.store))
+        server = list(look_at_store(engine))
         yield from server
         keeping = [finding for finding in server if finding.check in ("eviction", "persistence")]
         if keeping:  # a server that can be flushed, whatever its settings are

@@ -15,9 +15,9 @@ from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import connect, url_of
 from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
+from semel.core.contract import Restorable
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError
-from semel.stores.redis.store import RedisStore
 
 _NEW: Final = (
     "This store is new. If there was one before (was the server flushed?), its records are lost, and keys that were "
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         engine.close()
     out.document({"migrations": ran})
     out.say(f"migrated: {', '.join(ran)}" if ran else "the store is up to date: nothing to do")
-    if "0001_first" in ran and isinstance(engine.store, RedisStore):
+    if "0001_first" in ran and isinstance(engine.store, Restorable):
         out.say(_NEW)
     return Exit.OK
 
@@ -88,6 +88,6 @@ def _print_sql(options: argparse.Namespace, out: Output) -> int:
 
 def _restoring(engine: Engine) -> Callable[[], list[str]]:
     store = engine.store
-    if not isinstance(store, RedisStore):
+    if not isinstance(store, Restorable):
         raise ConfigurationError("--records-may-be-lost is for Redis: no other store evicts records; leave it out")
     return lambda: engine.perform("migrate", lambda: store.restore(*engine.core.first_identity()))

@@ -6,7 +6,6 @@ import argparse
 import json
 import time
 
-from semel.admin.words import span_text
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import Exit, UsageFailed
 from semel.cli.open_store import open_store
@@ -16,6 +15,7 @@ from semel.cli.whole_file import WholeFile
 from semel.core.flow import perform
 from semel.core.model import Find, Purged
 from semel.core.requests import Perform
+from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
 from semel.retention.archive import Archive, fix_now

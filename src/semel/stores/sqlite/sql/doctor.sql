@@ -4,6 +4,10 @@
 -- How the file's transactions are kept: "wal" is what Semel sets.
 PRAGMA journal_mode;
 
+-- name: synchronous
+-- 0 OFF, 1 NORMAL, 2 FULL, 3 EXTRA: as this connection was opened.
+PRAGMA synchronous;
+
 -- name: quick_check
 -- "ok", or the first damage that is found.
 PRAGMA quick_check(1);

@@ -1,32 +1,13 @@
-"""One line of `semel doctor`."""
+"""Texts and findings that the doctors of several stores share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-Level = Literal["ok", "note", "warning", "problem"]
+from semel.core.contract import Finding
+
 NAMES_SHOWN: Final = 5
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The finding of one check. A warning or problem has a remedy, in ``remedy`` or in an error's own text.
-
-    >>> Finding("disk", "ok", "12 GiB free").is_bad
-    False
-    """
-
-    check: str
-    level: Level
-    detail: str
-    remedy: str | None = None
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether an operator should act."""
-        return self.level in ("warning", "problem")
 
 
 def names_text(names: Sequence[str]) -> str:
