@@ -21,7 +21,7 @@ run: .venv/run.stamp ## serve the reference service on 127.0.0.1:8080 (HOST, POR
 	    SEMEL_METRICS=$${SEMEL_METRICS-$$($(BIN)/python -c 'import prometheus_client; print(0)' 2>/dev/null)} \
 	    $(BIN)/semel serve
 
-test: servers lint ## everything: lint, types, all tests, on real servers (20 minutes; installs what it names first)
+test: servers lint ## everything: lint, types, all tests, on real servers (12 minutes; installs what it names first)
 	@scripts/test $(ARGS)
 
 coverage: servers .venv/dev.stamp ## all tests under the tracer: which lines and branches did nothing run? (twice the time)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -83,6 +84,7 @@ def sentence(name: str) -> str:
     return first.replace("``", "`").replace("|", "\\|")
 
 
+@cache
 def first_names() -> dict[int, str]:
     """Each listed object with the name under which it is described: the first one, page by page."""
     found: dict[int, str] = {}

@@ -1,9 +1,9 @@
 """Twenty thousand schedules in which every invariant holds. Every (state × event) that can be is reached in them, and
 nothing that cannot be: both ways, so that neither list ages.
 
-``make soak`` plays a million. Every planted fault that a schedule can show is found within the first 600 (tests/mutants).
-None of them is measured: a coverage tool would see the same lines over and over. What it sees of the simulator comes
-from the smaller runs of the other modules.
+``make soak`` plays a million. Every planted fault that a schedule can show is found within the first 600, which
+tests/mutants proves. None of them is measured: a coverage tool would see the same lines over and over. What it sees of
+the simulator comes from the smaller runs of the other modules.
 """
 
 from __future__ import annotations

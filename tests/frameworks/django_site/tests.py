@@ -34,6 +34,7 @@ from tests.service.served import await_true
 class Asking:
     """Requests with a key and a token."""
 
+    serialized_rollback = True  # quicker after each test than to make every permission anew
     client: Any
 
     def setUp(self) -> None:

@@ -243,7 +243,9 @@ def settle_on(table: Table, word: Settlement, now: int) -> Settling:
     reply, row = settle_row(table.records.get(id), word, now)
     if row is not None:
         table.records[id] = row
-        if row.state != _PROCESSING:
+        if row.state == _PROCESSING:  # given back: perhaps it was CLAIMED
+            table.running.add(id)
+        else:
             table.running.discard(id)
     return reply
 

@@ -46,6 +46,15 @@ def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> No
     assert [(row.id, row.doubt) for row in bench.lapse()] == [(attempt("dedup").id, "dedup-over")]
 
 
+def a_lapse_marks_a_reservation_whose_lease_was_given_back(bench: Bench) -> None:
+    """CLAIMED, and given back as PROCESSING: from then on it lapses as any other."""
+    short = Policy(effects="idempotent", dedup_for_seconds=40)
+    bench.settle(bench.grant(attempt(policy=short, starts=State.CLAIMED)), State.PROCESSING)
+    assert bench.lapse() == []
+    bench.clock.advance(2 * LEASE_US)
+    assert [(row.state, row.doubt) for row in bench.lapse()] == [(State.UNKNOWN, "dedup-over")]
+
+
 def a_lapse_takes_the_oldest_leases_first(bench: Bench) -> None:
     """In rounds of a limit, oldest lease first."""
     ids = []
@@ -285,6 +294,7 @@ def a_restored_store_begins_a_new_epoch(bench: Bench) -> None:
 ALL = (
     a_lapse_makes_the_unknown_visible,
     a_lapse_marks_idempotent_commands_only_past_their_bounds,
+    a_lapse_marks_a_reservation_whose_lease_was_given_back,
     a_lapse_takes_the_oldest_leases_first,
     retention_starts_at_settlement,
     an_answer_goes_before_its_tombstone,
