@@ -64,7 +64,7 @@ def settle_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling
     """The reply to a settlement, and the row to write (None: write nothing)."""
     if row is None or not is_sound(row):
         return Superseded(None), None
-    if row.fence != word.fence or row.nonce != word.nonce:  # as holds, which every command would pay for
+    if not holds(row, word.fence, word.nonce):
         return Superseded(state_of(row)), None
     if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
         word = word._replace(state=relinquished_state(row))
