@@ -71,7 +71,7 @@ def fill(url: str) -> None:
         assert inbox.handle("poison", raises) is Receipt.PARKED
         events = Events(engine.store.dialect)  # type: ignore[attr-defined]
         first = engine.perform("find", lambda: events.find(0, 10, parked=False))
-        engine.perform("published", lambda: events.published([first[0].seq]))
+        engine.perform("published", lambda: events.mark_published([first[0].seq]))
         engine.perform("postpone", lambda: events.postpone(first[1].seq, 1, "the broker said no"))
         assert engine.perform("park", lambda: events.park(ids[5], "too large"))
         fill_imports(engine)

@@ -15,7 +15,7 @@ def test_what_does_not_hold_is_reported(capsys: pytest.CaptureFixture[str]) -> N
     teller.scene("A scene")
     teller.expect("this holds", True)
     teller.expect("this does not", False)
-    assert teller.failed() == ["this does not"]
+    assert teller.list_failed() == ["this does not"]
     assert "NOT SO: this does not" in capsys.readouterr().out
 
 

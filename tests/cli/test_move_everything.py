@@ -19,7 +19,7 @@ from semel.errors import NotReplayableError, StoreUnavailable
 from semel.inbox.store import Receipt
 from semel.operations.flow import resolve
 from semel.outbox.event import Event
-from semel.outbox.partitions import Lanes
+from semel.outbox.partitions import Partitions
 from semel.outbox.store import Events
 from semel.stores.sql.statements import Row
 from semel.stores.sql.tables import NOUNS, Noun
@@ -147,7 +147,7 @@ def test_what_waits_is_published_once_and_in_order(first: str, second: str, caps
 def test_a_message_that_was_handled_since_is_known_as_long(first: str, second: str, capsys: Capture) -> None:
     for target in (in_postgres(), in_mariadb(), second):
         with Engine.connect(first) as engine:
-            Inbox(engine, consumer="late").failed(target, "not yet")
+            Inbox(engine, consumer="late").note_failure(target, "not yet")
             assert moved(first, target, capsys)[0] == 0
             assert Inbox(engine, consumer="late", keep_seconds=86_400 * 30).handle(target, str) is Receipt.HANDLED
         assert moved(first, target, capsys)[0] == 0
@@ -156,12 +156,12 @@ def test_a_message_that_was_handled_since_is_known_as_long(first: str, second: s
 
 def test_a_running_relay_is_refused(first: str, second: str, capsys: Capture) -> None:
     with Engine.connect(first) as engine:
-        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
-        engine.perform("attend", lambda: lanes.attend("r-1", 9_000_000, bell=False))
+        partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: partitions.attend("r-1", 9_000_000, listens=False))
         for options in ((), ("--dry-run",)):
             code, said = moved(first, second, capsys, *options)
             assert (code, "a relay publishes the events of --from" in said["error"]) == (1, True)
-        engine.perform("leave", lambda: lanes.leave("r-1", 9_000_000))
+        engine.perform("leave", lambda: partitions.leave("r-1", 9_000_000))
     assert moved(first, second, capsys)[0] == 0
 
 
@@ -196,7 +196,7 @@ def test_a_source_that_is_written_to_is_reported(
     plain = moved_rows.pages_of
     if tried:  # then its row is there already
         with Engine.connect(first) as engine:
-            Inbox(engine, consumer="late").failed("m", "not yet")
+            Inbox(engine, consumer="late").note_failure("m", "not yet")
 
     def pages_of(engine: Engine, noun: Noun) -> Iterator[list[Row]]:
         yield from plain(engine, noun)

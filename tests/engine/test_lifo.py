@@ -33,7 +33,7 @@ def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str
         if freed == "given":
             connections.give(taken)
         else:
-            connections.gone()
+            connections.forget()
         first.cancel()
         async with asyncio.timeout(LONG_SECONDS / 10):
             return await second

@@ -43,7 +43,7 @@ class Consumer:
         return reply if self.runner is None else self.runner.run(reply)
 
     def parked(self) -> list[Parked]:
-        found: list[Parked] = self.tell("parked")
+        found: list[Parked] = self.tell("find_parked")
         return found
 
     def close(self) -> None:

@@ -171,7 +171,7 @@ def test_what_a_rabbitmq_adapter_says(tmp_path: Path, home: Home) -> None:
             assert said == ["ack", "ack", "nack True", "ack", "ack", "ack"]
             assert ran[:4] == ["one", "bad", "bad failed", "bad"]
             assert ran[4:] == ["away", "away failed"] * 29 + ["away"]
-            assert [parked.message_id for parked in await inbox.parked()] == ["bad"]
+            assert [parked.message_id for parked in await inbox.find_parked()] == ["bad"]
             with pytest.raises(ConfigurationError, match="no message_id"):
                 await consumer(Delivery(None))
 
@@ -224,7 +224,7 @@ def test_a_message_that_makes_an_impossible_event_is_parked_and_ends_no_consumer
             consumer = KafkaConsumer(inbox, handler, retry_seconds=0)
             for offset, value in enumerate((1.0, float("nan"), 2.0)):
                 await consumer.take(SimpleNamespace(topic="t", partition=0, offset=offset, headers=(), value=value))
-            assert [(each.message_id, each.tries) for each in await inbox.parked()] == [("t:0:1", 3)]
+            assert [(each.message_id, each.tries) for each in await inbox.find_parked()] == [("t:0:1", 3)]
             assert (await outbox.depth()).waiting == 2
 
     asyncio.run(story())

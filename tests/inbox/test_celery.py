@@ -52,7 +52,7 @@ def test_a_workers_process_is_killed_between_effect_and_acknowledgement(home: Ho
     tries = dict(home.fetch("SELECT message_id, tries FROM semel_inbox"))
     assert tries["t-4"] == 1
     with closing(Engine(home.backend("sqlite"))) as engine:
-        [parked] = Inbox(engine, consumer="billing").parked()
+        [parked] = Inbox(engine, consumer="billing").find_parked()
     assert (parked.message_id, parked.tries, parked.reason) == ("t-6", 3, "ValueError: no luck with 6")
 
 
@@ -159,7 +159,7 @@ def test_a_task_whose_message_cannot_be_named_is_retried_and_parked_under_its_ow
         raise AssertionError("this must not run")
 
     assert bill.apply([{}], task_id="t-1").state == "FAILURE"
-    [parked] = inbox.parked()
+    [parked] = inbox.find_parked()
     assert (parked.message_id, parked.tries, parked.reason) == ("t-1", 2, "KeyError: 'id'")
     with pytest.raises(KeyError):
         bill({})

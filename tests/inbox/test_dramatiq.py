@@ -56,7 +56,7 @@ def test_a_worker_is_killed_between_effect_and_acknowledgement(inbox: Inbox, hom
     assert sorted(told) == sorted(
         ["0 0", "0 skipped", "1 1", "2 2", "2 skipped", "3 ValueError", "3 3", "4 ValueError", "4 skipped"]
     )
-    [parked] = inbox.parked()
+    [parked] = inbox.find_parked()
     assert (parked.message_id, parked.tries, parked.reason) == ("m-4", 2, "ValueError: no luck with 4")
 
 
@@ -122,7 +122,7 @@ def test_what_takes_longer_than_its_time_limit_is_counted(inbox: Inbox, home: Ho
         raise dramatiq.middleware.TimeLimitExceeded
 
     _asked(bill, bill.message().copy(message_id="m-1"))
-    assert [(each.message_id, each.reason) for each in inbox.parked()] == [
+    assert [(each.message_id, each.reason) for each in inbox.find_parked()] == [
         ("m-1", "TimeoutError: it took longer than its time limit")
     ]
 

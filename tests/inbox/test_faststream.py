@@ -109,7 +109,7 @@ def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: 
                 info = await _told(stream, name, lambda info: not info.num_ack_pending and not info.num_pending)
             assert info.delivered.consumer_seq == 9  # 1 and "bad" came twice, and each was acknowledged
             assert sorted(lines.said) == ["0 ran", "1 failed", "1 ran", "3 ran", "bad failed", "last ran"]
-            parked = {each.message_id: each.reason for each in await inbox.parked()}
+            parked = {each.message_id: each.reason for each in await inbox.find_parked()}
             assert parked["2"] == "Message was rejected"
             assert sorted(parked) == ["2", "bad"]
         out = await stream.pull_subscribe(f"{name}.out", stream=name)

@@ -97,7 +97,7 @@ def test_messages_are_handled_once_and_failures_come_again_or_are_parked(kind: s
         one.client.answers["acknowledge"] = [raised.ServiceUnavailable("lost")]
         consumer = one.consumer()
         await one.until(consumer, lambda: Counter(one.ran) == {"1": 3, "2": 2, "3": 10, "4": 1})
-        assert [(each.message_id, each.tries) for each in await one.inbox.parked()] == [("1", 3)]
+        assert [(each.message_id, each.tries) for each in await one.inbox.find_parked()] == [("1", 3)]
 
     run(home, story, kind)
     assert sorted(home.effects()) == [2, 3, 4]

@@ -168,7 +168,7 @@ def test_a_failure_comes_again_until_it_is_parked_and_others_go_on(home: Home) -
         while await consumer.turn(wait_seconds=0):
             pass
         assert Counter(one.ran) == {"1": 3, "2": 2, "3": 1, "4": 1}
-        assert [(each.message_id, each.tries) for each in await one.inbox.parked()] == [("1", 3), ("3", 3)]
+        assert [(each.message_id, each.tries) for each in await one.inbox.find_parked()] == [("1", 3), ("3", 3)]
         assert one.left() == (0, 0)
 
     run(home, story)
@@ -254,7 +254,7 @@ def test_a_message_without_its_declared_id_is_parked_under_sqs_own(home: Home) -
         while await consumer.turn(wait_seconds=0):
             pass
         assert one.ran == ["7"]
-        parked = await one.inbox.parked()
+        parked = await one.inbox.find_parked()
         assert sorted(each.reason.partition(":")[0] for each in parked) == [
             "JSONDecodeError",
             "ValueError",
@@ -274,7 +274,7 @@ def test_a_store_that_is_away_is_waited_for_without_another_receive(home: Home) 
         assert await one.consumer().turn(wait_seconds=0) == 1
         assert one.ran == ["1"] * 21
         assert one.client.count("receive_message") == 1
-        assert await one.inbox.parked() == []
+        assert await one.inbox.find_parked() == []
 
     run(home, story)
     assert home.effects() == [1]

@@ -126,7 +126,9 @@ def test_a_failure_is_tried_again_until_it_is_parked_and_fails_the_task(home: Ho
         assert (await bad.get_result()).is_err
         assert not (await good.get_result()).is_err
         assert ran == [13] * 3 + [7] * 7
-        assert [(each.message_id, each.reason) for each in await inbox.parked()] == [(bad.task_id, "ValueError: no")]
+        assert [(each.message_id, each.reason) for each in await inbox.find_parked()] == [
+            (bad.task_id, "ValueError: no")
+        ]
         assert not broker.kept
 
     run(home, story)
@@ -170,7 +172,7 @@ def test_an_id_that_cannot_be_found_is_parked_under_the_tasks_own(home: Home) ->
 
         sent = await bill.kiq({})
         await broker.deliver()
-        assert [each.message_id for each in await inbox.parked()] == [sent.task_id]
+        assert [each.message_id for each in await inbox.find_parked()] == [sent.task_id]
         assert not broker.kept
 
     run(home, story)

@@ -34,7 +34,7 @@ def test_the_row_goes_with_the_users_transaction(kind: str, tmp_path: Path) -> N
             connection.execute("INSERT INTO effect VALUES (1)")
         connection.rollback()
         assert home.effects() == []
-        assert not inbox.failed("m-1", "no luck")
+        assert not inbox.note_failure("m-1", "no luck")
         for receipt in (None, Receipt.DUPLICATE):
             with inbox.within(connection, "m-1") as message:
                 assert message.receipt is receipt
@@ -42,12 +42,12 @@ def test_the_row_goes_with_the_users_transaction(kind: str, tmp_path: Path) -> N
                     connection.execute("INSERT INTO effect VALUES (1)")
             connection.commit()
         assert home.effects() == [1]
-        assert not inbox.failed("m-2", "first")
-        assert inbox.failed("m-2", "second")
+        assert not inbox.note_failure("m-2", "first")
+        assert inbox.note_failure("m-2", "second")
         with inbox.within(connection, "m-2") as message:
             assert message.receipt is Receipt.PARKED
         connection.rollback()
-        assert [parked.reason for parked in inbox.parked()] == ["second"]
+        assert [parked.reason for parked in inbox.find_parked()] == ["second"]
 
 
 def test_a_connection_to_another_database_is_refused(tmp_path: Path) -> None:

@@ -137,12 +137,16 @@ def test_a_running_relay_goes_on_with_the_others_and_with_what_comes_back(quick_
 
 def test_a_topic_is_tried_after_longer_and_longer_until_one_of_them_is_back() -> None:
     away = Away()
-    assert away.met({"a", "b"}, (), 100.0, 1.0)
-    assert (away.passed_over(100.05), away.passed_over(100.2), away.wait_seconds(100.2)) == (["a", "b"], [], 0.0)
-    assert away.met({"a"}, (), 101.0, 1.0)
-    assert (away.passed_over(101.1), away.topics) == (["a"], ["a", "b"])
-    assert not away.met({"b"}, {"b"}, 101.1, 1.0)  # a partition of it is away
-    assert (away.passed_over(101.1), away.topics) == ([], ["a"])
+    assert away.note_outcome({"a", "b"}, (), 100.0, 1.0)
+    assert (away.find_passed_over(100.05), away.find_passed_over(100.2), away.wait_seconds(100.2)) == (
+        ["a", "b"],
+        [],
+        0.0,
+    )
+    assert away.note_outcome({"a"}, (), 101.0, 1.0)
+    assert (away.find_passed_over(101.1), away.topics) == (["a"], ["a", "b"])
+    assert not away.note_outcome({"b"}, {"b"}, 101.1, 1.0)  # a partition of it is away
+    assert (away.find_passed_over(101.1), away.topics) == ([], ["a"])
     away.keep({"b"})
     assert not away
     assert away.wait_seconds(102.0) == float("inf")
@@ -150,6 +154,6 @@ def test_a_topic_is_tried_after_longer_and_longer_until_one_of_them_is_back() ->
 
 def test_a_bounded_number_of_topics_is_passed_over() -> None:
     away = Away()
-    assert away.met([f"t{n}" for n in range(AWAY_MAX)], (), 0.0, 1.0)
-    assert not away.met(["one more"], (), 0.0, 1.0)
-    assert away.met(["t7"], (), 0.0, 1.0)
+    assert away.note_outcome([f"t{n}" for n in range(AWAY_MAX)], (), 0.0, 1.0)
+    assert not away.note_outcome(["one more"], (), 0.0, 1.0)
+    assert away.note_outcome(["t7"], (), 0.0, 1.0)

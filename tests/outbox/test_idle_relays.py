@@ -46,7 +46,7 @@ class Relaying(Loop):
         self._rest = 0.0
 
     async def _look(self) -> None:
-        self._rest = await self.relay._round(rung=False)
+        self._rest = await self.relay._round(notified=False)
 
     def _next_rest(self) -> float:
         return self._rest
@@ -162,7 +162,7 @@ def test_the_lanes_of_a_dead_relay_are_taken_over_within_a_second_of_its_lease(o
         await fleet.run(12)
         dead = all.relays[-1]
         fleet.kill(5)
-        await dead._attend(bell=False)  # it took all lanes, and died
+        await dead._attend(listens=False)  # it took all partitions, and died
         assert dead._mask.bit_count() == 32
         await all.write("7")
         assert 9.0 <= await all.seconds_until(1) <= 11.0
@@ -244,17 +244,17 @@ def test_an_idle_relay_rests_while_the_store_is_away_and_hears_again_afterwards(
         async with AsyncEngine.connect(quick_place.url) as engine:
             relay = Relay(engine, Broker())
             while not relay._idle:
-                await relay._round(rung=False)
+                await relay._round(notified=False)
             turns = relay._turns._perform
             for error in (StoreUnavailable("away"), RuntimeError("a defect")):
                 relay._turn_at = 0.0  # its turn has come
                 monkeypatch.setattr(relay._turns, "_perform", lambda *_, error=error: fails(error))
-                rest = await relay._round(rung=False)
+                rest = await relay._round(notified=False)
                 assert relay._idle
                 assert rest > 0.1
                 assert relay._struck or relay._idle_seconds() > 0.1  # struck: it rests whatever it hears
             monkeypatch.setattr(relay._turns, "_perform", turns)
-            await relay._round(rung=False)
+            await relay._round(notified=False)
             assert (relay._idle, relay._struck) == (True, False)
             await relay._leave()
 

@@ -14,7 +14,7 @@ from semel.cli.main import main
 from semel.console import Console
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
-from semel.outbox.partitions import Lanes
+from semel.outbox.partitions import Partitions
 from tests.outbox.conftest import Place
 from tests.outbox.test_receivers import BANK, SHOP, Shore, relayed
 
@@ -73,8 +73,8 @@ def test_doctor_says_that_a_relay_does_not_get_on(place: Place, semel: Run) -> N
     place.fill(1)
     place.change("UPDATE semel_event SET created_at = created_at - 480000000")
     with Engine.connect(place.url) as engine:
-        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
-        engine.perform("attend", lambda: lanes.attend("relay-1", 60_000_000, bell=False))
+        partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: partitions.attend("relay-1", 60_000_000, listens=False))
         level, detail, remedy = findings(semel("doctor", "--json"))["events"]
     assert level == "warning"
     assert detail.endswith("although a relay runs")
@@ -94,8 +94,8 @@ def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place
     assert "semel events --topic receiver.shop" in ran.words
     assert "'bank'" not in ran.words
     with Engine.connect(place.url) as engine:
-        lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
-        engine.perform("attend", lambda: lanes.attend("relay-1", 60_000_000, bell=False))
+        partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
+        engine.perform("attend", lambda: partitions.attend("relay-1", 60_000_000, listens=False))
     again = findings(semel("doctor", "--json"))["events"]
     assert again[1].startswith("the receiver 'shop'")  # and no word of a relay that does not get on
     listed = semel("events")

@@ -290,13 +290,15 @@ def test_a_refused_webhook_is_tried_for_three_days_and_not_before_it_asks_to_be(
 
 def test_a_receiver_that_asks_for_time_is_left_alone_for_it() -> None:
     away = Away()
-    assert away.met(["receiver.shop", "receiver.bank"], [], 0.0, 1.0, asked={"receiver.shop": 3600.0}, most=300.0)
-    assert away.passed_over(60.0) == ["receiver.shop"]
-    away.met([], ["receiver.bank"], 60.0, 1.0)  # another one that comes back does not shorten it
-    assert (away.passed_over(3599.0), away.passed_over(3600.0)) == (["receiver.shop"], [])
+    assert away.note_outcome(
+        ["receiver.shop", "receiver.bank"], [], 0.0, 1.0, asked={"receiver.shop": 3600.0}, most=300.0
+    )
+    assert away.find_passed_over(60.0) == ["receiver.shop"]
+    away.note_outcome([], ["receiver.bank"], 60.0, 1.0)  # another one that comes back does not shorten it
+    assert (away.find_passed_over(3599.0), away.find_passed_over(3600.0)) == (["receiver.shop"], [])
     for _ in range(20):
-        away.met(["receiver.bank"], [], 0.0, 1.0, most=300.0)
-    assert away.passed_over(299.0) == ["receiver.bank", "receiver.shop"]
+        away.note_outcome(["receiver.bank"], [], 0.0, 1.0, most=300.0)
+    assert away.find_passed_over(299.0) == ["receiver.bank", "receiver.shop"]
 
 
 def test_a_receiver_shows_neither_its_secret_nor_its_address() -> None:

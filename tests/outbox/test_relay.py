@@ -1,4 +1,4 @@
-"""The relay's rules, with a broker that does what the test says: order, refusals, outages, lanes, retention. 10 s."""
+"""The relay's rules, with a broker that does what the test says: order, refusals, outages, partitions. 10 s."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 from semel.outbox.event import Event
-from semel.outbox.partitions import Lanes
+from semel.outbox.partitions import Partitions
 from semel.outbox.sinks.base import Refused, Reply, Unreached
 from semel.outbox.store import Events
 from semel.outbox.worker import Relay
@@ -248,7 +248,7 @@ def test_two_relays_that_ignore_each_other_keep_the_order_of_first_arrivals(quic
                 return await to.publish(events)
 
         class Greedy(Relay):
-            async def _attend(self, *, bell: bool) -> None:
+            async def _attend(self, *, listens: bool) -> None:
                 self._mask = ALL
                 self._attended = asyncio.get_running_loop().time()
 
@@ -266,10 +266,10 @@ def test_two_relays_that_ignore_each_other_keep_the_order_of_first_arrivals(quic
 def test_lanes_are_shared_and_those_of_the_dead_are_taken_over(place: Place) -> None:
     async def story() -> None:
         async with AsyncEngine.connect(place.url) as engine:
-            lanes = Lanes(engine.store.dialect)  # type: ignore[attr-defined]
+            partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
 
             async def attend(name: str, lease_us: int = 60_000_000) -> int:
-                mask: int = await engine.perform("lanes", lambda: lanes.attend(name, lease_us, bell=False))
+                mask: int = await engine.perform("lanes", lambda: partitions.attend(name, lease_us, listens=False))
                 return mask
 
             assert await attend("a") == ALL
@@ -282,7 +282,7 @@ def test_lanes_are_shared_and_those_of_the_dead_are_taken_over(place: Place) -> 
             a, b, c = await attend("a"), await attend("b"), await attend("c")
             assert sorted(mask.bit_count() for mask in (a, b, c)) == [10, 11, 11]
             assert a | b | c == ALL
-            await engine.perform("lanes", lambda: lanes.leave("b", 1))
+            await engine.perform("lanes", lambda: partitions.leave("b", 1))
             place.change("UPDATE semel_lane SET lease_until = 1 WHERE holder = 'c'")  # c is dead
             place.change("UPDATE semel_relay SET lease_until = 1 WHERE holder = 'c'")
             assert await attend("a") == ALL
@@ -326,7 +326,7 @@ def test_running_it_wakes_at_a_commit_and_ends_when_told(quick_place: Place) -> 
 
     async def story() -> None:
         async with AsyncEngine.connect(quick_place.url) as engine:
-            relay = Relay(engine, broker, poll_seconds=3600)  # only a bell wakes it
+            relay = Relay(engine, broker, poll_seconds=3600)  # only a notification wakes it
             async with relay:
                 await until(lambda: relay._attended > 0)
                 for n in range(3):

@@ -68,7 +68,7 @@ def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
 def test_a_silent_sentinel_is_passed_over_and_asked_last() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
     assert asked(routes, AWAY, NAMES_HERE, PRIMARY, [b"1"])[0] == [FIRST, SECOND, HERE, HERE]
-    routes.failed(HERE)
+    routes.note_failure(HERE)
     routes._asked = -1e9
     assert asked(routes, NAMES_HERE, PRIMARY, [b"2"])[0] == [SECOND, HERE, HERE]
 

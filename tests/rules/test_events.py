@@ -1,4 +1,4 @@
-"""What may be an event, what its bytes are, and the names and lanes that consumers and relays hang on."""
+"""What may be an event, what its bytes are, and the names and partitions that consumers and relays hang on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from semel.errors import PolicyError
 from semel.outbox.event import Event
 from semel.outbox.rules import (
     HEADERS_BYTES_MAX,
-    LANES,
+    PARTITIONS,
     PAYLOAD_BYTES_MAX,
     check_text,
     event_id,
-    lane_of,
     make_event,
     pack_headers,
+    partition_of,
     payload_bytes,
     unpack_headers,
 )
@@ -32,11 +32,11 @@ def made(topic: Any = "orders.placed", payload: Any = b"x", aggregate: Any = ORD
 
 
 def test_ids_and_lanes_are_the_same_in_every_version() -> None:
-    """Consumers tell repetitions by the ids, and two relays of two versions share the lanes."""
+    """Consumers tell repetitions by the ids, and two relays of two versions share the partitions."""
     assert event_id(bytes(16), 0, "order.placed", 0) == "42779056-ed14-803c-9b9c-eb2bd1fff126"
     assert event_id(bytes(range(16)), 3, "order.placed", 12) == "c28a9c69-fdf1-8646-b559-d90a98bbea4a"
-    assert [lane_of("order", str(number)) for number in range(8)] == [5, 11, 1, 21, 6, 22, 7, 5]
-    assert {lane_of("order", str(number)) for number in range(1000)} == set(range(LANES))
+    assert [partition_of("order", str(number)) for number in range(8)] == [5, 11, 1, 21, 6, 22, 7, 5]
+    assert {partition_of("order", str(number)) for number in range(1000)} == set(range(PARTITIONS))
 
 
 def test_an_id_is_a_uuid_whatever_the_digest() -> None:

@@ -18,7 +18,7 @@ from semel.bulk.rules import (
     Tally,
     checked_text,
     content_id,
-    given_again,
+    item_value,
     named_item,
     read_item,
     tally_of,
@@ -129,8 +129,8 @@ def test_a_number_of_thousands_of_digits_is_read_digit_for_digit() -> None:
     raw = b'{"many":%s,"n":7,"f":1.5}' % MANY_DIGITS
     assert read_item(raw) == {"many": Decimal(MANY_DIGITS.decode()), "n": 7, "f": 1.5}
     assert type(read_item(raw)["n"]) is int
-    assert given_again(raw) == raw
-    assert given_again(b'{"n":7}') == read_item(b'{"n":7}') == {"n": 7}
+    assert item_value(raw) == raw
+    assert item_value(b'{"n":7}') == read_item(b'{"n":7}') == {"n": 7}
 
 
 def test_an_items_row_before_and_after_its_handler() -> None:
@@ -151,8 +151,8 @@ def test_a_tally_adds_up_and_is_read_as_it_was_written() -> None:
     before = Tally(90, 10, 20, 30, 40, 50)
     assert before.after(outcomes, begun=5) == Tally(90, 15, 21, 32, 41, 51)
     assert before.after([]) == before
-    assert before.packed() == b'{"total":90,"done":10,"succeeded":20,"failed":30,"retryable":40,"unknown":50}'
-    assert tally_of(before.packed()) == before
+    assert before.pack() == b'{"total":90,"done":10,"succeeded":20,"failed":30,"retryable":40,"unknown":50}'
+    assert tally_of(before.pack()) == before
     for broken in (b"", b"[]", b'{"done":1}', b'{"total":1,"more":1}'):
         with pytest.raises((TypeError, ValueError)):
             tally_of(broken)

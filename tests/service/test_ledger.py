@@ -40,8 +40,8 @@ def test_a_note_is_written_once_for_its_key(tmp_path: Path) -> None:
     first = one.write("key-1", "alice", "hello")
     assert other.write("key-1", "alice", "hello") == first
     second = other.write("key-2", "bob", "x")
-    assert one.written("alice") == [first]
-    assert one.written("bob") == [second]
+    assert one.notes_of("alice") == [first]
+    assert one.notes_of("bob") == [second]
 
 
 def test_a_torn_line_is_skipped_and_swallows_nothing(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def receivers_behind(engine: Engine) -> tuple[list[Behind], int]:
 
     def look() -> Flow[tuple[list[Behind], int]]:
         behind: list[Behind] = []
-        disabled = yield from events.disabled()
+        disabled = yield from events.find_disabled()
         others = 0
         for topic, depth in (yield from events.topics(TOPICS_MAX)):
             name = receiver_of(topic)

@@ -55,7 +55,7 @@ class Look:
         """The open record that was created first."""
         return min(self.open, key=lambda record: record.created_at, default=None)
 
-    def settled(self) -> int:
+    def count_settled(self) -> int:
         """The number of settled records."""
         return sum(self.counts.get(int(state), 0) for state in _SETTLED)
 
@@ -116,7 +116,7 @@ def change(before: Look | None, now: Look) -> Change | None:
     if before is None or before.store_id != now.store_id:
         return None
     seconds = max((now.now - before.now) / 1_000_000, 1e-6)
-    return Change(seconds, len(now.newest), now.settled() - before.settled(), now.more_new)
+    return Change(seconds, len(now.newest), now.count_settled() - before.count_settled(), now.more_new)
 
 
 def document(seen: Look, changed: Change | None) -> dict[str, Json]:

@@ -266,7 +266,7 @@ def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -
 
 def answer_of(tally: Tally) -> Succeeded:
     """The answer of a whole bulk: a success, whatever the outcomes of its items."""
-    return Succeeded(Answer(None, (), tally.packed()))
+    return Succeeded(Answer(None, (), tally.pack()))
 
 
 def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:

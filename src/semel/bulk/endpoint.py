@@ -109,7 +109,7 @@ class BulkEndpoint(Generic[R]):
                 wait_seconds=0 if how.wants_async and how.wait_seconds is None else how.wait_seconds,
                 begun=lambda id: None if begun.done() else begun.set_result(id),
                 counts=how.counts,
-                limit=lambda: self.taken.broken(size),
+                limit=lambda: self.taken.refuse_size(size),
             )
         )
         try:

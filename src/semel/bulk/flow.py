@@ -57,7 +57,7 @@ class KnownItems(Protocol):
     Both flows run in the transaction of a chunk.
     """
 
-    def known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
+    def find_known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
         """The places of those that were done before."""
 
     def note(self, items: Sequence[ListedItem], outcomes: Sequence[ItemOutcome]) -> Flow[bool]:
@@ -301,7 +301,7 @@ def _handle(run: BulkRun, cut: _Cut, unit: AnyUnit, page: list[ListedItem], ente
     known = frozenset[int]()
     ledger = run.known
     if ledger is not None:
-        known = yield from ask(Within(unit, "bulk", lambda: ledger.known(page)))
+        known = yield from ask(Within(unit, "bulk", lambda: ledger.find_known(page)))
     unit.hand_out()
     run.carried, run.handling = cut.carried, HandleInside(page, unit, exact=cut.exact, known=known)
     handled = yield from ask(run.handling)
@@ -388,7 +388,7 @@ def _doubtful(run: BulkRun) -> Flow[None]:
     It is safe where the item was begun by a handler that was declared so, and today's is, too.
     """
     while True:
-        begun = yield from ask(Perform("bulk", lambda: run.items.begun(run.grant, run.tally.done, run.size)))
+        begun = yield from ask(Perform("bulk", lambda: run.items.find_begun(run.grant, run.tally.done, run.size)))
         if not begun:
             return
         again: list[ListedItem] = []

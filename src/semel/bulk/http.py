@@ -118,7 +118,7 @@ class ListForm(NamedTuple):
         """The number of body bytes to read: a list over the limit may be the retry of a known one."""
         return max(self.body_bytes_max, RETRY_BYTES_MAX)
 
-    def broken(self, size: int) -> BulkRefused | None:
+    def refuse_size(self, size: int) -> BulkRefused | None:
         """The limit that a body of so many bytes breaks."""
         if size <= self.body_bytes_max:
             return None

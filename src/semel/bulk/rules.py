@@ -90,10 +90,10 @@ class Tally(NamedTuple):
             self.unknown + states.count(ItemState.UNKNOWN),
         )
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """As JSON: the answer of a bulk.
 
-        >>> Tally(3, 3, 2, 1, 1, 0).packed()
+        >>> Tally(3, 3, 2, 1, 1, 0).pack()
         b'{"total":3,"done":3,"succeeded":2,"failed":1,"retryable":1,"unknown":0}'
         """
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
@@ -182,7 +182,7 @@ def read_item(raw: bytes) -> Any:
         return json.loads(raw, parse_int=_whole_number)
 
 
-def given_again(raw: bytes) -> Any:
+def item_value(raw: bytes) -> Any:
     """An item for another list: as Python values, or its JSON where a number has too many digits for an int."""
     try:
         return json.loads(raw)

@@ -32,7 +32,7 @@ from semel.bulk.declaration import (
 )
 from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems, Read
 from semel.bulk.handling import CallHandler, Handling, Pipelined
-from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, given_again
+from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally, item_value
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
@@ -155,7 +155,7 @@ class AsyncBulk:
             check_same(record, spool)
             async for outcome in self.outcomes(operation_id, state=ItemState.FAILED, retryable=True):
                 for listed in spool.page(outcome.place, 1):
-                    yield given_again(listed.raw)
+                    yield item_value(listed.raw)
 
 
 class _AsyncWork:

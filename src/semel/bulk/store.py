@@ -126,7 +126,7 @@ class Items:
             return None
         return (yield from self.advance(grant, was, now, puts))
 
-    def begun(self, grant: Grant, done: int, limit: int) -> Flow[list[BegunItem]]:
+    def find_begun(self, grant: Grant, done: int, limit: int) -> Flow[list[BegunItem]]:
         """Items that have begun and have no outcome."""
         params: Values = {"operation_id": grant.operation_id, "first": 0, "done": done, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["begun"], params)

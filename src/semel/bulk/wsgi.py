@@ -185,7 +185,7 @@ class _Work:
                 wait_seconds=0 if how.wants_async and how.wait_seconds is None else how.wait_seconds,
                 begun=begun,
                 counts=how.counts,
-                limit=lambda: self._taken.broken(self._size),
+                limit=lambda: self._taken.refuse_size(self._size),
             )
         except Exception as error:  # noqa: BLE001 -- presented, or raised in the request's thread
             return error

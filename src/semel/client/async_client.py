@@ -38,7 +38,7 @@ class AsyncIntent:
 
     def __repr__(self) -> str:
         name = "" if self._entry.name is None else f" {self._entry.name!r}"
-        return f"<AsyncIntent{name} {self._entry.method} {self._client.core.shown(self._entry.url)}>"
+        return f"<AsyncIntent{name} {self._entry.method} {self._client.core.safe_url(self._entry.url)}>"
 
     @property
     def key(self) -> str:
@@ -121,7 +121,7 @@ class AsyncClient:
         self._sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 
     def __repr__(self) -> str:
-        return f"AsyncClient({self.core.shown(self.core.base_url)!r})"
+        return f"AsyncClient({self.core.safe_url(self.core.base_url)!r})"
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -173,7 +173,7 @@ class AsyncClient:
     async def _intent(
         self, method: str, url: str, name: str | None, key: str | None, parent: str | None, body: Mapping[str, Any]
     ) -> AsyncIntent:
-        wanted = self.core.wanted(method, url, **body)
+        wanted = self.core.make_request(method, url, **body)
         new = self.core.entry(wanted, name, key, parent)
         entry = await self._keep(lambda: self.core.journal.add(new))
         return AsyncIntent(self, entry, wanted.body)

@@ -160,7 +160,7 @@ class ClientCore:
             self._journal = Journal()
         return self._journal
 
-    def shown(self, url: str) -> str:
+    def safe_url(self, url: str) -> str:
         """A URL for people and logs: without credentials, query and fragment."""
         parts = urlsplit(url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
@@ -175,7 +175,7 @@ class ClientCore:
 
     # --- making an intent ---
 
-    def wanted(
+    def make_request(
         self,
         method: str,
         url: str,
@@ -211,7 +211,7 @@ class ClientCore:
             raise ConfigurationError(f"this request cannot be sent: {error}") from None
         if request.url.scheme not in ("http", "https") or not request.url.host:
             raise ConfigurationError(
-                f"the URL {self.shown(str(request.url))!r} has no scheme and host: give the whole URL, such as "
+                f"the URL {self.safe_url(str(request.url))!r} has no scheme and host: give the whole URL, such as "
                 "https://shop.example/payments, or a client with a base URL"
             )
         for name in own:
@@ -307,7 +307,7 @@ class ClientCore:
         return outcome
 
     def _tell(self, entry: JournalEntry, attempt: int, text: str, pause: float = 0.0) -> None:
-        LOG.info("%s %s: attempt %d: %s", entry.method, self.shown(entry.url), attempt, text)
+        LOG.info("%s %s: attempt %d: %s", entry.method, self.safe_url(entry.url), attempt, text)
         if self._progress is not None:
             self._progress(Progress(attempt, text, pause))
 

@@ -35,7 +35,7 @@ class Intent:
 
     def __repr__(self) -> str:
         name = "" if self._entry.name is None else f" {self._entry.name!r}"
-        return f"<Intent{name} {self._entry.method} {self._client.core.shown(self._entry.url)}>"
+        return f"<Intent{name} {self._entry.method} {self._client.core.safe_url(self._entry.url)}>"
 
     @property
     def key(self) -> str:
@@ -112,7 +112,7 @@ class Client:
         self._sleep: Callable[[float], None] = time.sleep
 
     def __repr__(self) -> str:
-        return f"Client({self.core.shown(self.core.base_url)!r})"
+        return f"Client({self.core.safe_url(self.core.base_url)!r})"
 
     def __enter__(self) -> Client:
         return self
@@ -164,7 +164,7 @@ class Client:
     def _intent(
         self, method: str, url: str, name: str | None, key: str | None, parent: str | None, body: Mapping[str, Any]
     ) -> Intent:
-        wanted = self.core.wanted(method, url, **body)
+        wanted = self.core.make_request(method, url, **body)
         entry = self.core.journal.add(self.core.entry(wanted, name, key, parent))
         return Intent(self, entry, wanted.body)
 

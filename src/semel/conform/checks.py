@@ -80,7 +80,7 @@ async def expect_refusal(t: Try, lines: Sequence[bytes]) -> None:
     """A request with such key lines must get a 4xx and do nothing."""
     reply = await t.send(None, lines=lines)
     if not 400 <= reply.status < 500:
-        raise Failed(f"{reply.text()}, not a 4xx; {await t.grown()} effect(s) happened")
+        raise Failed(f"{reply.text()}, not a 4xx; {await t.count_new_effects()} effect(s) happened")
     await t.expect_effects(0, reply.text())
 
 
@@ -487,7 +487,7 @@ async def _(t: Try) -> None:
         raise Failed(f"first {first.text()}, then {again.text()}")
     if not (await t.send(t.key())).ok:
         raise Failed("after a huge body the API did not accept an ordinary request")
-    if (found := await t.grown()) > 2:
+    if (found := await t.count_new_effects()) > 2:
         raise Failed(f"first {first.text()}, then {again.text()}; the huge body had {found - 1} effects")
 
 
@@ -878,7 +878,7 @@ async def _(t: Try) -> None:
     if first.status and first.status < 500:
         raise NotTried(f"[broken] got {first.text()}, not a 5xx")
     again = await t.send(key, request)
-    found = await t.grown()
+    found = await t.count_new_effects()
     if found > 1:
         raise Failed(f"first {first.text()}, then {again.text()}; {found} effects happened, at most 1 expected")
 
@@ -887,7 +887,7 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     key, request = t.key(), t.needs("broken")
     first, again = await t.send(key, request), await t.send(key, request)
-    if first.status >= 500 and again.ok and await t.grown() == 0:
+    if first.status >= 500 and again.ok and await t.count_new_effects() == 0:
         raise Failed(f"first {first.text()}, then {again.text()}, and nothing has happened")
 
 
@@ -1104,7 +1104,7 @@ async def _(t: Try) -> None:
     async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
         await connection.write(t.encode(key))
     await asyncio.sleep(RETRY_SECONDS)
-    again = await t.settled(key)
+    again = await t.retry_until_final(key)
     if not again.ok:
         raise Failed(f"the client left before the answer; its retry got {again.text()}")
     await t.expect_effects(1, f"the retry got {again.text()}")
@@ -1118,7 +1118,7 @@ async def _(t: Try) -> None:
         await connection.some()
         connection.reset()
     await asyncio.sleep(RETRY_SECONDS)
-    again = await t.settled(key)
+    again = await t.retry_until_final(key)
     if not again.ok:
         raise Failed(f"the connection broke inside the answer; the retry got {again.text()}")
     await t.expect_effects(1, f"the retry got {again.text()}")
@@ -1131,8 +1131,8 @@ async def _(t: Try) -> None:
         await connection.write(t.encode(key, slow))
         await asyncio.sleep(t.case.slow_seconds * IN_FLIGHT_PART)
         connection.reset()
-    again = await t.settled(key, slow)
-    found = await t.grown()
+    again = await t.retry_until_final(key, slow)
+    found = await t.count_new_effects()
     if found > 1 or (again.ok and found != 1):
         raise Failed(f"the client left while the request ran; the retry got {again.text()}; {found} effect(s) happened")
 
@@ -1143,7 +1143,7 @@ async def _(t: Try) -> None:
     half = request.with_body(request.body[: len(request.body) // 2])
     async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
         await connection.write(t.encode(key, half, claimed=len(request.body)))
-    again = await t.settled(key)
+    again = await t.retry_until_final(key)
     if not again.ok:
         raise Failed(f"after half a body the whole request got {again.text()}")
     await t.expect_effects(1, f"the whole request got {again.text()}")
@@ -1224,7 +1224,7 @@ async def _(t: Try) -> None:
     await t.hook("kill")
     await t.hook("restart")
     await t.await_service()
-    again = await t.settled(key)
+    again = await t.retry_until_final(key)
     if not again.ok or again.body != first.body:
         raise Failed(f"after a kill and a restart the retry got {again.text()}")
     await t.expect_effects(1, again.text())
@@ -1244,8 +1244,8 @@ async def _crash_while_running(t: Try) -> tuple[str, Request]:
 @check("crash-one-effect")
 async def _(t: Try) -> None:
     key, slow = await _crash_while_running(t)
-    again = await t.settled(key, slow, seconds=t.case.lease_seconds * 2 + 0.2)
-    found = await t.grown()
+    again = await t.retry_until_final(key, slow, seconds=t.case.lease_seconds * 2 + 0.2)
+    found = await t.count_new_effects()
     if found > 1 or (again.ok and found != 1):
         raise Failed(f"killed while it ran; the retry got {again.text()}; {found} effect(s) happened")
 
@@ -1274,8 +1274,8 @@ async def _outage(t: Try, act: Callable[[], Awaitable[Reply]], hook: str = "stor
 async def _(t: Try) -> None:
     key = t.key()
     reply = await _outage(t, lambda: t.send(key))
-    again = await t.settled(key)
-    found = await t.grown()
+    again = await t.retry_until_final(key)
+    found = await t.count_new_effects()
     if found > 1 or reply.ok:
         raise Failed(f"without its store: {reply.text()}, afterwards {again.text()}; {found} effect(s) happened")
 
@@ -1301,8 +1301,8 @@ async def _(t: Try) -> None:
     reply = await _outage(t, lambda: t.send(key), "store_hang")
     if not reply.status or reply.ok:
         raise Failed(f"while its store hangs: {reply.text()}, not an error within its time")
-    again = await t.settled(key)
-    found = await t.grown()
+    again = await t.retry_until_final(key)
+    found = await t.count_new_effects()
     if found > 1:
         raise Failed(f"while its store hangs: {reply.text()}, afterwards {again.text()}; {found} effects happened")
 
@@ -1311,7 +1311,7 @@ async def _(t: Try) -> None:
 async def _(t: Try) -> None:
     key = t.key()
     await _outage(t, lambda: t.send(key))
-    again = await t.settled(key)
+    again = await t.retry_until_final(key)
     if not again.ok:
         raise Failed(f"after the outage the retry got {again.text()}")
 

@@ -153,7 +153,7 @@ class Try:
             raise Failed(f"the first request got {reply.text()}, not a 2xx")
         return reply
 
-    async def settled(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
+    async def retry_until_final(self, key: str, request: Request | None = None, seconds: float | None = None) -> Reply:
         """Retry until the answer is final: neither silence nor "in progress"."""
         ends = now() + (self.case.limits.timeout_seconds if seconds is None else seconds)
         while True:
@@ -162,14 +162,14 @@ class Try:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def grown(self) -> int:
+    async def count_new_effects(self) -> int:
         """The number of effects of this check."""
         extra = await self._counter.count(both=self._both) - self._before
         return -(-extra // self._unit)
 
     async def expect_effects(self, expected: int, told: str) -> None:
         """Fails unless exactly so many effects happened."""
-        found = await self.grown()
+        found = await self.count_new_effects()
         if found != expected:
             raise Failed(f"{told}; {found} effect(s) happened, {expected} expected")
 
@@ -326,7 +326,7 @@ async def _baseline(attempt: Try) -> int:
     problem = _trouble(reply, where, attempt)
     if problem is not None:
         raise problem
-    grown = await attempt.grown()
+    grown = await attempt.count_new_effects()
     if grown < 1:
         raise CannotRun(
             f"{where} answered {reply.text()}, and the count of effects did not grow",
@@ -339,7 +339,7 @@ async def _check_count(attempt: Try) -> None:
     """After the checks: a count that has stopped growing (a page of a list, a limit) has proven nothing."""
     await attempt.begin()
     reply = await attempt.send(attempt.key())
-    if reply.ok and await attempt.grown() < 1:
+    if reply.ok and await attempt.count_new_effects() < 1:
         raise CannotRun(
             "the count of effects has stopped growing during the checks",
             "in [effects], use a count that has no pages and no limit",

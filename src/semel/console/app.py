@@ -57,7 +57,7 @@ from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
-from semel.imports.rules import ImportJob, ImportState, shown_time
+from semel.imports.rules import ImportJob, ImportState, clock_text
 from semel.imports.store import ANY_ID, ImportRows
 from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
@@ -398,7 +398,7 @@ class Console:
         return {
             "title": f"Import of {shown.supplier}, {shown.state.name}",
             "job": shown,
-            "time": shown_time,
+            "time": clock_text,
             "rows": found,
             "states": _ROW_STATES,
             "given": given,

@@ -256,7 +256,7 @@ class _Buckets:
             self.counts[place] += 1
             self.total += value
 
-    def seen(self) -> tuple[list[tuple[str, float]], float]:
+    def read_buckets(self) -> tuple[list[tuple[str, float]], float]:
         """The buckets as Prometheus has them, each with those below, and the sum."""
         with self._lock:
             counts, total = list(self.counts), self.total
@@ -302,7 +302,7 @@ class _Local(Collector):
             family = _family(series)
             for labels, kept in cells:
                 if isinstance(kept, _Buckets):
-                    buckets, total = kept.seen()
+                    buckets, total = kept.read_buckets()
                     family.add_metric(labels, buckets, total)
                 elif kept.total is not None:
                     family.add_metric(labels, kept.total)

@@ -288,7 +288,7 @@ class CommandCall:
 
     # --- in the handler -------------------------------------------------------------------------
 
-    def returned(self, value: Any) -> Answer:
+    def take_value(self, value: Any) -> Answer:
         """The answer of a function that returned."""
         if inspect.isawaitable(value) or isinstance(value, types.GeneratorType | types.AsyncGeneratorType):
             self._refuse_unfinished(value)
@@ -300,7 +300,7 @@ class CommandCall:
         self._value = kept.value
         return self._fitting(kept)
 
-    def raised(self, error: BaseException) -> Refused:
+    def take_error(self, error: BaseException) -> Refused:
         """The refusal that a declared exception is; any other is raised again."""
         if not self._is_declared(error):
             self._failed = error
@@ -383,7 +383,7 @@ class CommandCall:
                 operation_id=result.operation_id,
             ) from error
 
-    def unconfirmed(self, error: StoreError) -> BaseException:
+    def unconfirmed_error(self, error: StoreError) -> BaseException:
         """The exception for a store failure: before the function ran, or after it."""
         # An ATOMIC command is committed with its answer, or not at all: calling again is safe.
         if self._permit is None or (self._declared.atomic and not isinstance(error, NotReplicated)):

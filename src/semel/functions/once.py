@@ -123,7 +123,7 @@ class Once(_Command, Generic[P, R]):
         try:
             result = call.engine.run(call.command, lambda permit: self._handle(call, permit))
         except StoreError as error:
-            raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
+            raise call.unconfirmed_error(error)  # noqa: B904 - the context stays as it is
         ended: R = call.end(result)
         return ended
 
@@ -131,10 +131,10 @@ class Once(_Command, Generic[P, R]):
         try:
             value = self._run(call.arguments(permit))
         except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
-            return call.raised(error)
-        return call.returned(value)
+            return call.take_error(error)
+        return call.take_value(value)
 
-    def resumed(self, permit: Permit, request: bytes) -> Answer | Refused:
+    def resume(self, permit: Permit, request: bytes) -> Answer | Refused:
         """The handler of a completer: the function with the arguments that were kept. Raises as the function does."""
         return self._handle(self._declared.resume(request, self._before), permit)
 
@@ -183,7 +183,7 @@ class AsyncOnce(_Command, Generic[P, R]):
         try:
             result = await call.engine.run(call.command, lambda permit: self._handle(call, permit))
         except StoreError as error:
-            raise call.unconfirmed(error)  # noqa: B904 - the context stays as it is
+            raise call.unconfirmed_error(error)  # noqa: B904 - the context stays as it is
         ended: R = call.end(result)
         return ended
 
@@ -191,11 +191,11 @@ class AsyncOnce(_Command, Generic[P, R]):
         try:
             value = await self._run(call.arguments(permit))
         except BaseException as error:  # noqa: BLE001 - raised again, unless it was declared
-            return call.raised(error)
-        return call.returned(value)
+            return call.take_error(error)
+        return call.take_value(value)
 
-    async def resumed(self, permit: Permit, request: bytes) -> Answer | Refused:
-        """As :meth:`Once.resumed`."""
+    async def resume(self, permit: Permit, request: bytes) -> Answer | Refused:
+        """As :meth:`Once.resume`."""
         return await self._handle(self._declared.resume(request, self._before), permit)
 
     async def _run(self, arguments: inspect.BoundArguments) -> Any:
@@ -258,5 +258,5 @@ def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Unpack
     [engine] = engines.values()
     made = Completer(engine, **options)
     for each in commands:
-        made.register(each.operation, each.policy, each.resumed)
+        made.register(each.operation, each.policy, each.resume)
     return made

@@ -105,7 +105,7 @@ class DatabaseContent:
     async def forget(self, is_used: Callable[[str], object], limit: int) -> int:
         """Drop bytes that no job needs."""
         gone = 0
-        for digest in await self._engine.perform("import_content", lambda: self._rows.unused(limit)):
+        for digest in await self._engine.perform("import_content", lambda: self._rows.find_unused(limit)):
             gone += await self._engine.perform("import_content", lambda id=digest: self._rows.drop_blob(id))  # type: ignore[misc]
         return gone
 

@@ -121,13 +121,13 @@ class ImportEndpoint:
                 raise ImportRefused(f"the file has more than {self.imports.file_bytes_max} bytes", "FILE_TOO_LARGE")
             if form is not None:
                 form.feed(piece)
-                piece = form.taken()
+                piece = form.take()
             await upload.feed(piece)
         check_length(size, head)
         head.check.finish()
         if form is not None:
             form.end()
-            await upload.feed(form.taken())
+            await upload.feed(form.take())
         await upload.flush()
         upload.end()
 

@@ -22,7 +22,7 @@ class FileParts(MultipartDigest):
     >>> form = FileParts(b"b")
     >>> head = b'--b\r\nContent-Disposition: form-data; name="f"; filename="a.csv"\r\nContent-Type: text/csv\r\n\r\n'
     >>> form.feed(head + b"sku\nA-1\n" + b"\r\n--b--\r\n")
-    >>> form.taken(), form.filename, form.media_type
+    >>> form.take(), form.filename, form.media_type
     (b'sku\nA-1\n', 'a.csv', 'text/csv')
     >>> form.end()
     """
@@ -39,7 +39,7 @@ class FileParts(MultipartDigest):
         self.filename: str | None = None
         self.media_type: str | None = None
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         """The file's bytes since the last call."""
         piece = bytes(self._out)
         self._out.clear()

@@ -413,21 +413,21 @@ class ImportJob:
             "errorCode": self.error_code,
             "reason": self.reason,
             "fileNames": [
-                {"name": name, "times": times, "firstSeenAt": shown_time(first), "lastSeenAt": shown_time(last)}
+                {"name": name, "times": times, "firstSeenAt": clock_text(first), "lastSeenAt": clock_text(last)}
                 for name, times, first, last in self.names
             ],
             "contentKept": self.has_content,
-            "createdAt": shown_time(self.created_at),
-            "lastSeenAt": shown_time(self.last_seen_at),
-            "startedAt": None if self.started_at is None else shown_time(self.started_at),
-            "endedAt": None if self.ended_at is None else shown_time(self.ended_at),
+            "createdAt": clock_text(self.created_at),
+            "lastSeenAt": clock_text(self.last_seen_at),
+            "startedAt": None if self.started_at is None else clock_text(self.started_at),
+            "endedAt": None if self.ended_at is None else clock_text(self.ended_at),
         }
 
 
-def shown_time(microseconds: int) -> str:
+def clock_text(microseconds: int) -> str:
     """A time as clients read it.
 
-    >>> shown_time(0)
+    >>> clock_text(0)
     '1970-01-01T00:00:00Z'
     """
     return datetime.fromtimestamp(microseconds // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -555,7 +555,7 @@ class Imports:
 
         def record_begin(operation_id: str) -> None:
             bulk_id = operation_bytes(operation_id)
-            flow = self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
+            flow = self._perform(lambda: self.rows_kept.begin_rows(job, bulk_id, packed_recipe(form)))
             noting.append(asyncio.ensure_future(flow))
 
         try:
@@ -576,7 +576,7 @@ class Imports:
             note.result()
         if done.replayed:  # the process was killed between the last row and the job's end
             bulk_id = operation_bytes(done.operation_id)
-            await self._perform(lambda: self.rows_kept.begun(job, bulk_id, packed_recipe(form)))
+            await self._perform(lambda: self.rows_kept.begin_rows(job, bulk_id, packed_recipe(form)))
         state = ImportState.UNKNOWN if done.tally.unknown else ImportState.FAILED if refuses else ImportState.DONE
         reason = "a row is wrong, and all of them are booked or none" if refuses else None
         await self._end(job, state, done.tally, ROWS_REFUSED if refuses else None, reason)
@@ -742,7 +742,7 @@ class Imports:
             if known is not None:
                 ledger, items = known, page
                 skipped = await self.engine._performer.drive(
-                    ask(Within(unit, "import", lambda: ledger.known(items)))  # noqa: B023 - performed at once
+                    ask(Within(unit, "import", lambda: ledger.find_known(items)))  # noqa: B023 - performed at once
                 )
             for listed in page:
                 trial.add(

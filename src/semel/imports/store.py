@@ -165,7 +165,7 @@ class ImportRows:
         params: Values = {"id": job.id, "generation": job.generation, "lease": lease_us}
         return (yield from self._dialect.write(self._sql["beat"], params))
 
-    def begun(self, job: Job, bulk_id: bytes, recipe: str) -> Flow[int]:
+    def begin_rows(self, job: Job, bulk_id: bytes, recipe: str) -> Flow[int]:
         """Its rows are a bulk of this operation id, and are read like this from here on."""
         params: Values = {"id": job.id, "generation": job.generation, "bulk_id": bulk_id, "recipe": recipe}
         return (yield from self._dialect.write(self._sql["begun"], params))
@@ -289,7 +289,7 @@ class ImportRows:
         rows = yield from self._dialect.rows(self._sql["part"], {"digest": digest, "place": at})
         return cast(bytes, rows[0][0]) if rows else None
 
-    def unused(self, limit: int) -> Flow[list[bytes]]:
+    def find_unused(self, limit: int) -> Flow[list[bytes]]:
         """Digests of bytes that no job needs."""
         rows = yield from self._dialect.rows(self._sql["unused"], {"limit": limit, "grace": GRACE_US})
         return [cast(bytes, digest) for (digest,) in rows]
@@ -312,7 +312,7 @@ class KnownRows:
         self._job = job
         self._keep_us = keep_us
 
-    def known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
+    def find_known(self, items: Sequence[ListedItem]) -> Flow[frozenset[int]]:
         """The places of the rows that were booked before."""
         ids = {self._id(item): item.place for item in items if item.error is None}
         if not ids:

@@ -44,9 +44,11 @@ def enter(
     # it. No worker has it now, and this try is counted before it begins: so a try whose worker dies is counted.
     reason = f"delivered {deliveries} times, and no worker came to its end"
     if seen is not None and seen.tries >= tries_max:
-        parked: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries_max, step=0)))
+        parked: Seen = yield from ask(
+            Perform("inbox", lambda: rows.note_failure(message_id, reason, tries_max, step=0))
+        )
         return parked.receipt or Receipt.BUSY, None
-    yield from ask(Perform("inbox", lambda: rows.begins(message_id, reason)))
+    yield from ask(Perform("inbox", lambda: rows.note_begin(message_id, reason)))
     return (yield from enter(rows, message_id, 1, tries_max, begin))
 
 
@@ -98,7 +100,7 @@ def let_go(rows: InboxRows, unit: AnyUnit, message_id: str) -> Flow[Receipt | No
 
 def note_failure(rows: InboxRows, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Receipt | None]:
     """Count a failure; what its delivery gets if it was the last one. ``step`` 0: it was counted when it began."""
-    seen: Seen = yield from ask(Perform("inbox", lambda: rows.failed(message_id, reason, tries, step=step)))
+    seen: Seen = yield from ask(Perform("inbox", lambda: rows.note_failure(message_id, reason, tries, step=step)))
     return seen.receipt
 
 

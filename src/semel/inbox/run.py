@@ -185,7 +185,7 @@ class Inbox(_Inbox):
         met, unit = self._engine._performer.drive_here(self._enter(message_id, 1, joined))
         yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
-    def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
+    def note_failure(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
         """Count a failure of your own transaction, after its rollback; whether the message is parked now."""
         return self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
 
@@ -207,9 +207,9 @@ class Inbox(_Inbox):
 
         return decorate
 
-    def parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
+    def find_parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
         """Messages that wait for an operator, by name."""
-        return self._engine.perform("inbox", lambda: self._rows.parked(after, limit))
+        return self._engine.perform("inbox", lambda: self._rows.find_parked(after, limit))
 
     def release(self, message_id: str) -> bool:
         """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""
@@ -263,8 +263,8 @@ class AsyncInbox(_Inbox):
         met, unit = await self._drive(self._enter(message_id, 1, joined))
         yield Message(self.consumer, message_id, connection, None if unit is not None else _require_receipt(met))
 
-    async def failed(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
-        """As :meth:`Inbox.failed`."""
+    async def note_failure(self, message_id: str, reason: str, *, deliveries: int = 1) -> bool:
+        """As :meth:`Inbox.note_failure`."""
         return await self._drive(note_failure(self._rows, message_id, reason, deliveries)) is Receipt.PARKED
 
     def once(
@@ -284,9 +284,9 @@ class AsyncInbox(_Inbox):
 
         return decorate
 
-    async def parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
+    async def find_parked(self, *, after: str = "", limit: int = 100) -> list[Parked]:
         """Messages that wait for an operator, by name."""
-        return await self._engine.perform("inbox", lambda: self._rows.parked(after, limit))
+        return await self._engine.perform("inbox", lambda: self._rows.find_parked(after, limit))
 
     async def release(self, message_id: str) -> bool:
         """Forget a parked message's tries, so that it may be delivered again; False where it was handled."""

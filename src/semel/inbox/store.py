@@ -137,14 +137,14 @@ class InboxRows:
         """As :meth:`prove`, where a store does not settle by proof."""
         return (yield from self._dialect.write(self._sql["prove"], self._params(message_id))) == 1
 
-    def failed(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
+    def note_failure(self, message_id: str, reason: str, tries: int, *, step: int = 1) -> Flow[Seen]:
         """Count a try that came to nothing.
 
         Parameters: ``tries`` how many there were at least; ``step`` 0 where it was counted before it began.
         """
         return (yield from self._count(message_id, reason, tries, step, self.tries_max))
 
-    def begins(self, message_id: str, reason: str) -> Flow[Seen]:
+    def note_begin(self, message_id: str, reason: str) -> Flow[Seen]:
         """Count a try before it begins, since it may end its worker; it parks nothing by itself."""
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
@@ -158,7 +158,7 @@ class InboxRows:
         assert seen is not None
         return seen
 
-    def parked(self, after: str, limit: int) -> Flow[list[Parked]]:
+    def find_parked(self, after: str, limit: int) -> Flow[list[Parked]]:
         """A page of what waits for an operator, by name."""
         params: Values = {"consumer": self._consumer, "after": after, "limit": limit}
         rows = yield from self._dialect.rows(self._sql["parked"], params)

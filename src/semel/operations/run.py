@@ -84,10 +84,10 @@ def _find(store: Store, secret: bytes | None, name: str | Reference) -> Flow[Exe
         if raw is None:
             raise PolicyError("an operation id is a UUID, such as permit.operation_id or a result's operation_id")
         record, operation = yield from find_operation(store, operation_id=raw)
-    return told(record, operation)
+    return make_execution(record, operation)
 
 
-def told(record: Record | None, operation: Operation | None) -> Execution | None:
+def make_execution(record: Record | None, operation: Operation | None) -> Execution | None:
     """An execution from its record and its long-lived row; the record has priority."""
     first: Record | Operation | None = operation if record is None else record
     if first is None:

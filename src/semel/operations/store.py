@@ -110,7 +110,7 @@ class OperationRows:
         """Write what these records say now to their operations."""
         yield from self._dialect.write_all(self._sql["mirror"], [{"id": id} for id in sorted(set(records))])
 
-    def mirrored(self, settle: Ask[Any], word: Settlement) -> Ask[Any]:
+    def with_mirror(self, settle: Ask[Any], word: Settlement) -> Ask[Any]:
         """The ask that settles inside an ATOMIC unit; on MariaDB it writes the operation behind it, by one proof."""
         if not isinstance(settle, Execute):
             return settle

@@ -98,7 +98,7 @@ class TrackingStore:
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         """As the store's; where it can, the operation is written behind it."""
-        return self.operations.mirrored(self._store.settle_within(settlement), settlement)
+        return self.operations.with_mirror(self._store.settle_within(settlement), settlement)
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         """As the store's; the operations say the same."""

@@ -37,7 +37,7 @@ class Batch:
         """The events that may be sent now: the next of each aggregate. Empty at the end."""
         return [chain[0] for chain in self._chains.values()]
 
-    def arrived(self, event: Waiting) -> None:
+    def mark_arrived(self, event: Waiting) -> None:
         """The broker has it: the next of its aggregate may go."""
         about = _about(event)
         chain = self._chains[about]
@@ -45,7 +45,7 @@ class Batch:
         if not chain:
             del self._chains[about]
 
-    def stopped(self, event: Waiting) -> None:
+    def mark_stopped(self, event: Waiting) -> None:
         """It was not taken: those behind it stay where they are."""
         del self._chains[_about(event)]
 
@@ -72,7 +72,7 @@ class Away:
         """Forget those that are none of these: nothing of them is waiting."""
         self._topics = {topic: found for topic, found in self._topics.items() if topic in topics}
 
-    def met(
+    def note_outcome(
         self,
         unreached: Collection[str],
         arrived: Collection[str],
@@ -103,7 +103,7 @@ class Away:
                 self._topics[topic] = times + 1, now + max(wait, asked.get(topic, 0.0)), topic in asked
         return all(topic in self._topics for topic in unreached)
 
-    def passed_over(self, now: float) -> list[str]:
+    def find_passed_over(self, now: float) -> list[str]:
         """Those that are left alone now."""
         return [topic for topic in self.topics if self._topics[topic][1] > now]
 

@@ -1,6 +1,6 @@
 """Assign partitions to relays: leased, so that another relay takes over a dead one's, and evenly shared.
 
-Lanes save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
+Partitions save work: that an aggregate's events arrive in order does not hang on them (``outbox/worker.py`` says why).
 Relays that find nothing to do hold none, and take turns to look whether there is something.
 """
 
@@ -10,43 +10,43 @@ from typing import Final, cast
 
 from semel.core.contract import Turn
 from semel.core.flow import Flow
-from semel.outbox.rules import LANES
+from semel.outbox.rules import PARTITIONS
 from semel.outbox.store import Depth
 from semel.stores.sql.dialect import Dialect, Values
 
-NOUN: Final = "lanes"
+NOUN: Final = "partitions"
 
 
-class Lanes:
-    """The lanes of one outbox."""
+class Partitions:
+    """The partitions of one outbox."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._sql = dialect.statements(NOUN)
 
-    def attend(self, holder: str, lease_us: int, *, bell: bool) -> Flow[int]:
+    def attend(self, holder: str, lease_us: int, *, listens: bool) -> Flow[int]:
         """Register, renew this relay's partitions and take its share; returns the ones it holds, a bit for each.
 
-        Parameters: ``holder`` this relay's own name; ``bell`` whether it listens.
+        Parameters: ``holder`` this relay's own name; ``listens`` whether it listens.
         """
         dialect, sql = self._dialect, self._sql
         mine: Values = {"holder": holder, "lease": lease_us}
         yield from dialect.together()
-        yield from dialect.write(sql["attend"], {**mine, "bell": int(bell)})
+        yield from dialect.write(sql["attend"], {**mine, "bell": int(listens)})
         yield from dialect.write(sql["renew"], mine)
         [(relays,)] = yield from dialect.rows(sql["count"], {})
-        share = -(-LANES // max(1, cast(int, relays)))
+        share = -(-PARTITIONS // max(1, cast(int, relays)))
         held = yield from self._mine(holder)
-        for lane in held[share:]:  # for those that have come since
-            yield from dialect.write(sql["give"], {"holder": holder, "lane": lane})
+        for partition in held[share:]:  # for those that have come since
+            yield from dialect.write(sql["give"], {"holder": holder, "lane": partition})
         if len(held) < share:
             yield from dialect.write(sql["take"], {**mine, "limit": share - len(held)})
             held = yield from self._mine(holder)
-        return sum(1 << lane for lane in held[:share])
+        return sum(1 << partition for partition in held[:share])
 
     def _mine(self, holder: str) -> Flow[list[int]]:
         rows = yield from self._dialect.rows(self._sql["mine"], {"holder": holder})
-        return [cast(int, lane) for (lane,) in rows]
+        return [cast(int, partition) for (partition,) in rows]
 
     def leave(self, holder: str, lease_us: int) -> Flow[None]:
         """Unregister and release everything. Also deletes relays that were silent for ten leases."""
@@ -63,29 +63,29 @@ class Lanes:
 
     def free(self) -> Flow[int]:
         """The number of partitions that no relay holds."""
-        [(lanes,)] = yield from self._dialect.rows(self._sql["free"], {})
-        return cast(int, lanes)
+        [(partitions,)] = yield from self._dialect.rows(self._sql["free"], {})
+        return cast(int, partitions)
 
     def call(self) -> Flow[None]:
-        """Wake all relays that listen, where the database has a bell."""
+        """Wake all relays that listen, where the database notifies."""
         if "call" in self._sql:
             yield from self._dialect.rows(self._sql["call"], {})
 
     def turn(
-        self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, bell: bool, gauge: bool
+        self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, listens: bool, gauge: bool
     ) -> Flow[tuple[Turn, Depth | None]]:
         """The next turn of an idle relay, as :class:`~semel.core.contract.TakesTurns` has it, in one statement.
 
-        ``earliest`` is now where any event may be published, in whatever lane, else None.
+        ``earliest`` is now where any event may be published, in whatever partition, else None.
 
-        Parameters: ``holder`` and ``bell`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether it is
-        to be looked how full the outbox is, too.
+        Parameters: ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
+        measure how full the outbox is, too.
 
         Raises SchemaError where ``turns`` did not run.
         """
         params: Values = {"kind": kind, "mine": mine, "every": every_us, "hold": int(hold), "gauge": int(gauge)}
         params = {**params, "mine": (yield from self._dialect.take_turn(kind, mine, every_us))}
-        [row] = yield from self._dialect.rows(self._sql["turn"], {**params, "holder": holder, "bell": int(bell)})
+        [row] = yield from self._dialect.rows(self._sql["turn"], {**params, "holder": holder, "bell": int(listens)})
         now, following, due, waiting, parked, oldest = cast("tuple[int, int | None, int, int, int, int | None]", row)
         turn = Turn(now, now + every_us if following is None else following, now if due else None)
         depth = Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)

@@ -202,7 +202,7 @@ class _Line:
         wanted = {copy.id for copy in copies}
         waiting = [copy for copy in copies if copy.id not in self._flights]
         for id in [id for id, task in self._flights.items() if id not in wanted and task.done()]:
-            del self._flights[id]  # not asked for any more: another relay has its lane, or it was dropped
+            del self._flights[id]  # not asked for any more: another relay has its partition, or it was dropped
         while True:
             while waiting and away is None and len(self._flights) < AT_ONCE and time() < ends:
                 copy = waiting.pop(0)

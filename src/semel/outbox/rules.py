@@ -19,7 +19,7 @@ from semel.outbox.event import Event
 PAYLOAD_BYTES_MAX: Final = 1_000_000  # what Kafka and NATS take by default, with room for headers
 HEADERS_BYTES_MAX: Final = 8_192
 NAME_LETTERS_MAX: Final = 255
-LANES: Final = 32
+PARTITIONS: Final = 32
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
@@ -68,9 +68,9 @@ def receiver_of(topic: str) -> str | None:
     return topic.removeprefix(_COPIES) if topic.startswith(_COPIES) else None
 
 
-def lane_of(aggregate_type: str, aggregate_id: str) -> int:
-    """The lane that an aggregate's events are in: from 0, below ``LANES``."""
-    return hashlib.sha256(frame(aggregate_type, aggregate_id)).digest()[0] % LANES
+def partition_of(aggregate_type: str, aggregate_id: str) -> int:
+    """The partition that an aggregate's events are in: from 0, below ``PARTITIONS``."""
+    return hashlib.sha256(frame(aggregate_type, aggregate_id)).digest()[0] % PARTITIONS
 
 
 def make_event(

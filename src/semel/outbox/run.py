@@ -215,7 +215,7 @@ def listening(ear: Callable[[], object]) -> Iterator[None]:
 
 
 def ring() -> None:
-    """Events were committed here. Those of other processes are found by looking, or by the database's own bell."""
+    """Events were committed here. Those of other processes are found by looking, or by the database's notification."""
     for ear in list(_ears):
         with suppress(RuntimeError):  # its loop was closed under it
             ear()

@@ -1,7 +1,7 @@
 """The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
 
 Nothing here needs a fence: that an event was published is true whichever relay reports it, and what a relay does to
-an event that is published or parked already changes no row. Which relay reads which lanes is ``lanes.py``'s.
+an event that is published or parked already changes no row. Which relay reads which partitions is ``partitions.py``'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from semel.core.flow import Ask, Flow
 from semel.core.identity import uuid_bytes
 from semel.core.model import Settled, Settlement, Settling
 from semel.outbox.event import Event, Waiting
-from semel.outbox.rules import GONE, lane_of, pack_headers, unpack_headers
+from semel.outbox.rules import GONE, pack_headers, partition_of, unpack_headers
 from semel.stores.mariadb.requests import SettleAnd
 from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import MARIADB, POSTGRES, Dialect, Values
@@ -55,21 +55,21 @@ class Events:
         return (yield from self.dialect.write_all(self._sql["write"], columns(events)))
 
     def due(
-        self, lanes: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
+        self, partitions: int, limit: int, bytes_max: int, *, hold: bool, away: Collection[str] = ()
     ) -> Flow[list[Waiting]]:
         """The events that may be published now, in order.
 
-        Parameters: ``lanes`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
+        Parameters: ``partitions`` a bit for each; ``limit`` events; ``bytes_max`` of payloads, and one event at least;
         ``hold`` whether a parked event stops those of its aggregate behind it; ``away`` topics whose events are passed
         over, and with them what is behind them of their aggregates: then all that is not published is walked.
         """
-        params: Values = {"lanes": lanes, "limit": limit, "bytes": max(1, bytes_max), "hold": int(hold)}
+        params: Values = {"lanes": partitions, "limit": limit, "bytes": max(1, bytes_max), "hold": int(hold)}
         if away:
             params = {**params, "away": f",{','.join(away)},"}  # no topic has a comma
         rows = yield from self.dialect.rows(self._sql["due_past" if away else "due"], params)
         return [_waiting(row) for row in rows]
 
-    def published(self, seqs: Sequence[int]) -> Flow[int]:
+    def mark_published(self, seqs: Sequence[int]) -> Flow[int]:
         """The broker has these; how many were not marked yet."""
         return (yield from self.dialect.write_all(self._sql["published"], [{"seq": seq} for seq in seqs]))
 
@@ -131,7 +131,7 @@ class Events:
             for now, topic, waiting, parked, oldest in found
         ]
 
-    def disabled(self) -> Flow[frozenset[str]]:
+    def find_disabled(self) -> Flow[frozenset[str]]:
         """The topics whose webhook endpoint is disabled: it has answered 410 Gone, and that event is still parked."""
         rows = yield from self.dialect.rows(self._sql["disabled"], {"gone": GONE})
         return frozenset(str(topic) for (topic,) in rows)
@@ -222,7 +222,7 @@ def columns(events: Sequence[Event]) -> list[Values]:
             "topic": event.topic,
             "event_headers": pack_headers(event.headers),
             "event_tenant": event.tenant,
-            "lane": lane_of(event.aggregate_type, event.aggregate_id),
+            "lane": partition_of(event.aggregate_type, event.aggregate_id),
             "emitter": event.operation_id,
         }
         for event in events

@@ -2,13 +2,14 @@
 
 Order hangs on no lease. An event is sent when the one of its aggregate before it was acknowledged (or was marked as
 published before this relay read), so the first arrival of each is in order, however many relays read the same events.
-Lanes only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
+Partitions only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
 transaction which commits late is not passed by.
 
 A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
 
-A relay that finds nothing for a while gives its lanes back and is *idle*: the idle relays of all processes take turns
-to look (``workers/turns.py``), so that they ask as little as one. Whichever finds something takes lanes again.
+A relay that finds nothing for a while releases its partitions and is *idle*: the idle relays of all processes take
+turns to look (``workers/turns.py``), so that they ask as little as one. The one that finds something takes partitions
+again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
-from semel.outbox.partitions import Lanes
-from semel.outbox.rules import DISABLED, LANES, RECEIVER, receiver_of
+from semel.outbox.partitions import Partitions
+from semel.outbox.rules import DISABLED, PARTITIONS, RECEIVER, receiver_of
 from semel.outbox.run import listening
-from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, told
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, error_text, is_gone
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import dialect_of
@@ -42,7 +43,7 @@ from semel.workers.turns import Turns, is_due, seconds_to_turn
 BATCH: Final = 500
 BATCH_BYTES: Final = 8 * 1024 * 1024
 LEASE_SECONDS: Final = 10.0
-POLL_SECONDS: Final = 0.05  # where the database has no bell
+POLL_SECONDS: Final = 0.05  # where the database notifies nobody
 LISTENING_POLL_SECONDS: Final = 1.0
 GAUGE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 60.0
@@ -52,11 +53,13 @@ WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away
 ELSEWHERE_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
 LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute, that is a statement a second
-WITHOUT_LANES_SECONDS: Final = 0.75  # until one that finds nothing asks for free lanes: a dead relay's lease + 1 s
-APART_SECONDS: Final = 0.02  # between two idle relays that hear the same bell
-DEAF_SECONDS: Final = 1.0  # of one that heard a bell for which others were enough
+WITHOUT_PARTITIONS_SECONDS: Final = (
+    0.75  # until one that finds nothing asks for free partitions: a dead relay's lease + 1 s
+)
+APART_SECONDS: Final = 0.02  # between two idle relays that hear the same notification
+DEAF_SECONDS: Final = 1.0  # of one that heard a notification for which others were enough
 DISABLED_SECONDS: Final = 1.0  # between two looks whose endpoint is disabled
-ALL_LANES: Final = (1 << LANES) - 1
+ALL_PARTITIONS: Final = (1 << PARTITIONS) - 1
 
 
 class Relay:
@@ -64,10 +67,10 @@ class Relay:
 
     Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
     ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
-    its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
-    ``lease_seconds`` after which a dead relay's lanes are taken over; ``poll_seconds`` between two looks where nobody
-    rings, of this relay while it has work (1 second beside PostgreSQL's bell, else 0.05), and of all idle relays
-    together (1 second).
+    its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
+    ``lease_seconds`` after which a dead relay's partitions are taken over; ``poll_seconds`` between two looks without a
+    notification, of this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and of all
+    idle relays together (1 second).
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -114,10 +117,10 @@ class Relay:
         self.published = 0
         self.parked = 0
         self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
-        self.held_elsewhere = False  # whether run_once left events that were in the lanes of others
+        self.held_elsewhere = False  # whether run_once left events that were in the partitions of others
         self._engine = engine
         self._events = Events(dialect)
-        self._lanes = Lanes(dialect)
+        self._partitions = Partitions(dialect)
         self._batch, self._batch_bytes, self._tries_max, self._hold = batch, batch_bytes, tries_max, hold
         self._keep_us = int(keep_seconds * 1_000_000)
         self._lease_seconds = lease_seconds
@@ -138,12 +141,12 @@ class Relay:
         self._turns = Turns(_Looks(self._flow_of_turn), "relay" if hold else "relay:skip", every, engine.perform)
         self._every_seconds = every
         self._listens = False
-        self._idle = False  # whether it has given its lanes back, and waits for its turn
+        self._idle = False  # whether it has given its partitions back, and waits for its turn
         self._fleet = 1.0  # how many take turns, about
         self._worked = self._time()  # when it last had something to do
         self._turn_at = 0.0
         self._called = False  # whether events were committed in this process, or a relay has too many
-        self._heard_at: float | None = None  # when it sees to a bell that one relay is enough for
+        self._heard_at: float | None = None  # when it acts on a notification that one relay is enough for
         self._deaf_until = float("-inf")
         self._gauge_at = float("-inf")
         self._sweep_at = self._time() + SWEEP_SECONDS * self._random.random()
@@ -157,15 +160,15 @@ class Relay:
     async def run_once(self, *, wait_seconds: float = 0.0) -> int:
         """Publish all pending events and return the count. Rejected or blocked events stay in the outbox.
 
-        Parameters: ``wait_seconds`` how long events are waited for that are in the lanes of other relays, which publish
-        them or are dead; ``held_elsewhere`` then says whether some are left.
+        Parameters: ``wait_seconds`` how long to wait for events in the partitions of other relays, which publish them
+        or are dead; ``held_elsewhere`` then says whether some are left.
 
         Raises StoreError.
         """
         before = self.published
         ends = time.monotonic() + wait_seconds
         self._away = Away()
-        await self._attend(bell=False)
+        await self._attend(listens=False)
         try:
             while True:
                 while (await self._turn(self._away.topics) or self._met) and not self._struck:
@@ -174,13 +177,13 @@ class Relay:
                 if not self.held_elsewhere or time.monotonic() >= ends:
                     return self.published - before
                 await asyncio.sleep(min(ELSEWHERE_SECONDS, wait_seconds))
-                await self._attend(bell=False)
+                await self._attend(listens=False)
         finally:
             await self._leave()
 
     async def _due_elsewhere(self) -> bool:
-        """Whether something may be published that is in no lane of this relay's."""
-        read, theirs, hold = self._events.due, ALL_LANES & ~self._mask, self._hold
+        """Whether something may be published that is in no partition of this relay's."""
+        read, theirs, hold = self._events.due, ALL_PARTITIONS & ~self._mask, self._hold
         return bool(theirs and await self._engine.perform("events_due", lambda: read(theirs, 1, 1, hold=hold)))
 
     async def _turn(self, away: Collection[str]) -> int:
@@ -218,10 +221,10 @@ class Relay:
             replies = await self._deliver_readable(wave)
             for each, reply in zip(wave, replies, strict=True):
                 if reply is None:
-                    batch.arrived(each)
+                    batch.mark_arrived(each)
                     arrived.append(each)
                 else:
-                    batch.stopped(each)
+                    batch.mark_stopped(each)
                 if isinstance(reply, Unreached):
                     outage = outage or reply.reason
                     unreached_topics.add(each.event.topic)
@@ -234,7 +237,7 @@ class Relay:
                 break  # the rest of the batch is spared
             await self._attend_in_time()
         topics = {each.event.topic for each in arrived}
-        passed = self._away.met(
+        passed = self._away.note_outcome(
             unreached_topics,
             topics,
             time.monotonic(),
@@ -263,7 +266,7 @@ class Relay:
             return
         lapsed = self._time() - self._disabled_at >= DISABLED_SECONDS
         if lapsed or any(self._is_disabled(each.event.topic) for each in wave):
-            self._disabled = await self._engine.perform("events_disabled", self._events.disabled)
+            self._disabled = await self._engine.perform("events_disabled", self._events.find_disabled)
             self._disabled_at = self._time()
 
     def _is_disabled(self, topic: str) -> bool:
@@ -302,7 +305,7 @@ class Relay:
             return await self.sink.publish(events)
         except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
             if len(events) == 1:
-                return [Refused(told(error))]
+                return [Refused(error_text(error))]
         replies: list[Reply] = []
         for event in events:
             replies += await self._deliver([event])
@@ -330,7 +333,7 @@ class Relay:
 
     async def _mark(self, arrived: Sequence[Waiting]) -> None:
         seqs = [each.seq for each in arrived]
-        await self._engine.perform("events_published", lambda: self._events.published(seqs))
+        await self._engine.perform("events_published", lambda: self._events.mark_published(seqs))
         self.published += len(seqs)
         counts: dict[str, int] = {}
         for each in arrived:
@@ -341,23 +344,23 @@ class Relay:
     def _tell(self, name: str, topic: str, value: float = 1, detail: Mapping[str, str] | None = None) -> None:
         self._engine.core.observer.event(name, value, {"topic": topic}, detail or {})
 
-    # --- lanes ------------------------------------------------------------------------------
+    # --- partitions ------------------------------------------------------------------------------
 
     async def _attend_in_time(self) -> None:
-        every = self._lease_seconds / 3 if self._met else min(self._lease_seconds / 3, WITHOUT_LANES_SECONDS)
+        every = self._lease_seconds / 3 if self._met else min(self._lease_seconds / 3, WITHOUT_PARTITIONS_SECONDS)
         if self._time() - self._attended >= every:
-            await self._attend(bell=not self._busy)
+            await self._attend(listens=not self._busy)
 
-    async def _attend(self, *, bell: bool) -> None:
+    async def _attend(self, *, listens: bool) -> None:
         lease = int(self._lease_seconds * 1_000_000)
         self._mask = await self._engine.perform(
-            "events_attend", lambda: self._lanes.attend(self.name, lease, bell=bell)
+            "events_attend", lambda: self._partitions.attend(self.name, lease, listens=listens)
         )
         self._attended = self._time()
 
     async def _leave(self) -> None:
         lease = int(self._lease_seconds * 1_000_000)
-        await self._engine.perform("events_leave", lambda: self._lanes.leave(self.name, lease))
+        await self._engine.perform("events_leave", lambda: self._partitions.leave(self.name, lease))
         self._mask, self._attended = 0, float("-inf")
 
     # --- idle -------------------------------------------------------------------------------
@@ -366,13 +369,13 @@ class Relay:
         return time.monotonic()
 
     def _flow_of_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        turn, depth = yield from self._lanes.turn(
+        turn, depth = yield from self._partitions.turn(
             kind,
             mine,
             every_us,
             self.name,
             hold=self._hold,
-            bell=self._listens,
+            listens=self._listens,
             gauge=self._time() >= self._gauge_at,
         )
         if depth is not None:
@@ -382,7 +385,7 @@ class Relay:
     async def _take_turn(self) -> bool:
         """Take a turn of the idle relays; whether there is something to do, or no turn to be had.
 
-        A due event is enough, in whatever lane: each relay whose turn comes while others have too much joins them.
+        A due event is enough, in whatever partition: each relay whose turn comes while others have too much joins them.
         """
         turn = await self._turns.take()
         if turn is None:
@@ -398,8 +401,8 @@ class Relay:
         needed, self._called = self._called, False
         if not needed and self._heard_at is not None and self._heard_at <= now:
             self._heard_at = None
-            needed = await self._engine.perform("events_lanes", self._lanes.free) > 0
-            if not needed:  # the holder of the lanes hears it, too
+            needed = await self._engine.perform("events_lanes", self._partitions.free) > 0
+            if not needed:  # the holder of the partitions hears it, too
                 self._deaf_until = now + DEAF_SECONDS
         if not needed and now >= self._turn_at:
             needed = await self._take_turn()
@@ -416,7 +419,7 @@ class Relay:
         if await self._take_turn():
             self._worked = self._time()
             return False
-        await self._engine.perform("events_retire", lambda: self._lanes.retire(self.name))
+        await self._engine.perform("events_retire", lambda: self._partitions.retire(self.name))
         self._mask, self._attended, self._idle = 0, float("-inf"), True
         return True
 
@@ -469,7 +472,7 @@ class Relay:
         try:
             with listening(lambda: loop.call_soon_threadsafe(self._hear, True)):
                 while not self._stopping:
-                    rest = await self._round(rung=listener is not None and listener.is_listening)
+                    rest = await self._round(notified=listener is not None and listener.is_listening)
                     if self._idle and not self._struck:
                         await self._rest_idle()
                     elif rest > 0 or self._walk_seconds > 0:
@@ -479,21 +482,21 @@ class Relay:
             await asyncio.wait({keeper})
             if listener is not None:
                 await listener.close()
-            with suppress(StoreError, SchemaError):  # others take the lanes over when the lease is over
+            with suppress(StoreError, SchemaError):  # others take the partitions over when the lease is over
                 await self._leave()
             await self.sink.close()
 
-    async def _round(self, *, rung: bool) -> float:
+    async def _round(self, *, notified: bool) -> float:
         """A turn, and how long to rest after it."""
         self._woken.clear()
-        self._listens = rung
+        self._listens = notified
         self._struck = False
         try:
             if self._idle and not await self._may_go_on():
                 self._trouble.over()
                 return self._idle_seconds()
             await self._attend_in_time()
-            sent = await self._turn(self._away.passed_over(time.monotonic()))
+            sent = await self._turn(self._away.find_passed_over(time.monotonic()))
             self._trouble.over()
             if self._met:
                 self._worked = self._time()
@@ -501,9 +504,9 @@ class Relay:
                 return outage_wait_seconds(self._outages, self._random.random())
             if self._full != self._busy:  # a relay that looks again at once needs no notification
                 self._busy = self._full
-                await self._attend(bell=rung and not self._busy)
-                if rung and self._busy:
-                    await self._engine.perform("events_call", self._lanes.call)
+                await self._attend(listens=notified and not self._busy)
+                if notified and self._busy:
+                    await self._engine.perform("events_call", self._partitions.call)
                 return 0
             if sent or self._put_away:
                 return 0
@@ -513,25 +516,25 @@ class Relay:
             self._turn_at = max(self._turn_at, self._time() + STORE_REST_SECONDS)  # an idle one's turn has not moved
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
-            self._struck = True  # no bell shortens the rest
+            self._struck = True  # no notification shortens the rest
             return self._trouble.met(error)
         poll = self._poll_seconds
         if poll is None:
-            poll = LISTENING_POLL_SECONDS if rung else POLL_SECONDS
+            poll = LISTENING_POLL_SECONDS if notified else POLL_SECONDS
         until_idle = max(POLL_SECONDS, self._worked + LINGER_SECONDS - self._time())
         return min(poll, until_idle, self._away.wait_seconds(time.monotonic()))
 
     async def _rest(self, seconds: float) -> None:
-        # No bell brings a broker back; and to walk past millions of events at every bell would be all that it does.
+        # No notification brings a broker back; walking past millions of events at each one would be all that it does.
         walked = min(WALK_REST * self._walk_seconds, self._lease_seconds / 4)
         deaf = seconds if self._struck else walked
-        ends, rung = time.monotonic() + deaf, False
+        ends, notified = time.monotonic() + deaf, False
         while not self._stopping and (left := ends - time.monotonic()) > 0:
             self._woken.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), left)
-                rung = True
-        if not rung and not self._stopping and seconds > deaf:
+                notified = True
+        if not notified and not self._stopping and seconds > deaf:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), seconds - deaf)
 

@@ -318,7 +318,7 @@ def _add_notes(parts: Parts) -> None:
     @parts.app.get("/notes", dependencies=[_BEARER], responses=_NOBODY)
     async def list_notes(caller: Caller = Depends(caller_of)) -> list[NoteOut]:
         """This caller's notes."""
-        return [NoteOut(note_id=note.id, text=note.text) for note in await asyncio.to_thread(notes.written, caller.id)]
+        return [NoteOut(note_id=note.id, text=note.text) for note in await asyncio.to_thread(notes.notes_of, caller.id)]
 
 
 def _add_health(parts: Parts) -> None:

@@ -34,7 +34,7 @@ class Notes:
         }
         return _note(self._ledger.append(entry, once=True))
 
-    def written(self, caller: str) -> list[Note]:
+    def notes_of(self, caller: str) -> list[Note]:
         """One caller's notes, in their order."""
         return [_note(entry) for entry in self._ledger.entries() if entry["caller"] == caller]
 

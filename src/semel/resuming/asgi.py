@@ -152,7 +152,7 @@ class ResumedApp:
         await self._app(_scope(kept, call, permit, state or {}), receive, send)
 
     def _not_reached(self, what: str) -> NotReached:
-        return NotReached.told(self._route.name, what, "scope")
+        return NotReached.describe(self._route.name, what, "scope")
 
 
 def _taking(capture: Capture, permit: Permit | None) -> Callable[[Message], None]:

@@ -49,7 +49,7 @@ class NotReached(SemelError):
     """The application answered a kept request before the operation's endpoint was reached; nothing has run."""
 
     @classmethod
-    def told(cls, name: str, what: str, where: str) -> Self:
+    def describe(cls, name: str, what: str, where: str) -> Self:
         """What happened before the endpoint of an operation, and what to change. ``where``: scope or environ."""
         return cls(
             f"a request without its client {what} before the endpoint of the operation {name!r} was reached: let "

@@ -168,7 +168,7 @@ class Completer(Loop):
         after = FIRST
         while len(self._running) < self._at_once:
             page: list[Abandoned] = await self._call(
-                self.engine.perform, "abandoned", lambda after=after: self._rows.abandoned(FIND_MAX, after)
+                self.engine.perform, "abandoned", lambda after=after: self._rows.find_abandoned(FIND_MAX, after)
             )
             begun += self._begin_some(page, now)
             if len(page) < FIND_MAX:

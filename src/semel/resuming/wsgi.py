@@ -103,7 +103,7 @@ class ResumedApp:
                 call.body.end()
 
     def _not_reached(self, what: str) -> NotReached:
-        return NotReached.told(self._route.name, what, "environ")
+        return NotReached.describe(self._route.name, what, "environ")
 
 
 class _Taken:

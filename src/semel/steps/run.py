@@ -87,15 +87,15 @@ class StepBook:
         except StepError:
             self.ledger.fail(step, nothing_happened=False)
             raise
-        self.ledger.finish(step, self.stored(step, body))
+        self.ledger.finish(step, self.seal_result(step, body))
         return again
 
-    def stored(self, step: Step, body: bytes) -> bytes:
+    def seal_result(self, step: Step, body: bytes) -> bytes:
         """A result as the operation wants it stored."""
         about = about_step(self._permit.grant.id, step.shown)
         return seal_part(body, about, self._permit.command.policy.answers, self._sealer)
 
-    def recorded(self, step: Step, met: Finished, shape: Shape) -> Any:
+    def read_recorded(self, step: Step, met: Finished, shape: Shape) -> Any:
         """The result that a former run has recorded.
 
         Raises StepError where the code has declared another type since: running it again is no way out; and
@@ -129,7 +129,7 @@ class SyncSteps(StepBook):
             with self._writing:
                 met = self._performer.drive(_into(hold, self.ledger.begin(want)))
             if isinstance(met, Finished):
-                return self.recorded(want, met, shape)
+                return self.read_recorded(want, met, shape)
             hold.end()
         except BaseException as error:
             hold.let_go(error)
@@ -154,9 +154,9 @@ class SyncSteps(StepBook):
                 with self._writing:
                     met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
-                    return self.recorded(want, met, shape)
+                    return self.read_recorded(want, met, shape)
                 body, value = encode_result(name, call(met[1].connection), shape)
-                body = self.stored(want, body)
+                body = self.seal_result(want, body)
                 with self._writing:
                     drive(ledger.commit(met, body))
                 hold.end()
@@ -196,7 +196,7 @@ class AsyncSteps(StepBook):
                     self.ledger.fail(met, nothing_happened=True)
                 raise cancelled
         if isinstance(met, Finished):
-            return self.recorded(want, met, shape)
+            return self.read_recorded(want, met, shape)
         try:
             value = call()
             if inspect.isawaitable(value):
@@ -228,7 +228,7 @@ class AsyncSteps(StepBook):
         if isinstance(met, Finished):
             if cancelled is not None:
                 raise cancelled
-            return self.recorded(want, met, shape)
+            return self.read_recorded(want, met, shape)
         try:
             if cancelled is not None:
                 raise cancelled
@@ -240,7 +240,7 @@ class AsyncSteps(StepBook):
             finally:
                 self._inside.reset(inside)
             body, value = encode_result(name, value, shape)
-            body = self.stored(want, body)
+            body = self.seal_result(want, body)
             async with self._writing:
                 _, cancelled = await self._whole(ledger.commit(met, body))
         except BaseException:

@@ -71,7 +71,7 @@ class StepRows:
             _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
 
-    def abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
+    def find_abandoned(self, limit: int, after: tuple[int, bytes] = FIRST) -> Flow[list[Abandoned]]:
         """A page of the resumable executions that may continue and that no process holds, oldest lease first.
 
         Parameters: ``after`` the lease and the id of the last one of the page before.

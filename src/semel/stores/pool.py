@@ -73,7 +73,7 @@ class AsyncLifo(Generic[C]):
         try:
             return await self._open(deadline), False
         except BaseException:
-            self.gone()
+            self.forget()
             raise
 
     def give(self, connection: C) -> None:
@@ -81,7 +81,7 @@ class AsyncLifo(Generic[C]):
         self.idle.append(connection)
         self._next()
 
-    def gone(self) -> None:
+    def forget(self) -> None:
         """One that was taken is no more."""
         self.count -= 1
         self._next()
@@ -121,7 +121,7 @@ class Lifo(Generic[C]):
         try:
             return self._open(deadline), False
         except BaseException:
-            self.gone()
+            self.forget()
             raise
 
     def give(self, connection: C) -> None:
@@ -130,7 +130,7 @@ class Lifo(Generic[C]):
             self.idle.append(connection)
             self._changed.notify()
 
-    def gone(self) -> None:
+    def forget(self) -> None:
         """One that was taken is no more."""
         with self._changed:
             self.count -= 1

@@ -58,7 +58,7 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
     late = depth.waiting > 0 and depth.oldest_us > WAITS_US
     relays = late and engine.perform("relays", Copies(engine.store).relay_us)
     behind, others_us = receivers_behind(engine) if late or depth.parked else ([], 0)
-    if depth.parked and any(receiver_of(each) is None for each in engine.perform("events", events.disabled)):
+    if depth.parked and any(receiver_of(each) is None for each in engine.perform("events", events.find_disabled)):
         yield Finding(
             "events",
             "warning",

@@ -120,7 +120,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
 
 
 def _find_abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
-    found = yield from StepRows(store).abandoned(PAGE)
+    found = yield from StepRows(store).find_abandoned(PAGE)
     return (yield from store.find(Find(limit=1))).now, found
 
 

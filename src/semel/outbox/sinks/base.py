@@ -101,7 +101,7 @@ def _ascii(value: str) -> str:
     return f"{'%20' * before}{quote(inner, safe=_PLAIN)}{'%20' * after if inner else ''}"
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in a few words, for people."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 from semel.errors import UrlError
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, told
+from semel.outbox.sinks.base import Refused, Reply, error_text
 
 
 class FunctionSink:
@@ -42,7 +42,7 @@ class FunctionSink:
                 if isinstance(returned, Awaitable):
                     await returned
         except Exception as error:  # noqa: BLE001 - whatever it raises, it has not taken the event
-            return Refused(told(error))
+            return Refused(error_text(error))
         return None
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from semel.errors import UrlError
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers, told
+from semel.outbox.sinks.base import Refused, Reply, Unreached, error_text, message_headers
 
 REQUEST_MS: Final = 5000
 ACK_SECONDS: Final = 10.0
@@ -81,7 +81,7 @@ class KafkaSink:
             missing = await self._missing(producer, {event.topic for event in events})
         except (KafkaError, OSError, TimeoutError) as error:  # no answer for these events
             await self._abandon()
-            return [Unreached(told(error))] * len(events)
+            return [Unreached(error_text(error))] * len(events)
         sent = [missing.get(event.topic) or await self._send(producer, event) for event in events]
         futures = [each for each in sent if isinstance(each, asyncio.Future)]
         if futures:
@@ -118,7 +118,7 @@ class KafkaSink:
             elif code == UnknownTopicOrPartitionError.errno:
                 missing[topic] = Refused(f"there is no topic {topic!r}; make it on the broker")
             else:
-                reason = f"the topic {topic!r}: {told(for_code(code)())}"
+                reason = f"the topic {topic!r}: {error_text(for_code(code)())}"
                 missing[topic] = Refused(reason) if issubclass(for_code(code), _REFUSALS) else Unreached(reason)
         return missing
 
@@ -136,8 +136,8 @@ class KafkaSink:
         if isinstance(error, UnknownTopicOrPartitionError):
             self._topics.discard(event.topic)
         if isinstance(error, _REFUSALS):
-            return Refused(told(error), isinstance(error, MessageSizeTooLargeError))
-        return Unreached(told(error))
+            return Refused(error_text(error), isinstance(error, MessageSizeTooLargeError))
+        return Unreached(error_text(error))
 
     async def close(self) -> None:
         """Close the producer."""

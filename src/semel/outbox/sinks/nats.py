@@ -24,7 +24,7 @@ from nats.js.errors import NotFoundError
 from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
+from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text
 
 ACK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 2.0
@@ -84,7 +84,7 @@ class NatsSink:
             client = await self._connect()
         except (NatsError, OSError, TimeoutError) as error:
             await self.close()
-            return [Unreached(told(error))] * len(events)
+            return [Unreached(error_text(error))] * len(events)
         sent = [await self._send(client, event) for event in events]
         waiting = [each for each in sent if isinstance(each, asyncio.Future)]
         if waiting:
@@ -105,8 +105,9 @@ class NatsSink:
         except NotFoundError:
             return Refused(f"no stream takes the subject {subject}; make one on the broker")
         except (NatsError, OSError, TimeoutError) as error:
+            why = error_text(error)
             return Unreached(
-                f"no responder listens on the subject {subject}, nor JetStream what its streams are ({told(error)})"
+                f"no responder listens on the subject {subject}, nor JetStream what its streams are ({why})"
             )
         return Unreached(f"the stream {stream!r}, which takes the subject {subject}, does not answer")
 
@@ -128,7 +129,7 @@ class NatsSink:
                 f"{self._prefix}{event.topic}", event.payload, reply=f"{self._inbox}.{token}", headers=headers
             )
         except (NatsError, OSError) as error:
-            return Unreached(told(error))
+            return Unreached(error_text(error))
         return future
 
     def _reply(self, sent: Sent) -> Reply:

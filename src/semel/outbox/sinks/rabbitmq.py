@@ -25,7 +25,7 @@ from aio_pika.exceptions import (
 from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers, told
+from semel.outbox.sinks.base import Refused, Reply, Unreached, error_text, message_headers
 
 CONFIRM_SECONDS: Final = 10.0
 CONNECT_SECONDS: Final = 5.0
@@ -72,11 +72,11 @@ class RabbitmqSink:
             for event in events:
                 await self._declare(event.topic)
         except ChannelNotFoundEntity as error:
-            return [Unreached(f"there is no exchange {self._exchange_name!r}; declare it ({told(error)})")] * len(
+            return [Unreached(f"there is no exchange {self._exchange_name!r}; declare it ({error_text(error)})")] * len(
                 events
             )
         except _GONE as error:
-            return [Unreached(told(error))] * len(events)
+            return [Unreached(error_text(error))] * len(events)
         return list(await asyncio.gather(*(self._send(exchange, event) for event in events)))
 
     async def _declare(self, topic: str) -> None:
@@ -107,7 +107,7 @@ class RabbitmqSink:
                 f"RabbitMQ currently has no queue for the routing key {event.topic!r} now, and says no more"
             )
         except _GONE as error:
-            return Unreached(told(error))
+            return Unreached(error_text(error))
         return None
 
     async def close(self) -> None:

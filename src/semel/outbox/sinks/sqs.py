@@ -23,7 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from semel.errors import UrlError
 from semel.inbox.brokers.sqs import ENCODING, what_is_wrong
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, told
+from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text
 
 BATCH_MAX: Final = 10
 BATCH_BYTES: Final = 256 * 1024  # what every queue takes; a larger event goes alone
@@ -116,8 +116,8 @@ class SqsSink:
 
     def _meaning(self, error: BotoCoreError | ClientError) -> Reply:
         if _code(error) in _REFUSALS:
-            return Refused(told(error))
-        return Unreached(what_is_wrong(error, f"the queue {self._queue}") or told(error))
+            return Refused(error_text(error))
+        return Unreached(what_is_wrong(error, f"the queue {self._queue}") or error_text(error))
 
     async def close(self) -> None:
         """Close the client's connections. It opens others when it is used again."""

@@ -28,7 +28,7 @@ from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.flow import WEBHOOK_OUTAGE_SECONDS_MAX, WEBHOOK_WAITS
 from semel.outbox.rules import DISABLED, GONE
-from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, is_gone, told
+from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text, is_gone
 
 VARIABLE: Final = "SEMEL_WEBHOOK_SECRET"
 SECRET_BYTES_MIN: Final = 24
@@ -150,9 +150,9 @@ class WebhookSink:
         except AddressRefused as error:  # the receiver's fault, not the event's
             return Unreached(str(error))
         except httpx.LocalProtocolError as error:  # it cannot be said in HTTP: the event's own fault
-            return Refused(told(error))
+            return Refused(error_text(error))
         except (httpx.HTTPError, httpcore.NetworkError, OSError, TimeoutError) as error:
-            return Unreached(told(error))
+            return Unreached(error_text(error))
         return _meaning(reply.status_code, _retry_after(reply.headers.get("retry-after"), time.time()))
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 -- name: write
 -- Events of one transaction, in their order. One that is there already is the same one: nothing is written. Whoever
--- writes rings the bell, if a relay is listening for it: a NOTIFY that nobody needs would make commits queue up.
+-- writes notifies, if a relay is listening for it: a NOTIFY that nobody needs would make commits queue up.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),

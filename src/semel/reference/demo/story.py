@@ -63,7 +63,7 @@ class Teller:
         self.steps[-1].expectations.append(Expectation(text, held))
         self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ NOT SO:'} {text}")
 
-    def failed(self) -> list[str]:
+    def list_failed(self) -> list[str]:
         """The promises that did not hold."""
         return [kept.text for step in self.steps for kept in step.expectations if not kept.held]
 

@@ -69,7 +69,7 @@ class AsyncmyLoop:
                     self._lifo.give(taken)
                 else:
                     await close(connection)
-                    self._lifo.gone()
+                    self._lifo.forget()
                     await self.close_idle()
                 if isinstance(error, TimeoutError):
                     raise connection_lost() from error

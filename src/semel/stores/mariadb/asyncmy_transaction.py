@@ -258,7 +258,7 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
             self.lifo.give(taken)
         else:
             await close(taken[0])
-            self.lifo.gone()
+            self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> Taken:
         return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)

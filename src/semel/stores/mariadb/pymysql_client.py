@@ -64,7 +64,7 @@ class PymysqlThreads:
                     self._lifo.give(taken)
                 else:
                     close(connection)
-                    self._lifo.gone()
+                    self._lifo.forget()
                     self.close()
                 if isinstance(error, Lost):
                     if was_idle and not deadline.is_over:  # else the server hangs

@@ -298,7 +298,7 @@ class PymysqlUnitPool:
             self.lifo.give(taken)
         else:
             close(taken[0])
-            self.lifo.gone()
+            self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> Taken:
         return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)

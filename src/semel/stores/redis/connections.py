@@ -101,11 +101,11 @@ class RedisThreads:
                 replies = _execute(connection, wanted, deadline)
         except BaseException:
             connection.disconnect()
-            pool.gone()
+            pool.forget()
             raise
         if isinstance(replies, StoreError) or connection._sock is None:
             connection.disconnect()
-            pool.gone()
+            pool.forget()
             _close_all(pool)
         else:
             pool.give(connection)
@@ -202,11 +202,11 @@ class RedisLoop:
                 replies = await _execute_async(connection, wanted, deadline)
         except BaseException:
             await connection.disconnect(nowait=True)
-            pool.gone()
+            pool.forget()
             raise
         if isinstance(replies, StoreError) or not connection.is_connected:
             await connection.disconnect(nowait=True)
-            pool.gone()
+            pool.forget()
             await _close_all_async(pool)
         else:
             pool.give(connection)

@@ -122,10 +122,10 @@ class KeyRoutes(Protocol):
     def refresh(self) -> Refreshing:
         """Ask the nodes for the map. Raises StoreUnavailable where none knows it."""
 
-    def failed(self, node: Node) -> None:
+    def note_failure(self, node: Node) -> None:
         """A node did not answer, or takes no writes."""
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_move(self, slot: int, node: Node) -> None:
         """A node said who has a slot now."""
 
 
@@ -151,10 +151,10 @@ class Single:
         """Nothing to learn."""
         yield from ()
 
-    def failed(self, node: Node) -> None:
+    def note_failure(self, node: Node) -> None:
         """Nothing to learn: there is no other."""
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_move(self, slot: int, node: Node) -> None:
         raise StoreUnavailable("the server is part of a cluster; use redis+cluster:// in the URL")
 
 
@@ -185,7 +185,7 @@ class Cluster:
         """Whether the map should be asked for before anything is sent."""
         return not self._nodes or (self._stale and time.monotonic() - self._asked >= REFRESH_SECONDS_MIN)
 
-    def asked_for_map(self) -> list[Node]:
+    def nodes_to_ask(self) -> list[Node]:
         """The nodes to ask, those that have failed last."""
         known = list(dict.fromkeys((*self._nodes.values(), *self.seeds)))
         self._asked = time.monotonic()
@@ -207,10 +207,10 @@ class Cluster:
     def refresh(self) -> Refreshing:
         """Ask one node after the other for the map."""
         error: StoreError | None = None
-        for node in self.asked_for_map():
+        for node in self.nodes_to_ask():
             [answer] = yield [NodeExchange(node, (("CLUSTER", "SLOTS"),), WAYS)]
             if isinstance(answer, StoreError):
-                self.failed(node)
+                self.note_failure(node)
                 error = error or answer
             elif type(answer[0]) is RedisRefused:
                 error = error or _no_map(answer[0])
@@ -218,12 +218,12 @@ class Cluster:
                 return
         raise StoreUnavailable(str(error or "no node of the cluster has a map of it")) from error
 
-    def failed(self, node: Node) -> None:
+    def note_failure(self, node: Node) -> None:
         """A node did not answer: perhaps another has taken over."""
         self._suspects.add(node)
         self._stale = True
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_move(self, slot: int, node: Node) -> None:
         """A node said who has a slot now; the rest of the map is probably old too."""
         self._nodes[slot] = node
         self._stale = True
@@ -282,7 +282,7 @@ def _round(
         for place in refused:
             reply, script = replies[place], calls[place].script
             if reply.code in TAKEN_OVER:  # the next call asks who is the primary now
-                routes.failed(node)
+                routes.note_failure(node)
             if reply.code == "NOSCRIPT" and script is not None:
                 loads.setdefault(node, {})[script.sha] = script.text
                 if place in asking:
@@ -290,7 +290,7 @@ def _round(
             elif reply.code in ("MOVED", "ASK"):
                 number, target = _target(reply, node)
                 if reply.code == "MOVED":
-                    routes.moved(number, target)
+                    routes.note_move(number, target)
                 else:
                     asked[place] = target
             else:
@@ -346,7 +346,7 @@ def _check(routes: KeyRoutes, groups: dict[Node, list[int]], answers: list[Repli
     errors = [answer for answer in answers if isinstance(answer, StoreError)]
     for node, answer in zip(groups, answers, strict=True):
         if isinstance(answer, StoreError):
-            routes.failed(node)
+            routes.note_failure(node)
     if not errors:
         return
     lost = next((error for error in errors if isinstance(error, StoreTimeout)), None)
@@ -382,7 +382,7 @@ def _load(routes: KeyRoutes, loads: dict[Node, dict[str, bytes]]) -> Generator[l
     answers = yield exchanges
     for exchange, answer in zip(exchanges, answers, strict=True):
         if isinstance(answer, StoreError):
-            routes.failed(exchange.node)
+            routes.note_failure(exchange.node)
             # A script that only had to be loaded has done nothing, whatever became of the answer.
             raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
         for reply in answer:

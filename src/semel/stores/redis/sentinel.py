@@ -83,11 +83,11 @@ class Sentinel:
         host, port = reply
         return Node(bytes(host).decode(), int(port))
 
-    def failed(self, node: Node) -> None:
+    def note_failure(self, node: Node) -> None:
         """A server did not answer, or takes no writes: perhaps another has taken over."""
         self._stale = True
 
-    def moved(self, slot: int, node: Node) -> None:
+    def note_move(self, slot: int, node: Node) -> None:
         """No server under Sentinels is part of a cluster."""
         raise StoreUnavailable("the server is part of a cluster; use redis+cluster:// in the URL")
 

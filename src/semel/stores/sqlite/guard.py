@@ -68,7 +68,7 @@ class SqliteUnitConnection(sqlite3.Connection):
         self._set_guarded(True)
 
     @contextmanager
-    def unguarded(self) -> Iterator[None]:
+    def lift_guard(self) -> Iterator[None]:
         """Semel's own statements in the middle of the unit, between two of the handler's."""
         with self.turn:
             guarded = self._guarded

@@ -47,7 +47,7 @@ class SqliteUnit:
             HandlerRefused: SQLite had ended the transaction (a conflict's ROLLBACK), and the handler went on.
         """
         try:
-            with self.connection.unguarded():
+            with self.connection.lift_guard():
                 if not self.connection.in_transaction:
                     raise HandlerRefused(WENT_ON)
                 return perform(make(), self._answer)

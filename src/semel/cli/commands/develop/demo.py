@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         tell(stage, teller)
         tell_effects(stage, teller)
     seconds = round(time.monotonic() - started, 1)
-    failed = teller.failed()
+    failed = teller.list_failed()
     out.document({"held": not failed, "seconds": seconds, "steps": [asdict(step) for step in teller.steps]})
     out.say("")
     if failed:

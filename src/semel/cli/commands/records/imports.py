@@ -21,7 +21,7 @@ from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
 from semel.imports.booking import RowOutcome, row_outcome
-from semel.imports.rules import ImportJob, ImportState, Job, shown_time
+from semel.imports.rules import ImportJob, ImportState, Job, clock_text
 from semel.imports.run import PAGE, reopen
 from semel.imports.store import ANY_ID, ImportRows, Purged
 
@@ -107,7 +107,7 @@ def _row(job: ImportJob) -> tuple[str, ...]:
     counts = job.counts
     known = "" if counts.rows is None else str(counts.rows)
     sums = (counts.booked, counts.skipped, counts.failed, counts.unknown)
-    return job.id, job.state.name, known, *map(str, sums), shown_time(job.created_at), job.key
+    return job.id, job.state.name, known, *map(str, sums), clock_text(job.created_at), job.key
 
 
 def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
@@ -116,10 +116,10 @@ def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
     out.say(f"{job.key}: {job_line(job)}")
     out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
     out.say(
-        f"  created {shown_time(job.created_at)}, sent {job.submissions} times, last {shown_time(job.last_seen_at)}"
+        f"  created {clock_text(job.created_at)}, sent {job.submissions} times, last {clock_text(job.last_seen_at)}"
     )
     if job.ended_at is not None:
-        out.say(f"  ended {shown_time(job.ended_at)}; its bytes are {'kept' if job.has_content else 'no longer kept'}")
+        out.say(f"  ended {clock_text(job.ended_at)}; its bytes are {'kept' if job.has_content else 'no longer kept'}")
     for name, times, _, _ in job.names:
         out.say(f"  file name {name!r}, {times} times")
     return Exit.OK
@@ -220,7 +220,7 @@ def _purge(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
         jobs += gone
     while gone := engine.perform("import", lambda: rows.forget_rows(CHUNK)):
         known += gone
-    for digest in engine.perform("import", lambda: rows.unused(CHUNK)):
+    for digest in engine.perform("import", lambda: rows.find_unused(CHUNK)):
         contents += engine.perform("import", lambda id=digest: rows.drop_blob(id))  # type: ignore[misc]
     purged = Purged(jobs, contents, known)
     out.document({f"{name}Forgotten": count for name, count in purged._asdict().items()})

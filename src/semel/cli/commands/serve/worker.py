@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from semel.exporters.prometheus import Prometheus
 
 TELL_SECONDS: Final = 10.0
-ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its lanes until its lease is over
+ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its partitions until its lease is over
 _HELD: Final = "semel: a running worker will publish them; if there is none, run this again"
 
 

@@ -140,7 +140,7 @@ class _Loop:
                     self._connections.give(taken)
                 else:
                     taken.connection.terminate()
-                    self._connections.gone()
+                    self._connections.forget()
                     await self.close_idle()
                 if was_idle and is_lost(error):
                     said = True

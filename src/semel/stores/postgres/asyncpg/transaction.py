@@ -308,7 +308,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
             connection, was_idle = await lifo.take(deadline)
             if not connection.is_closed():
                 return AsyncpgUnit(self, connection, deadline, was_idle=was_idle)
-            lifo.gone()
+            lifo.forget()
 
     async def instead_of(self, connection: AsyncpgUnitConnection, deadline: Deadline) -> AsyncpgUnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
@@ -322,7 +322,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
             self.lifo.give(connection)
         else:
             connection.terminate()
-            self.lifo.gone()
+            self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> AsyncpgUnitConnection:
         server = self.server

@@ -151,7 +151,7 @@ class PsycopgDriver:
                     self._threads.give(connection)
                 else:
                     connection.close()
-                    self._threads.gone()
+                    self._threads.forget()
                     self._close_idle()
                 if was_idle and is_stale(error):
                     said = True
@@ -243,7 +243,7 @@ class _Loop:
                     self._connections.give(connection)
                 else:
                     await connection.close()
-                    self._connections.gone()
+                    self._connections.forget()
                     await self.close_idle()
                 if was_idle and is_stale(error):
                     said = True

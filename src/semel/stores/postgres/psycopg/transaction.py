@@ -266,7 +266,7 @@ class PsycopgUnitPool:
             if not connection.closed:
                 connection.deadline = deadline
                 return PsycopgUnit(self, connection, was_idle=was_idle)
-            self.lifo.gone()
+            self.lifo.forget()
 
     def instead_of(self, connection: PsycopgUnitConnection) -> PsycopgUnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
@@ -283,7 +283,7 @@ class PsycopgUnitPool:
             self.lifo.give(successor(connection))
         else:
             connection.close()
-            self.lifo.gone()
+            self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> PsycopgUnitConnection:
         try:

@@ -90,7 +90,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
             if not connection.closed:
                 connection.deadline = deadline
                 return AsyncPsycopgUnit(self, connection, was_idle=was_idle)
-            lifo.gone()
+            lifo.forget()
 
     async def instead_of(self, connection: AsyncPsycopgUnitConnection) -> AsyncPsycopgUnitConnection:
         """A new connection for one that was lost, and probably all idle ones with it."""
@@ -107,7 +107,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
             self.lifo.give(successor(connection))
         else:
             await connection.close()
-            self.lifo.gone()
+            self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> AsyncPsycopgUnitConnection:
         try:

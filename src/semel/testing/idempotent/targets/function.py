@@ -115,7 +115,7 @@ def reply_of(returned: Any) -> Reply:
     if isinstance(returned, Result):
         return Reply(returned.answer.status, body=returned.answer.body, replay=returned.replayed)
     if isinstance(returned, BulkResult):
-        return Reply(body=returned.tally.packed(), replay=returned.replayed)
+        return Reply(body=returned.tally.pack(), replay=returned.replayed)
     return Reply(body=returned if isinstance(returned, bytes) else repr(returned).encode("utf-8", "backslashreplace"))
 
 

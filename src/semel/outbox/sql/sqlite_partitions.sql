@@ -1,31 +1,23 @@
--- Which relay delivers which lanes of the outbox, on MariaDB.
--- What SQLite and MariaDB share is in lanes.sql.
+-- Which relay delivers which partitions of the outbox, on SQLite.
+-- What SQLite and MariaDB share is in partitions.sql.
 
 -- name: attend
 -- A relay says that it is there.
 INSERT INTO semel_relay (holder, lease_until, bell_until)
 VALUES (:holder, :now + :lease, CASE WHEN :bell = 1 THEN :now + :lease ELSE 0 END)
-ON DUPLICATE KEY UPDATE lease_until = VALUES(lease_until), bell_until = VALUES(bell_until);
+ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_until = excluded.bell_until;
 
 -- name: take
--- Lanes that nobody holds any more.
+-- Partitions that nobody holds any more.
 UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + :lease
-WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
+WHERE lane IN (SELECT lane FROM semel_lane WHERE lease_until <= :now ORDER BY lane LIMIT :limit);
 
 -- name: turn
--- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
--- in mariadb_events.sql), and how full the outbox is.
-INSERT INTO semel_turn (kind, last, looked) VALUES (:kind, :now + :every, :now)
-ON DUPLICATE KEY UPDATE
-    last = CASE
-        WHEN COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0) THEN last
-        WHEN last < :now OR looked > :now OR 2 * (:now - looked) > 3 * :every THEN :now + :every
-        ELSE LEAST(last, :now + 60 * :every) + :every
-    END,
-    looked = IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), looked, :now)
-RETURNING
+-- An idle relay whose turn has come learns whether any event may be published (as due in sqlite_events.sql), and how full
+-- the outbox is. Its next turn is in a file beside the database (stores/sqlite/turns.py).
+SELECT
     :now,
-    IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), :mine, last),
+    :mine,
     EXISTS (
         SELECT 1 FROM semel_event AS e
         WHERE e.published_at IS NULL AND e.parked_at IS NULL

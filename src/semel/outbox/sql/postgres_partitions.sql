@@ -1,7 +1,7 @@
--- Which relay delivers which lanes of the outbox, on PostgreSQL.
+-- Which relay delivers which partitions of the outbox, on PostgreSQL.
 
 -- name: attend
--- A relay says that it is there, and until when it listens to the bell.
+-- A relay says that it is there, and until when it listens.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -11,7 +11,7 @@ ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_unti
 RETURNING 1;
 
 -- name: renew
--- It keeps the lanes that are still its own.
+-- It keeps the partitions that are still its own.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
@@ -27,7 +27,7 @@ WITH clock AS MATERIALIZED (
 SELECT count(*) FROM semel_relay, clock WHERE lease_until > clock.now;
 
 -- name: take
--- Lanes that nobody holds any more.
+-- Partitions that nobody holds any more.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -40,19 +40,19 @@ FROM clock, free WHERE l.lane = free.lane
 RETURNING 1;
 
 -- name: give
--- It leaves a lane to others.
+-- It leaves a partition to others.
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text AND lane = :lane::smallint
 RETURNING 1;
 
 -- name: mine
--- The lanes it holds.
+-- The partitions it holds.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT lane FROM semel_lane, clock WHERE holder = :holder::text AND lease_until > clock.now ORDER BY lane;
 
 -- name: leave
--- It is gone: first its lanes,
+-- It is gone: first its partitions,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text
 RETURNING 1;
 
@@ -75,7 +75,7 @@ DELETE FROM semel_relay USING clock WHERE greatest(lease_until, bell_until) < cl
 RETURNING 1;
 
 -- name: free
--- How many lanes nobody holds.
+-- How many partitions nobody holds.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

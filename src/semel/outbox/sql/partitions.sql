@@ -1,7 +1,7 @@
--- Which relay delivers which lanes of the outbox, on SQLite and MariaDB.
+-- Which relay delivers which partitions of the outbox, on SQLite and MariaDB.
 
 -- name: renew
--- It keeps the lanes that are still its own.
+-- It keeps the partitions that are still its own.
 UPDATE semel_lane SET lease_until = :now + :lease WHERE holder = :holder AND lease_until > :now;
 
 -- name: count
@@ -9,15 +9,15 @@ UPDATE semel_lane SET lease_until = :now + :lease WHERE holder = :holder AND lea
 SELECT COUNT(*) FROM semel_relay WHERE lease_until > :now;
 
 -- name: give
--- It leaves a lane to others.
+-- It leaves a partition to others.
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder AND lane = :lane;
 
 -- name: mine
--- The lanes it holds.
+-- The partitions it holds.
 SELECT lane FROM semel_lane WHERE holder = :holder AND lease_until > :now ORDER BY lane;
 
 -- name: leave
--- It is gone: first its lanes,
+-- It is gone: first its partitions,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
 
 -- name: retire
@@ -33,5 +33,5 @@ DELETE FROM semel_relay WHERE holder = :holder;
 DELETE FROM semel_relay WHERE lease_until < :now - :lease * 10;
 
 -- name: free
--- How many lanes nobody holds.
+-- How many partitions nobody holds.
 SELECT COUNT(*) FROM semel_lane WHERE lease_until <= :now;
