@@ -67,7 +67,7 @@ class Relay:
 
     Parameters: ``batch`` how many events are read at once, ``batch_bytes`` how large they may be together;
     ``tries_max`` how often a refused event is tried before it is parked; ``hold`` whether a parked event stops those of
-    its aggregate behind it, until somebody retries or drops it; ``keep_seconds`` how long published events are kept;
+    its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
     ``lease_seconds`` after which a dead relay's partitions are taken over; ``poll_seconds`` between two looks without a
     notification, of this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and of all
     idle relays together (1 second).
