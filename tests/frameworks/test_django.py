@@ -37,7 +37,12 @@ def django(folder: Path, *arguments: str, **more: str) -> str:
     return ran.stdout + ran.stderr
 
 
-VIEWS = (f"{SITE}.tests", f"{SITE}.tests_bulk", f"{SITE}.tests_resumed")  # where the database makes a difference
+VIEWS = (
+    f"{SITE}.tests",
+    f"{SITE}.tests_bulk",
+    f"{SITE}.tests_orm",
+    f"{SITE}.tests_resumed",
+)  # where the database makes a difference
 
 
 def test_the_project_passes_its_own_tests_also_under_atomic_requests_and_on_postgresql(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
 from semel.engine.async_engine import AsyncEngine
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
 from semel.engine.shield import whole
 from semel.errors import BulkRefused, PolicyError, SemelError
@@ -219,7 +220,10 @@ class _AsyncWork:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
             case CallHandler():
-                return await self._handler(needed.item)
+                if needed.item.connection is None:
+                    return await self._handler(needed.item)
+                with in_own_transaction(self._engine.backend, needed.item.scope.operation):
+                    return await self._handler(needed.item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return await self._drive(self._handling.inside(needed))

@@ -34,6 +34,7 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
 from semel.engine.shield import Hold, run_shielded
 from semel.engine.sync_engine import Engine
@@ -265,7 +266,10 @@ class _Work:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
             case CallHandler():
-                return self._handler(needed.item)
+                if needed.item.connection is None:
+                    return self._handler(needed.item)
+                with in_own_transaction(self._engine.backend, needed.item.scope.operation):
+                    return self._handler(needed.item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return self._drive(self._handling.inside(needed))

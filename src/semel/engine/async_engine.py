@@ -34,6 +34,7 @@ from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, open_or_close_async
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result, superseded_result
@@ -400,7 +401,11 @@ class AsyncEngine:
         permit.when_lost(task.cancel)
         try:
             async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
-                returned = await handler(permit)
+                if permit.unit is None:
+                    returned = await handler(permit)
+                else:
+                    with in_own_transaction(self.backend, permit.asked.scope.operation):
+                        returned = await handler(permit)
                 answer = answer_from(returned)
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))

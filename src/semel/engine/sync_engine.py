@@ -37,6 +37,7 @@ from semel.core.requests import Begin, Rollback, Unit
 from semel.engine.atomic_block import Atomic
 from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, open_or_close
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
 from semel.engine.renewal import SyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result
@@ -387,7 +388,11 @@ class Engine:
         policy = permit.command.policy
         try:
             permit.handler_thread = get_ident()
-            returned = handler(permit)
+            if permit.unit is None:
+                returned = handler(permit)
+            else:
+                with in_own_transaction(self.backend, permit.command.scope.operation):
+                    returned = handler(permit)
             answer = answer_from(returned)
         except BaseException as error:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))

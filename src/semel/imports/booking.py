@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.model import Scope
 from semel.core.outcomes import is_wrong_for_all
 from semel.engine.backend import Backend
+from semel.engine.own_transaction import in_own_transaction
 from semel.errors import HandlerError, ItemFailed, StoreUnavailable
 from semel.imports.readers import Format, Lines
 from semel.imports.rules import (
@@ -218,7 +220,8 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
         if connection is not None:
             await _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
         try:
-            outcome = success_outcome(listed, await booking(item))
+            with nullcontext() if connection is None else in_own_transaction(backend, booking.scope.operation):
+                outcome = success_outcome(listed, await booking(item))
         except Exception as error:
             if is_wrong_for_all(error):
                 raise

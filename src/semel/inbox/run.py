@@ -14,6 +14,7 @@ from semel.core.outcomes import is_wrong_for_all
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.shield import Hold, whole
 from semel.engine.sync_engine import Engine
 from semel.errors import HandlerRefused, PolicyError, StoreError
@@ -26,6 +27,7 @@ Entered = tuple[Receipt | None, AnyUnit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
 _NOBODY: Final = bytes(16)
+_JOIN: Final = "join your own transaction: with inbox.within(connection, message_id) as message (docs/inbox.md)"
 
 
 class Poison(Exception):
@@ -167,7 +169,8 @@ class Inbox(_Inbox):
         if unit is None:
             return _require_receipt(met)
         try:
-            handler(Message(self.consumer, message_id, unit.connection))
+            with in_own_transaction(self._backend, self.consumer, _JOIN):
+                handler(Message(self.consumer, message_id, unit.connection))
         except Exception as error:
             met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
             if met is None:
@@ -243,7 +246,8 @@ class AsyncInbox(_Inbox):
             if unit is None:
                 return _require_receipt(met)
             try:
-                await handler(Message(self.consumer, message_id, unit.connection))
+                with in_own_transaction(self._backend, self.consumer, _JOIN):
+                    await handler(Message(self.consumer, message_id, unit.connection))
             except Exception as error:
                 met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:

@@ -25,6 +25,7 @@ from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
 from semel.engine.backend import UNIT_RUNS_MAX, Backend
+from semel.engine.own_transaction import in_own_transaction
 from semel.engine.shield import Hold, whole
 from semel.errors import NothingHappened, StepError, SupersededError
 from semel.sealing.rules import Seals, about_step, open_part, seal_part
@@ -40,6 +41,7 @@ T = TypeVar("T")
 Opened = tuple[Step, AnyUnit, Recorded]
 _SHAPES: Final = Shapes()
 _AWAITED: Final = (Awaitable, Coroutine)
+_AS_STEP: Final = "make it a step with permit.step(..., repeat=True) whose code finds what it has written before"
 
 
 class StepBook:
@@ -155,7 +157,9 @@ class SyncSteps(StepBook):
                     met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
                     return self.read_recorded(want, met, shape)
-                body, value = encode_result(name, call(met[1].connection), shape)
+                with in_own_transaction(self._backend, name, _AS_STEP):
+                    value = call(met[1].connection)
+                body, value = encode_result(name, value, shape)
                 body = self.seal_result(want, body)
                 with self._writing:
                     drive(ledger.commit(met, body))
@@ -234,9 +238,10 @@ class AsyncSteps(StepBook):
                 raise cancelled
             inside = self._inside.set(True)
             try:
-                value = call(met[1].connection)
-                if inspect.isawaitable(value):
-                    value = await value
+                with in_own_transaction(self._backend, name, _AS_STEP):
+                    value = call(met[1].connection)
+                    if inspect.isawaitable(value):
+                        value = await value
             finally:
                 self._inside.reset(inside)
             body, value = encode_result(name, value, shape)

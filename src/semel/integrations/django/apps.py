@@ -7,6 +7,8 @@ from typing import Any
 from django.apps import AppConfig
 from django.core import checks
 
+from semel.engine.own_transaction import watch
+from semel.integrations.django.orm_writes import refusing_writes, watch_connections
 from semel.stores.sql.django import when_migrated
 
 
@@ -23,6 +25,8 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
 
         checks.register(check_installation)
         when_migrated(_make_tables, self)
+        watch(refusing_writes)
+        watch_connections()
 
 
 def _make_tables(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:

@@ -293,16 +293,9 @@ def bulk(
     if not callable(handler) or iscoroutinefunction(handler):
         raise ConfigurationError("a bulk's handler here must be a plain function: def approve(item): ...")
 
-    @functools.wraps(handler)
-    def run_guarded(item: BulkItem) -> object:
-        if item.connection is None:
-            return handler(item)
-        with databases.refusing_writes(using or site().database, operation):
-            return handler(item)
-
     made = BulkView(
         operation,
-        run_guarded,
+        handler,
         options,
         place=place,
         around=_with_connections,

@@ -32,7 +32,6 @@ _FAILED: Final = "this atomic() block has failed and will be rolled back; join i
 _LIBPQ: Final = frozenset(  # of OPTIONS, what libpq takes; the others are Django's own
     {"options", "passfile", "service", "sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout"}
 )
-_READS: Final = frozenset({"SELECT", "SHOW", "EXPLAIN", "PRAGMA", "SET"})
 _ELSEWHERE: Final = "this store is {store}, Django's connection {alias!r} is {vendor}: two databases"
 
 
@@ -107,25 +106,6 @@ def close_connections() -> None:
 def rolls_back_any() -> bool:
     """Whether a block that is open on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))
-
-
-_ELSEWHERE_WRITTEN: Final = (
-    "{name}: effects='atomic' commits an item's writes on item.connection with its outcome, and this was written on "
-    "Django's connection {alias!r}, which commits for itself: a crash would leave one without the other. Write on "
-    "item.connection, or declare effects='idempotent' and let the handler find what it has written before"
-)
-
-
-def refusing_writes(alias: str, name: str) -> AbstractContextManager[None]:
-    """Refuse writes on this thread's Django connection meanwhile. Such writes raise ConfigurationError."""
-
-    def execute(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        if str(sql).lstrip("( \t\r\n").partition(" ")[0].upper() not in _READS:
-            raise ConfigurationError(_ELSEWHERE_WRITTEN.format(name=name, alias=alias))
-        return run(sql, params, many, context)
-
-    wrapper: AbstractContextManager[None] = connections[alias].execute_wrapper(execute)
-    return wrapper
 
 
 def rolls_back(alias: str) -> bool:

@@ -1,0 +1,86 @@
+"""Refuse what Django's ORM writes while code runs in a transaction of Semel's.
+
+Django writes on a connection of its own, which commits for itself: such a write would stay where the transaction is
+rolled back and run again, or be there without its record after a crash. In a view with ``effects="atomic"`` Semel joins
+Django's own transaction, and nothing is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from semel.engine.backend import Backend
+from semel.engine.own_transaction import OwnTransaction
+from semel.errors import ConfigurationError
+
+_REFUSAL: Final = (
+    "{name}: this code runs in a transaction of Semel's, and wrote on Django's connection {alias!r}, which commits for "
+    "itself: a crash or a retry would leave one without the other, so Semel refused the write. Write on the connection "
+    "that Semel gives to this code, or {instead}"
+)
+_LEADING: Final = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
+_WRITES_WITHIN: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE)\b", re.IGNORECASE)
+# They write nothing, or end and nest what has written nothing.
+_HARMLESS: Final = frozenset(
+    ("SELECT", "SHOW", "EXPLAIN", "PRAGMA", "SET", "BEGIN", "START", "SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT")
+)
+_VENDORS: Final = {"postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
+_inside: Final[ContextVar[OwnTransaction | None]] = ContextVar("semel_own_transaction", default=None)
+
+
+@contextmanager
+def refusing_writes(own: OwnTransaction) -> Iterator[None]:
+    """Refuse meanwhile what Django writes to the store's database: with ConfigurationError.
+
+    That includes the threads in which Django runs its async methods (``aupdate_or_create``).
+    """
+    token = _inside.set(own)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def watch_connections() -> None:
+    """Have each connection of Django's, present and future, check what it executes."""
+    connection_created.connect(_watch, dispatch_uid="semel.orm_writes")
+    for each in connections.all(initialized_only=True):
+        _watch(connection=each)
+
+
+def _watch(*, connection: Any, **_: Any) -> None:
+    if _check not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _check)  # in front: the end of an ``execute_wrapper()`` drops the last
+
+
+def _check(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+    own = _inside.get()
+    if own is not None and _is_write(str(sql)) and _is_store_of(own.backend, context["connection"]):
+        alias = context["connection"].alias
+        raise ConfigurationError(_REFUSAL.format(name=own.name, alias=alias, instead=own.instead))
+    return run(sql, params, many, context)
+
+
+def _is_write(sql: str) -> bool:
+    begun = _LEADING.match(sql)
+    assert begun is not None
+    word = sql[begun.end() :].partition(" ")[0].strip(";").upper()
+    return _WRITES_WITHIN.search(sql) is not None if word == "WITH" else word not in _HARMLESS
+
+
+def _is_store_of(backend: Backend, connection: Any) -> bool:
+    """Whether this connection leads to the store's database, as far as its kind and its name tell."""
+    name = str(connection.settings_dict["NAME"])
+    if connection.vendor == "sqlite":
+        return backend.file is not None and Path(name).resolve() == Path(backend.file).resolve()
+    url = urlsplit(backend.url)
+    return _VENDORS.get(url.scheme.partition("+")[0]) == connection.vendor and unquote(url.path[1:]) == name
