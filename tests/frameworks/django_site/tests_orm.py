@@ -56,7 +56,7 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
     def test_a_command_of_the_engine_and_its_local_step(self) -> None:
         engine = semel.engine()
 
-        def asked(policy: Policy) -> Command:
+        def asked(name: str, policy: Policy) -> Command:
             return Command(
                 Scope("default", "alice", f"orm.{policy.effects.name.lower()}"), new(), b"f" * 32, "r", policy
             )
@@ -70,11 +70,11 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
             return Answer(200, (), b"")
 
         with pytest.raises(ConfigurationError, match=FIND):
-            engine.run(asked(Policy(effects="atomic")), atomic)
+            engine.run(asked("orm.atomic", Policy(effects="atomic")), atomic)
         with pytest.raises(ConfigurationError, match=REFUSED.format("make it a step")):
-            engine.run(asked(Policy(effects="external", steps=True)), stepped)
+            engine.run(asked("orm.stepped", Policy(effects="external", steps=True)), stepped)
         assert effects() == []
-        engine.run(asked(Policy(effects="idempotent")), atomic)  # no transaction of Semel's
+        engine.run(asked("orm.idempotent", Policy(effects="idempotent")), atomic)  # no transaction of Semel's
         assert effects() == ["by the ORM"]
 
     def test_an_item_of_a_bulk(self) -> None:
