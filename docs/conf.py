@@ -12,9 +12,11 @@ Build with ``make docs``.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import sys
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,11 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 pygments_style = "friendly"
 
+# Python looks for garbage so often while pages grow that this was a quarter of a build: now after so many pages.
+gc.disable()
+_GARBAGE_EVERY = 100
+_pages = count(1)
+
 _ABOVE = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 _navigations: dict[tuple[tuple[str, Any], ...], str] = {}
 _DECISION = re.compile(r"decisions/\d+")
@@ -73,6 +80,9 @@ _RAISES = re.compile(rf"\b(?<![`.])({_ERRORS})\b(?!`)")
 
 def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     """What the site adds to a page."""
+    if next(_pages) % _GARBAGE_EVERY == 0:
+        gc.collect()
+        gc.freeze()  # what is left stays
     if docname in _ABOVE:
         app.env.note_dependency(str(DOCS.parent / _ABOVE[docname]))
         text = (DOCS.parent / _ABOVE[docname]).read_text("utf-8")
