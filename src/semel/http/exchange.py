@@ -593,9 +593,9 @@ class Exchange:
         a redirect that was made of it proves nothing, unless the exception itself has that status, which is its
         ``status_code`` or ``own_status``.
         """
-        policy = self.route.policy
-        if error is None and failure is None and permit.kept and policy.success is None and 200 <= capture.status < 300:
+        if error is None and failure is None and permit.kept and capture.status in self.route.successes:
             return Succeeded(capture.stored())  # as classify_answer: nearly every command ends so
+        policy = self.route.policy
         if failure is not None:
             if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
                 return classify_exception(failure, policy, begun=permit.begun)

@@ -118,6 +118,7 @@ class Route:
         "recorded",
         "reference_from",
         "required",
+        "successes",
     )
 
     def __init__(
@@ -142,6 +143,7 @@ class Route:
         self.length_digits = len(str(self.bytes_read_max))
         self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # of an exchange: what its requests have in common
         self.keeping = Keeping(policy, name)
+        self.successes = range(200, 300) if policy.success is None else ()  # statuses that tell of one by themselves
         self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
