@@ -142,7 +142,7 @@ class AnswersAtOnce(Protocol):
         """Decide one attempt, and write what it grants. Raises StoreError as a claim does."""
 
     def settle_at_once(self, word: Settlement) -> Settling:
-        """Write one holder's last word, if its fence and nonce still stand. Raises StoreError as a settlement does."""
+        """Write one holder's outcome, if its fence and nonce are still current. Raises StoreError as settling does."""
 
 
 class Turn(NamedTuple):
@@ -213,7 +213,7 @@ class Store(Protocol):
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         """Decide without writing: the verdicts that need nothing written, None for the others."""
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         """One claim in a transaction that is open already and will be committed with other writes."""
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -233,7 +233,7 @@ class Store(Protocol):
         Only stores that declare ``settles_by_proof`` are asked for it.
         """
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         """Commit the rest of this flow as one. Does nothing if the driver commits every flow as one."""
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:

@@ -99,7 +99,7 @@ class MariadbStore:
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         yield from claim_all([claim], verdicts, here=True)
         return verdicts[claim[:2]]
@@ -113,7 +113,7 @@ class MariadbStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         return settling(settle_one(settlement), settlement)
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:

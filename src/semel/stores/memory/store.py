@@ -278,7 +278,7 @@ class MemoryStore:
 
         return ask(TableCall("look", act))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -293,7 +293,7 @@ class MemoryStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:

@@ -117,7 +117,7 @@ class PostgresStore:
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
         yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units)), "claim"))
@@ -133,7 +133,7 @@ class PostgresStore:
         statement = write_unit("settle_here", len(str(self._units)))
         return settling(Query(statement, word_here(settlement)), settlement)
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:

@@ -193,13 +193,13 @@ class RedisStore:
             verdicts.append(None if writes else verdict)
         return verdicts
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("Redis holds no transaction with the handler's writes")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:

@@ -138,7 +138,7 @@ class SqliteStore:
             verdicts.append((yield from _grant(claim)))
         return verdicts
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return _grant(claim)
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -162,7 +162,7 @@ class SqliteStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
