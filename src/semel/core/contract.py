@@ -90,7 +90,7 @@ class Finding:
         return self.level in ("warning", "problem")
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """One check of :meth:`Store.doctor`.
 
     Parameters: ``name`` of the check; ``look`` makes the flow that reads, and returns what it found; ``refused`` the
@@ -284,7 +284,7 @@ class Store(Protocol):
     def missing_additions(self) -> Flow[list[str]]:
         """The migrations without a version that :meth:`migrate` would run: optional tables, which come later."""
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         """What ``semel doctor`` checks of the store, its server and its disk, beside what ``observe`` tells.
 
         Parameters: ``full`` reads the whole store, however large it is; ``quick`` leaves out what reads every row.

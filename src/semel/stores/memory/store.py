@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, Check, Identity
+from semel.core.contract import Capabilities, DoctorCheck, Identity
 from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -439,5 +439,5 @@ class MemoryStore:
         yield from ()
         return []
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return ()

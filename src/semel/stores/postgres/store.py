@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -280,7 +280,7 @@ class PostgresStore:
                 missing.append(name)
         return missing
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks()
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Check, Identity, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Turn
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -325,7 +325,7 @@ class SqliteStore:
                 missing.append(name)
         return missing
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks(full=full, quick=quick)
 
 
