@@ -43,6 +43,24 @@ TWINS: dict[str, str] = {
 }
 
 
+# Functions whose whole name is a participle, such as ``told``: lower it with each one that gets a verb or a noun.
+PARTICIPLES_MOST = 24
+_IRREGULAR = frozenset(
+    (
+        *("asked", "been", "begun", "born", "bought", "bound", "broken", "brought", "built", "caught", "chosen"),
+        *("cut", "dealt", "done", "drawn", "driven", "felt", "forgotten", "fought", "found", "frozen", "given"),
+        *("gone", "grown", "heard", "held", "hidden", "kept", "known", "laid", "left", "lent", "lost", "made"),
+        *("meant", "met", "paid", "proven", "rung", "said", "seen", "sent", "shown", "shut", "sold", "sought"),
+        *("spent", "split", "spoken", "struck", "taken", "taught", "thought", "thrown", "told", "torn", "understood"),
+        *("woken", "won", "worn", "wound", "written"),
+    )
+)
+_NO_PARTICIPLES = frozenset(
+    {"bound", "cut", "embed", "feed", "found", "heed", "left", "need", "proceed", "seed", "shut", "split", "succeed"}
+)
+_BEHIND = frozenset({"again", "by", "for", "from", "here", "in", "inside", "of", "on", "over", "up", "with", "within"})
+
+
 class Figure(NamedTuple):
     """One line of the table: what was counted, and what it should not exceed (None: no target)."""
 
@@ -98,10 +116,33 @@ def figures() -> Iterator[Figure]:
     yield Figure("class names defined more than once, with a reason", len(twice & TWINS.keys()))
     unreasoned = sorted(twice ^ TWINS.keys())  # also a reason for what is no twin any more
     yield Figure("class names defined more than once, without", len(unreasoned), 0, ", ".join(unreasoned))
+    participles = [name for path in modules for name in participle_names(path.read_text("utf-8"))]
+    yield Figure("functions named by a participle", len(participles), PARTICIPLES_MOST)
     yield Figure("methods that only say «Never asked»", sum(_never_asked(path) for path in modules), 0)
     calls, files = fresh_command()
     yield Figure("Python calls of a fresh ASGI command on memory", calls, 95)
     yield Figure("files of Semel that they lie in", files, 16)
+
+
+def participle_names(text: str) -> Iterator[str]:
+    """The functions of a module that are called by what was done, not by what they do or return.
+
+    A property may be a fact (``settled``), and so may a noun's adjective be (``stored_answer``).
+
+    >>> list(participle_names("def told(): ...\\ndef given_again(): ...\\ndef tell(): ...\\ndef kept_answer(): ..."))
+    ['told', 'given_again']
+    """
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if any(
+            "property" in ast.unparse(each) or ast.unparse(each).endswith(".setter") for each in node.decorator_list
+        ):
+            continue
+        first, *rest = node.name.strip("_").split("_")
+        is_participle = first in _IRREGULAR or (first.endswith("ed") and len(first) > 3)
+        if is_participle and first not in _NO_PARTICIPLES and all(word in _BEHIND for word in rest):
+            yield node.name
 
 
 def _lines(path: Path) -> int:

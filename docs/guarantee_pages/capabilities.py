@@ -30,6 +30,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "counts_new_keys": "a [quota](quotas.md) of each caller's new keys is counted with the record",
     "holds_features": "operations, steps, items, events, messages and imports are stored beside records",
     "forgets_by_itself": "the server forgets a record at the end of its retention, without a purge",
+    "balances_attention": "a full page of records that need attention has as many UNKNOWN as open ones",
     "looks_max": "records that one page of a list looks at, at most",
 }
 

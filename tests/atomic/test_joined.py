@@ -232,11 +232,11 @@ def test_a_verdict_that_arises_between_the_look_and_the_claim_leaves_no_lock(
     verdict: Verdict,
     error: type[SemelError],
 ) -> None:
-    def claim_here(claim: Any) -> Any:
+    def claim_in_unit(claim: Any) -> Any:
         yield from ()
         return verdict
 
-    monkeypatch.setattr(joiner.engine.store, "claim_here", claim_here)
+    monkeypatch.setattr(joiner.engine.store, "claim_in_unit", claim_in_unit)
     with pytest.raises(error):
         joiner.run(connection, WHAT, never)
     assert not connection.in_transaction

@@ -207,13 +207,13 @@ def test_a_verdict_between_the_look_and_the_claim_leaves_no_lock(
 ) -> None:
     from semel.stores.sqlite.store import SqliteStore
 
-    def claim_here(self: Any, claim: Any) -> Any:
+    def claim_in_unit(self: Any, claim: Any) -> Any:
         yield from ()
         return KeyReused()
 
     async def story(join: Any, user: Sync) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(SqliteStore, "claim_here", claim_here)
+            patch.setattr(SqliteStore, "claim_in_unit", claim_in_unit)
             with pytest.raises(KeyReusedError):
                 await joins(join, user)
         outside.writes()

@@ -112,7 +112,7 @@ def test_a_unit_is_planned_anew_until_no_plan_of_it_scans_the_table(conninfo: st
     with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
         claims = [engine.core.attempt(command(f"k{number}")) for number in range(1000)]
         for one in claims:
-            asked = next(store.claim_here(one))
+            asked = next(store.claim_in_unit(one))
             assert isinstance(asked, Query)
             texts.append(asked.statement.numbered)
         assert [texts.index(text) for text in dict.fromkeys(texts)] == [0, 9, 99, 999]

@@ -157,7 +157,7 @@ def test_a_list_that_begins_anew(effects: Any, came: str, semel_engine: Engine, 
     target = payer.target(semel_engine)
     assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
     case = Case(arguments={"bills": BILLS}, effects=payer.count, other_caller=BOB)
-    alone = suite(app=target, operations=[case]).required(CHECK, case)
+    alone = suite(app=target, operations=[case]).make_test(CHECK, case)
     with pytest.raises(AssertionError, match="it starts again: payees are paid twice"):
         alone.run()
 
@@ -224,7 +224,7 @@ def test_a_list_that_is_too_short(number: int, message: str, semel_engine: Engin
     payer = Payer(semel_database, "idempotent")
     case = Case(arguments={"bills": BILLS[:number]}, effects=payer.count, other_caller=BOB)
     with pytest.raises(CannotRun, match=message):
-        suite(app=payer.target(semel_engine), operations=[case]).required(CHECK, case).run()
+        suite(app=payer.target(semel_engine), operations=[case]).make_test(CHECK, case).run()
 
 
 @sqlite
@@ -234,7 +234,7 @@ def test_a_list_of_which_one_item_can_be_handled(semel_engine: Engine, semel_dat
     target = FunctionTarget(lambda key, bills: bulk.run(bills, payer.pay, key=key, caller="alice"), bulk=bulk)
     case = Case(arguments={"bills": [b"{", b"[", {}]}, effects=payer.count, single_caller=True)
     with pytest.raises(CannotRun, match="all of its items that can be handled went to their handlers together"):
-        suite(app=target, operations=[case]).required(CHECK, case).run()
+        suite(app=target, operations=[case]).make_test(CHECK, case).run()
 
 
 @sqlite

@@ -32,13 +32,13 @@ def test_what_was_told_is_read_with_its_id_topic_and_payload(kind: str) -> None:
     async def main() -> None:
         engine: Any = fellow.engine
         log = EventLog(Case(effects=emitted), (engine,))
-        assert await log.told() == []
+        assert await log.read_all() == []
         what = command("k", "alice", 5, Policy())
         if isinstance(engine, AsyncEngine):
             _ = await engine.run(what, emit_async)
         else:
             _ = await asyncio.to_thread(engine.run, what, emit)
-        [told] = await log.told()
+        [told] = await log.read_all()
         assert told == as_told({"id": emitted[0], "topic": "orders.placed", "payload": b"one"})
         assert await log.since([]) == [told]
         assert await log.since([told]) == []

@@ -235,7 +235,7 @@ def test_the_suite_fails_by_name(semel_async_engine: AsyncEngine, semel_database
     app = shop.app(semel_async_engine, lambda permit: shop.told.append(str(uuid.uuid4())))
     case = Case(request="POST /orders", json={"n": 1}, effects=shop.count, events=lambda: shop.told)
     with pytest.raises(NotIdempotent, match="event identity stable over replay"):
-        suite(app=app, operations=[case]).required(CHECK, case).run()
+        suite(app=app, operations=[case]).make_test(CHECK, case).run()
 
 
 # --- what a test may give ---
@@ -270,4 +270,4 @@ def test_what_is_no_list_of_events(events: Any, error: type[Exception], message:
     done: list[int] = []
     options: dict[str, Any] = {"arguments": {"n": 1}, "effects": done, "events": events}
     with pytest.raises(error, match=message):
-        suite(app=lambda key, n: done.append(n), operations=[Case(**options)]).required(CHECK, Case(**options)).run()
+        suite(app=lambda key, n: done.append(n), operations=[Case(**options)]).make_test(CHECK, Case(**options)).run()

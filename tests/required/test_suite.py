@@ -115,7 +115,7 @@ def test_no_protection_cannot_be_crashed() -> None:
     case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, effects=provider.charges)
     made = suite(app=BROKEN["no_semel"](AsyncEngine.connect("memory://"), provider), operations=[case])
     with pytest.raises(CannotRun, match="no Semel was found in the application"):
-        made.required("failure_before_the_effect", case).run()
+        made.make_test("failure_before_the_effect", case).run()
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,13 @@ def test_a_claim_given_up_on_is_released_after_an_outage_longer_than_its_lease(
     given_up.add(claim)
     clock.advance(claim.terms.lease_us + 1)
     nonces = given_up.batch()
-    given_up.unanswered(nonces)
+    given_up.forget_overdue(nonces)
     assert given_up.batch() == ((claim.id, claim.nonce),)  # nobody has said that it is not there
     if mode == "answered":
-        given_up.released(nonces, [False])  # now somebody has
+        given_up.forget_released(nonces, [False])  # now somebody has
     else:
         clock.advance(seconds=upkeep.OUTAGE_SECONDS_MAX)
-        given_up.unanswered(nonces)  # nobody will
+        given_up.forget_overdue(nonces)  # nobody will
     assert not given_up
 
 

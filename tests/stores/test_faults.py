@@ -32,7 +32,7 @@ Verb = Callable[[dict[str, Grant]], MakeFlow[Any]]
 
 VERBS: dict[str, Verb] = {
     "claim": lambda grants: partial(STORE.claim, [attempt(key, nonce=7) for key in ("new", "old", "done", "newer")]),
-    "claim_here": lambda grants: partial(STORE.claim_here, attempt("new", nonce=7)),
+    "claim_in_unit": lambda grants: partial(STORE.claim_in_unit, attempt("new", nonce=7)),
     "settle": lambda grants: partial(STORE.settle, [word(grants["open"]), word(grants["old"])]),
     "settle unknown": lambda grants: partial(STORE.settle, [word(grants["open"], State.UNKNOWN)]),
     "give back": lambda grants: partial(STORE.settle, [word(grants["idempotent"], State.PROCESSING)]),

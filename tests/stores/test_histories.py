@@ -105,8 +105,8 @@ class Histories(RuleBasedStateMachine):
                 self.grants.append(verdict.grant)
 
     @rule(claim=claims)
-    def claim_here(self, claim: Claim) -> None:
-        verdict = self.both("claim_here", claim)
+    def claim_in_unit(self, claim: Claim) -> None:
+        verdict = self.both("claim_in_unit", claim)
         self.ids.add(claim.id)
         self.operations.add(claim.operation_id)
         if isinstance(verdict, Proceed):

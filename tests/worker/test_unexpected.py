@@ -53,14 +53,14 @@ def command(key: str, **options: Any) -> Command:
 
 def test_the_rest_grows_and_the_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     trouble = Trouble("the reaper")
-    rests = [trouble.met(ZeroDivisionError("x")) for _ in range(20)]
+    rests = [trouble.note_error(ZeroDivisionError("x")) for _ in range(20)]
     assert rests == sorted(rests)
     assert rests[-1] == REST_SECONDS_MAX
     assert len(errors_of(caplog)) == 1
-    trouble.met(KeyError("y"))
+    trouble.note_error(KeyError("y"))
     assert len(errors_of(caplog)) == 2  # another error is news
     trouble.over()
-    assert trouble.met(ZeroDivisionError("x")) == rests[0]
+    assert trouble.note_error(ZeroDivisionError("x")) == rests[0]
     assert len(errors_of(caplog)) == 3  # so is the same one, after it had worked
 
 
@@ -253,13 +253,13 @@ def test_claims_that_were_given_up_are_released_after_an_unexpected_error(caplog
         assert isinstance(permit, Permit)
         engine.core.live.clear()
         released = threading.Event()
-        done = engine._upkeep._abandoned.released
+        done = engine._upkeep._abandoned.forget_released
 
         def note(*args: Any) -> None:
             done(*args)
             released.set()
 
-        engine._upkeep._abandoned.released = note  # type: ignore[assignment,method-assign]
+        engine._upkeep._abandoned.forget_released = note  # type: ignore[assignment,method-assign]
         driver.failures = 2
         engine._upkeep.abandon(permit.claim)
         assert released.wait(20)

@@ -87,7 +87,7 @@ class Watch:
         if self._world.tracing:
             self._world.tell(who, f"{verb}: {describe(was)} -> {describe(row)}")
         match verb:
-            case "claim" | "claim_here":
+            case "claim" | "claim_in_unit":
                 self._granted(was, row, now)
             case "settle" if len(asked) > 1 and (was is None or was.state not in OPEN):
                 self._granted(was, row, now)  # a refusal of an ATOMIC command: claim and settle in one transaction
@@ -230,8 +230,8 @@ class Watch:
         now = self._clock()
         for verb, given in asked:
             match verb:
-                case "claim" | "claim_here":
-                    claims = (given[0],) if verb == "claim_here" else given[0]
+                case "claim" | "claim_in_unit":
+                    claims = (given[0],) if verb == "claim_in_unit" else given[0]
                     verdicts = reply if isinstance(reply, list) else [reply]
                     for claim, verdict in zip(claims, verdicts, strict=False):
                         self._attempted(who, claim, before.get(claim.id), verdict, now, fault)

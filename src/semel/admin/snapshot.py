@@ -12,8 +12,7 @@ from typing import Final
 
 from semel.admin.describe import has_lapsed, state_label, state_name, time_text
 from semel.admin.filters import pages
-from semel.admin.words import Json
-from semel.cli.terminal import columns
+from semel.admin.words import Json, table_lines
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Find, Record, State
 from semel.core.timing import span_text
@@ -202,12 +201,12 @@ def screen(seen: Look, changed: Change | None, head: str) -> list[str]:
     oldest = seen.oldest
     age = "none" if oldest is None else f"{span_text(seen.now - oldest.created_at)} ({oldest.operation})"
     lines = [head, "", line(seen, None), f"since the last look: {', '.join(rates)}", f"oldest open: {age}", ""]
-    lines += columns(("STATE", "RECORDS"), states)
+    lines += table_lines(("STATE", "RECORDS"), states)
     waiting = sorted((*seen.lapsed, *seen.unknown), key=lambda record: record.created_at)
     lines += ["", f"needs attention: {len(waiting) or 'nothing'}"]
     if waiting:
         rows = [_row(record, seen.now) for record in waiting[:SHOWN_MAX]]
-        lines += columns(("OPERATION ID", "STATE", "AGE", "OPERATION", "CALLER"), rows)
+        lines += table_lines(("OPERATION ID", "STATE", "AGE", "OPERATION", "CALLER"), rows)
     return [*lines, "", REPLAYS_NOTE]
 
 

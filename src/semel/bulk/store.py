@@ -67,7 +67,7 @@ class Items:
 
     def begin(self, grant: Grant, total: int) -> Flow[BulkStanding | None]:
         """The progress of the bulk at the start of a run; None: superseded."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         if not (yield from self.hold(grant)):
             return None
         yield from self._dialect.write(self._sql["begin_bulk"], {"operation_id": grant.operation_id, "total": total})
@@ -121,7 +121,7 @@ class Items:
 
     def advance_held(self, grant: Grant, was: Tally, now: Tally, puts: Sequence[ItemOutcome]) -> Flow[bool | None]:
         """:meth:`hold` and :meth:`advance` in one commit. None: superseded; False: another chunk was first."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         if not (yield from self.hold(grant)):
             return None
         return (yield from self.advance(grant, was, now, puts))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO
 
-from semel.admin.words import Json
+from semel.admin.words import Json, table_lines
 from semel.telemetry import safe
 
 _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -117,7 +117,7 @@ class Output:
         if (layout := self._layout()) is not None:
             layout.table([safe(head) for head in heads], [[safe(cell) for cell in row] for row in rows], styles)
             return
-        head, *lines = columns(heads, rows)
+        head, *lines = table_lines(heads, rows)
         self.say(head)
         for line, style in zip(lines, styles, strict=True):
             self.say(line) if style is None else self.say_styled(style, line)
@@ -175,14 +175,3 @@ class Layout:
 
 def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - 1]}…"
-
-
-def columns(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table: left-aligned columns, as wide as their content.
-
-    >>> columns(("A", "B"), [("one", "two")])
-    ['A    B', 'one  two']
-    """
-    cells = [[safe(cell) for cell in row] for row in (heads, *rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

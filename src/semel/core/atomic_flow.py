@@ -84,9 +84,9 @@ def read_settled(store: Store, claim: Claim, under: Under | None, running: Verdi
 
 
 def _claim_within(store: Store, unit: AnyUnit, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, claim)))
+    verdict = yield from ask(Within(unit, "claim", partial(store.claim_in_unit, claim)))
     while (again := recast(claim, verdict, under)) is not None:
-        verdict = yield from ask(Within(unit, "claim", partial(store.claim_here, again)))
+        verdict = yield from ask(Within(unit, "claim", partial(store.claim_in_unit, again)))
         claim = again
     return verdict
 
@@ -252,12 +252,12 @@ def refuse(
     If another answer is there by then, that verdict is returned and nothing is written. ``word``: the holder's, whose
     answer is the refusal's as it is to be stored.
     """
-    yield from store.together()
+    yield from store.commit_together()
     if claim.quota is not None:  # it has run: what became of it is stored and counted, whatever others took meanwhile
         claim = claim._replace(quota=claim.quota._replace(new_keys=None))
-    verdict = yield from store.claim_here(claim)
+    verdict = yield from store.claim_in_unit(claim)
     while (again := recast(claim, verdict, under)) is not None:
-        verdict = yield from store.claim_here(again)
+        verdict = yield from store.claim_in_unit(again)
         claim = again
     if not isinstance(verdict, Proceed):
         return verdict

@@ -90,7 +90,7 @@ class Finding:
         return self.level in ("warning", "problem")
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """One check of :meth:`Store.doctor`.
 
     Parameters: ``name`` of the check; ``look`` makes the flow that reads, and returns what it found; ``refused`` the
@@ -213,7 +213,7 @@ class Store(Protocol):
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         """Decide without writing: the verdicts that need nothing written, None for the others."""
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         """One claim in a transaction that is open already and will be committed with other writes."""
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -233,7 +233,7 @@ class Store(Protocol):
         Only stores that declare ``settles_by_proof`` are asked for it.
         """
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         """Commit the rest of this flow as one. Does nothing if the driver commits every flow as one."""
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -284,7 +284,7 @@ class Store(Protocol):
     def missing_additions(self) -> Flow[list[str]]:
         """The migrations without a version that :meth:`migrate` would run: optional tables, which come later."""
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         """What ``semel doctor`` checks of the store, its server and its disk, beside what ``observe`` tells.
 
         Parameters: ``full`` reads the whole store, however large it is; ``quick`` leaves out what reads every row.

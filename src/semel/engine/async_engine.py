@@ -212,7 +212,7 @@ class AsyncEngine:
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
-            self._upkeep.granted(met)
+            self._upkeep.keep_renewed(met)
         return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
 
     async def _look_before_refusing(self, claim: Claim, command: Command) -> Verdict | None:

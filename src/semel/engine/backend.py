@@ -26,7 +26,7 @@ _NO_UNITS = (
 )
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     """Hears of events that any process has committed."""
 
     @property
@@ -57,7 +57,7 @@ class Backend:
     joins_to_write: Callable[[Any], Unit] | None = None
     joins_to_write_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
     # Listens for commits of events by all processes; None: the database notifies nobody.
-    listens: Callable[[Callable[[bool], object]], Listener] | None = None
+    listens: Callable[[Callable[[bool], object]], EventListener] | None = None
     file: str | None = None  # the path of the database, where it is one file of this host
     settings: Mapping[str, str | float] = field(default_factory=dict)  # of the URL, or what they are without it
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction

@@ -57,7 +57,7 @@ class AbandonedClaims:
         """The next ones to release, in the store's order."""
         return tuple(sorted(self._until)[:ABANDON_MAX])
 
-    def released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
+    def forget_released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
         """Forget those that were seen to be released, and those that are not there although their lease is over."""
         now = time.monotonic()
         for nonce, seen in zip(nonces, gone, strict=True):
@@ -65,7 +65,7 @@ class AbandonedClaims:
                 del self._until[nonce]
                 self._keeping.discard(nonce)
 
-    def unanswered(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
+    def forget_overdue(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
         """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
         now = time.monotonic()
         for nonce in nonces:
@@ -124,7 +124,7 @@ class AsyncUpkeep:
             self._beat = None
         self._closing = False
 
-    def granted(self, permit: Permit) -> None:
+    def keep_renewed(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
         if permit.asked.policy.steps:
             permit.steps = self._performer.steps_of(permit)
@@ -187,7 +187,7 @@ class AsyncUpkeep:
         except SemelError:
             return  # the next beat tries again; two renewals may fail before a lease is over
         except Exception as error:  # noqa: BLE001 - likewise; it is logged, where a lost task would be silent
-            self._trouble.met(error)
+            self._trouble.note_error(error)
             return
         self._core.renewed(permits, held)
         self._trouble.over()
@@ -198,12 +198,12 @@ class AsyncUpkeep:
             try:
                 gone = await self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
             except SemelError:
-                self._abandoned.unanswered(nonces)
+                self._abandoned.forget_overdue(nonces)
             except Exception as error:  # noqa: BLE001 - as in renew
-                self._release_trouble.met(error)
-                self._abandoned.unanswered(nonces)
+                self._release_trouble.note_error(error)
+                self._abandoned.forget_overdue(nonces)
             else:
-                self._abandoned.released(nonces, gone)
+                self._abandoned.forget_released(nonces, gone)
                 self._release_trouble.over()
             if self._abandoned and self._closing:
                 self._abandoned = AbandonedClaims()
@@ -257,7 +257,7 @@ class SyncUpkeep:
         self._release()
         self.begin_process()
 
-    def granted(self, permit: Permit) -> None:
+    def keep_renewed(self, permit: Permit) -> None:
         """This permit lives: see to it that it is renewed."""
         if permit.asked.policy.steps:
             permit.steps = self._performer.steps_of(permit)
@@ -293,7 +293,7 @@ class SyncUpkeep:
         except SemelError:  # also a file that is away for a moment: this thread must outlive everything
             return  # the next beat tries again; two renewals may fail before a lease is over
         except Exception as error:  # noqa: BLE001 - likewise
-            self._trouble.met(error)
+            self._trouble.note_error(error)
             return
         self._core.renewed(permits, held)
         self._trouble.over()
@@ -307,13 +307,13 @@ class SyncUpkeep:
             gone = self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
         except Exception as error:  # noqa: BLE001 - as in renew
             if not isinstance(error, SemelError):
-                self._release_trouble.met(error)
+                self._release_trouble.note_error(error)
             with self._changed:
-                self._abandoned.unanswered(nonces)
+                self._abandoned.forget_overdue(nonces)
             return
         self._release_trouble.over()
         with self._changed:
-            self._abandoned.released(nonces, gone)
+            self._abandoned.forget_released(nonces, gone)
 
     def _confirm(self) -> None:
         with self._changed:
@@ -330,7 +330,7 @@ class SyncUpkeep:
                 except SemelError:
                     raise
                 except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
-                    self._confirm_trouble.met(error)
+                    self._confirm_trouble.note_error(error)
                     failed = True
         except SemelError:  # the store is away: the others would wait for it, one after the other
             pass

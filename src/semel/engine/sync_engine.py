@@ -176,7 +176,7 @@ class Engine:
         finally:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
-            self._upkeep.granted(met)
+            self._upkeep.keep_renewed(met)
             hold.give(met)
         return met
 

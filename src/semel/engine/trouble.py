@@ -15,10 +15,10 @@ class Trouble:
     Parameters: ``what`` the loop's name for people.
 
     >>> trouble = Trouble("the reaper")
-    >>> [trouble.met(KeyError("x"), log=False) for _ in range(8)]
+    >>> [trouble.note_error(KeyError("x"), log=False) for _ in range(8)]
     [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     >>> trouble.over()
-    >>> trouble.met(KeyError("x"), log=False)
+    >>> trouble.note_error(KeyError("x"), log=False)
     0.5
     """
 
@@ -27,7 +27,7 @@ class Trouble:
         self._logged: set[str] = set()  # the errors that were logged since it worked
         self.errors = 0  # in a row
 
-    def met(self, error: Exception, *, log: bool = True) -> float:
+    def note_error(self, error: Exception, *, log: bool = True) -> float:
         """Note an error; the seconds to rest."""
         self.errors += 1
         kind = f"{type(error).__name__}: {error}"

@@ -60,7 +60,7 @@ def connect_backend(url: str) -> Backend:
             f"the host of the store URL cannot be understood ({type(error).__name__}): write an IPv6 address in "
             "brackets, and [ and ] in a password as %5B and %5D"
         ) from None
-    parts = parts._replace(scheme=_SPELT.get(parts.scheme, parts.scheme))
+    parts = parts._replace(scheme=_ALIASES.get(parts.scheme, parts.scheme))
     make = _SCHEMES.get(parts.scheme)
     if make is None:
         return _of_a_package(parts.scheme, url)
@@ -115,8 +115,8 @@ def _of_a_package(scheme: str, url: str) -> Backend:
 
 def _suggest_store(scheme: str) -> str:
     """Suggest the scheme closest to an unknown one; all known schemes if none is close."""
-    if scheme in _MEANT:
-        return f": {_MEANT[scheme]}"
+    if scheme in _HINTS:
+        return f": {_HINTS[scheme]}"
     known = sorted({*_SCHEMES, *entry_points(group=GROUP).names})
     base, plus, library = scheme.partition("+")
     if plus and base in _SCHEMES:
@@ -233,8 +233,8 @@ _SCHEMES: Final[Mapping[str, Callable[[SplitResult, dict[str, str]], Backend]]] 
 }
 
 # As SQLAlchemy spells it, and as the DATABASE_URL of most hosts does.
-_SPELT: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql", "postgres": "postgresql"}
-_MEANT: Final[Mapping[str, str]] = {
+_ALIASES: Final[Mapping[str, str]] = {"postgresql+psycopg": "postgresql", "postgres": "postgresql"}
+_HINTS: Final[Mapping[str, str]] = {
     "postgresql+psycopg2": "Semel runs on psycopg 3; write postgresql://",
     "postgres+psycopg2": "Semel runs on psycopg 3; write postgresql://",
     "postgresql+psycopg3": "it is what postgresql:// runs on; write postgresql://",

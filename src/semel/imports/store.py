@@ -100,7 +100,7 @@ class ImportRows:
 
     def submit(self, new: NewJob, name: str) -> Flow[tuple[Job, bool]]:
         """Store a job, or note the submission at the one that has its key; whether it is new."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         params: Values = {
             "id": new.id,
             "tenant": new.tenant,
@@ -125,7 +125,7 @@ class ImportRows:
 
     def note_submission(self, job: Job, name: str) -> Flow[None]:
         """Record a repeated upload, under any name, by the job's id."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["seen"], {"id": job.id})
         yield from self._put_name(job.id, name)
 
@@ -155,7 +155,7 @@ class ImportRows:
 
     def take(self, id: bytes, lease_us: int) -> Flow[Job | None]:
         """Take a job; None where another process was quicker, or it is over."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         if (yield from self._dialect.write(self._sql["take"], {"id": id, "lease": lease_us})) != 1:
             return None
         return (yield from self.by_id(id))
@@ -202,7 +202,7 @@ class ImportRows:
 
         Parameters: ``again`` processes all of its rows anew; else it goes on where it stopped.
         """
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         params: Values = {
             "id": job.id,
             "was": job.generation,
@@ -240,7 +240,7 @@ class ImportRows:
 
     def forget(self, limit: int) -> Flow[int]:
         """Forget jobs whose time is over; how many."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         rows = yield from self._dialect.rows(self._sql["over"], {"limit": limit})
         gone = 0
         for (id,) in rows:
@@ -256,7 +256,7 @@ class ImportRows:
 
     def touch(self, digest: bytes, size: int, form: int = PLAIN) -> Flow[bool]:
         """Mark bytes as needed; returns whether they are stored completely. ``size`` of the sent bytes."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["touch"], {"digest": digest, "bytes": size})
         return (yield from self.has_blob(digest, form))
 
@@ -272,14 +272,14 @@ class ImportRows:
 
     def end_blob(self, digest: bytes, parts: int, form: int = PLAIN) -> Flow[bool]:
         """All parts are there; whether that is true."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         params: Values = {"digest": digest, "parts": parts, "form": form, **_places(form)}
         yield from self._dialect.write(self._sql["end_blob"], params)
         return (yield from self.has_blob(digest, form))
 
     def doubt_blob(self, digest: bytes, form: int = PLAIN) -> Flow[int]:
         """The kept bytes are damaged: drop them; the next upload of the file writes them again."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["doubt_blob"], {"digest": digest, "others": (PLAIN | SEALED) ^ form})
         return (yield from self._dialect.write(self._sql["drop_form"], {"digest": digest, **_places(form)}))
 
@@ -296,7 +296,7 @@ class ImportRows:
 
     def drop_blob(self, digest: bytes) -> Flow[bool]:
         """Drop bytes that still no job needs, with their parts."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         gone = yield from self._dialect.write(self._sql["drop_blob"], {"digest": digest, "grace": GRACE_US})
         if gone:
             yield from self._dialect.write(self._sql["drop_parts"], {"digest": digest})

@@ -152,7 +152,7 @@ class InboxRows:
         named = self._params(
             message_id, reason=reason[:REASON_MAX], tries=tries, step=step, tries_max=tries_max, keep_us=self._keep_us
         )
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["failed"], named)
         seen = yield from self.look(message_id)
         assert seen is not None

@@ -281,7 +281,7 @@ class _Connection(ASGIHTTPConnection):
     async def handle_messages(self, request: Any, receive: Any) -> None:
         if self._is_streamed(request):
             body = request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"])
-            await super().handle_messages(request, body.paced(receive))
+            await super().handle_messages(request, body.pace(receive))
             body.cut()
         else:
             await super().handle_messages(request, receive)
@@ -383,7 +383,7 @@ class _StreamedBody:
         self._held.clear()
         self._room.set()
 
-    def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    def pace(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """A ``receive`` that waits until earlier bytes have been read."""
 
         async def receive_paced() -> Any:

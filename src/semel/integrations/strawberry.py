@@ -268,7 +268,7 @@ class Idempotent(FieldExtension):
         """Resolve the field once, as Strawberry asks for a plain resolver."""
         call = _FieldCall(self, next_, source, info, kwargs)
         try:
-            return self._once(**self._digested(call.arguments()))
+            return self._once(**self._digest_arguments(call.arguments()))
         except SemelError as error:
             raise call.error_of(error) from error
 
@@ -278,18 +278,18 @@ class Idempotent(FieldExtension):
         try:
             arguments = call.arguments()
             if _has_file([arguments[name] for name in self._arguments if name in arguments]):
-                arguments = await asyncio.to_thread(self._digested, arguments)  # a file may be long
+                arguments = await asyncio.to_thread(self._digest_arguments, arguments)  # a file may be long
             return await self._once(**arguments)
         except SemelError as error:
             raise call.error_of(error) from error
 
-    def _digested(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _digest_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments as they count: each file, at any depth, is replaced by its bytes."""
         own = {each.kind for each in self._codecs}
         named = {name: _digest_value(arguments[name], own) for name in self._arguments if name in arguments}
         return {**arguments, **named}
 
-    def counted(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def own_arguments(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments among what Strawberry calls a resolver with, which also names the parent and the Info."""
         return {name: value for name, value in kwargs.items() if name in self._arguments}
 
@@ -406,7 +406,7 @@ class _FieldCall:
                 "function that distinguishes its parents (parent=lambda account: account.id), or one that returns "
                 "None (parent=lambda namespace: None)"
             )
-        return {_CALL: self, _PARENT: parent, **self.extension.counted(self.kwargs)}
+        return {_CALL: self, _PARENT: parent, **self.extension.own_arguments(self.kwargs)}
 
     def find_caller(self) -> Caller:
         found = self.extension.caller(self.info)

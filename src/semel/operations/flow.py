@@ -127,7 +127,7 @@ def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
     if not is_kept_by(store):
         return (yield from store.resolve(word))
     operations = OperationRows(store)
-    yield from operations.together()
+    yield from operations.commit_together()
     reply = yield from store.resolve(word)
     if isinstance(reply, Resolved):
         yield from operations.mirror((word.id,))

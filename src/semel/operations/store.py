@@ -45,9 +45,9 @@ class OperationRows:
         self._dialect = dialect_of(store, "operations that outlive their keys")
         self._sql = self._dialect.statements("operations")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         """Commit the rest of the flow as one."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
 
     # --- with the claim ---------------------------------------------------------------------
 

@@ -59,14 +59,14 @@ class TrackingStore:
 
         Raises Held.
         """
-        yield from self.operations.together()
+        yield from self.operations.commit_together()
         [claim] = claims
         [verdict] = yield from self._store.claim(claims)
         return [(yield from self._keep(claim, verdict))]
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         """As the store's. Raises Held: then the transaction must be rolled back."""
-        verdict = yield from self._store.claim_here(claim)
+        verdict = yield from self._store.claim_in_unit(claim)
         return (yield from self._keep(claim, verdict))
 
     def _keep(self, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
@@ -91,7 +91,7 @@ class TrackingStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         """As the store's; the operations say the same."""
-        yield from self.operations.together()
+        yield from self.operations.commit_together()
         replies = yield from self._store.settle(settlements)
         yield from self.operations.mirror([word.id for word in settlements])
         return replies
@@ -102,7 +102,7 @@ class TrackingStore:
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         """As the store's; the operations say the same."""
-        yield from self.operations.together()
+        yield from self.operations.commit_together()
         gone = yield from self._store.abandon(nonces)
         yield from self.operations.mirror([id for id, _ in nonces])
         return gone

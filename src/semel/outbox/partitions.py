@@ -31,7 +31,7 @@ class Partitions:
         """
         dialect, sql = self._dialect, self._sql
         mine: Values = {"holder": holder, "lease": lease_us}
-        yield from dialect.together()
+        yield from dialect.commit_together()
         yield from dialect.write(sql["attend"], {**mine, "bell": int(listens)})
         yield from dialect.write(sql["renew"], mine)
         [(relays,)] = yield from dialect.rows(sql["count"], {})
@@ -50,14 +50,14 @@ class Partitions:
 
     def leave(self, holder: str, lease_us: int) -> Flow[None]:
         """Unregister and release everything. Also deletes relays that were silent for ten leases."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["sign_off"], {"holder": holder})
         yield from self._dialect.write(self._sql["forget"], {"lease": lease_us})
 
     def retire(self, holder: str) -> Flow[None]:
         """Release everything while idle; the registration for notifications remains."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
 

@@ -154,7 +154,7 @@ def settle_with_events(
     """Settle, and write the events of the successful settlements, in one commit."""
     emitting = any(word.events for word in settlements)
     if emitting:
-        yield from dialect.together()
+        yield from dialect.commit_together()
     replies = yield from settle(settlements)
     if emitting:
         stand = [

@@ -517,7 +517,7 @@ class Relay:
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
             self._struck = True  # no notification shortens the rest
-            return self._trouble.met(error)
+            return self._trouble.note_error(error)
         poll = self._poll_seconds
         if poll is None:
             poll = LISTENING_POLL_SECONDS if notified else POLL_SECONDS
@@ -546,7 +546,7 @@ class Relay:
             except (StoreError, SchemaError):  # told to the observer, and done next time
                 pass
             except Exception as error:  # noqa: BLE001 - as in _round
-                self._house_trouble.met(error)
+                self._house_trouble.note_error(error)
             await asyncio.sleep(GAUGE_SECONDS * (1 - self._random.random() / 4))
 
     async def _look_after_all(self) -> None:

@@ -63,7 +63,7 @@ class Reconciliations:
 
     def take(self, record: bytes, fence: int, token: bytes, lease_us: int) -> Flow[Standing | None]:
         """Reserve a record's inquiry for this long; None if another worker has it, or it is not due."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         taker: Values = {"record_id": record, "fence": fence, "token": token}
         yield from self._dialect.write(self._sql["seed"], taker)
         if (yield from self._dialect.write(self._sql["take"], {**taker, "lease_us": lease_us})) != 1:

@@ -177,7 +177,7 @@ class Reconciling(Loop):
             except (StoreError, SchemaError):
                 return  # the observer was told; its lease ends, and the next round asks again
             except Exception as error:  # noqa: BLE001 - such as a damaged record: the others are asked about all the same
-                self._one_trouble.met(error)
+                self._one_trouble.note_error(error)
 
     async def _ask_about(self, each: Reconciler, seen: Record, done: Round) -> None:
         engine = self._engine

@@ -143,7 +143,7 @@ class Reaper(Loop):
         except (StoreError, SchemaError):  # the observer was told; the next purge is hourly anyway
             return
         except Exception as error:  # noqa: BLE001 - what cannot be purged must not keep lapses from being seen
-            self._purge_trouble.met(error)
+            self._purge_trouble.note_error(error)
         else:
             self._purge_trouble.over()
 

@@ -137,7 +137,7 @@ class _Rows:
 
     def put(self, changes: Sequence[tuple[str, str, Values]]) -> Flow[list[int]]:
         """Write them in one commit: 1 for each that was still as it was read."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         written = []
         for _, statement, params in changes:
             written.append((yield from self._dialect.write(self._sql[statement], params)))

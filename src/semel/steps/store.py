@@ -67,7 +67,7 @@ class StepRows:
         """Keep the request beside the claim that it came with; False for a superseded holder."""
         params: dict[str, Value] = {**holder._asdict(), "request": request}
         if "note_open" in self._sql:  # SQLite has an index of open records instead
-            yield from self._dialect.together()
+            yield from self._dialect.commit_together()
             _ = yield from self._dialect.write(self._sql["note_open"], {"id": holder.id})
         return (yield from self._dialect.write(self._sql["keep_request"], params)) == 1
 

@@ -67,7 +67,7 @@ class UnitSubject(ABC):
     def is_free(self) -> bool:
         """Whether no transaction of a unit is open any more, seen from outside."""
 
-    async def taken(self, backend: Backend) -> int:
+    async def count_taken(self, backend: Backend) -> int:
         """The number of connections of ``backend`` that its units still hold; 0 if each unit opens its own."""
         return 0
 
@@ -137,9 +137,9 @@ class Process:
         return result
 
     @property
-    def taken(self) -> int:
+    def count_taken(self) -> int:
         """The number of connections that its units still hold."""
-        counted = self._subject.taken(self._backend)
+        counted = self._subject.count_taken(self._backend)
         return at_once(counted) if self._runner is None else self._runner.run(counted)
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class UnitBench:
 
     def check_nothing_is_open(self) -> None:
         """No unit keeps a connection or a transaction, however its handler ended."""
-        assert [process.taken for process in self._processes] == [0] * len(self._processes)
+        assert [process.count_taken for process in self._processes] == [0] * len(self._processes)
         assert self.subject.is_free()
 
     def close(self) -> None:

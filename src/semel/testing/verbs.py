@@ -101,8 +101,8 @@ def _claims_here(store: Store, grant: Grant) -> MakeFlow[Any]:
     """
 
     def flow() -> Flow[Any]:
-        yield from store.together()
-        verdict = yield from store.claim_here(attempt(nonce=6, policy=_policy_of(grant)))
+        yield from store.commit_together()
+        verdict = yield from store.claim_in_unit(attempt(nonce=6, policy=_policy_of(grant)))
         if not isinstance(verdict, Proceed) or not store.capabilities.atomic_with_business_writes:
             return verdict
         return (yield from store.settle((word(verdict.grant, State.FAILED_REPLAYABLE),)))
@@ -147,9 +147,9 @@ VERBS: Final[Mapping[str, Verb]] = {
 USES: Final[Mapping[str, tuple[str, ...]]] = {
     "claim": ("claim", "claim by a third", "claim again", "claim another request"),
     "look": ("look",),
-    "claim_here": ("claim here",),
+    "claim_in_unit": ("claim here",),
     "settle": ("settle succeeded", "settle refused", "settle released", "settle unknown", "give back"),
-    "together": ("claim here",),
+    "commit_together": ("claim here",),
     "mark_not_kept": ("mark_not_kept",),
     "renew": ("renew",),
     "abandon": ("abandon",),
@@ -171,6 +171,8 @@ NOT_PAIRED: Final[Mapping[str, str]] = {
     "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",
     "identity": "reads no record",
     "migrate": "runs before any other verb may",
+    "missing_additions": "reads no record",
+    "doctor": "describes checks, each of which only reads",
 }
 """The methods of the contract that are not, each with the reason."""
 

@@ -66,6 +66,6 @@ class Loop(ABC):
         except (StoreError, SchemaError):
             return 0.0
         except Exception as error:  # noqa: BLE001 - a worker that dies unseen leaves everything behind it undone
-            return self._trouble.met(error)
+            return self._trouble.note_error(error)
         self._trouble.over()
         return 0.0

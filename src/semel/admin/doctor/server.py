@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from semel.core.contract import Check, Finding, Level, Observable
+from semel.core.contract import DoctorCheck, Finding, Level, Observable
 from semel.engine.sync_engine import Engine
 from semel.errors import StatementRefused
 
@@ -50,7 +50,7 @@ def look_at_store(
         yield from _perform(engine, check, show)
 
 
-def _perform(engine: Engine, check: Check, show: ShowSlow) -> list[Finding]:
+def _perform(engine: Engine, check: DoctorCheck, show: ShowSlow) -> list[Finding]:
     try:
         if check.is_slow:
             return show(check.name, lambda: engine.perform("doctor", check.look))

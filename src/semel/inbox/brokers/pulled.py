@@ -120,7 +120,7 @@ class PulledConsumer(Generic[D]):
             except self.AWAY as error:
                 if trouble.errors == 0:
                     LOG.warning("%s cannot be read (%s); it is tried again", self.source, error)
-                await rest(self._stopping, trouble.met(error, log=False))
+                await rest(self._stopping, trouble.note_error(error, log=False))
 
     async def turn(self, *, batch: int = 10, wait_seconds: int = 10) -> int:
         """Receive once and handle the messages; returns their number.

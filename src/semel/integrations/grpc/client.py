@@ -50,7 +50,7 @@ class _Plan:
         self._longest = longest_seconds
         self._make_key = make_key
 
-    def keyed(self, details: Any) -> _Details | None:
+    def add_key(self, details: Any) -> _Details | None:
         """The call's details with a key; None where its method is not one that a key makes safe."""
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         if method not in self._methods:
@@ -118,7 +118,7 @@ class KeyInterceptor(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  #
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
     ) -> Any:
         """As gRPC asks it, once for each call."""
-        details = self._plan.keyed(client_call_details)
+        details = self._plan.add_key(client_call_details)
         if details is None:
             return continuation(client_call_details, request)
         ends = None if details.timeout is None else time.monotonic() + details.timeout
@@ -155,7 +155,7 @@ class AsyncKeyInterceptor(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore
         self, continuation: Callable[[Any, Any], Awaitable[Any]], client_call_details: Any, request: Any
     ) -> Any:
         """As gRPC asks it, once for each call."""
-        details = self._plan.keyed(client_call_details)
+        details = self._plan.add_key(client_call_details)
         if details is None:
             return await continuation(client_call_details, request)
         loop = asyncio.get_running_loop()

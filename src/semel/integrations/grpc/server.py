@@ -43,11 +43,11 @@ class _Run:
         self.ended: RpcEnd | None = None
         self.failed: BaseException | None = None
 
-    def captured(self, permit: Permit, kind: type[CapturedContext]) -> CapturedContext:
+    def capture(self, permit: Permit, kind: type[CapturedContext]) -> CapturedContext:
         self.permit = permit
         return kind(self.context, permit)
 
-    def answered(self, context: CapturedContext, response: Any) -> Answer:
+    def answer_of(self, context: CapturedContext, response: Any) -> Answer:
         """The answer of a method that is over, by returning or by its abort."""
         body = b""
         if not context.is_aborted and response is not None:
@@ -56,7 +56,7 @@ class _Run:
         if response is None and end.code is Code.OK:
             raise TypeError(f"{self.declared.method} returned None; a method must return its response or abort")
         answer = end.answer(self.declared.kept)
-        self.declared.keeping.tell_dropped(end.dropped(self.declared.kept), "trailing metadata")
+        self.declared.keeping.tell_dropped(end.find_dropped(self.declared.kept), "trailing metadata")
         if len(answer.body) > self.declared.policy.answer_bytes_max:
             if self.declared.atomic:
                 end = refusal(problems.ANSWER_TOO_LARGE, Code.INTERNAL, _TOO_LARGE)
@@ -214,7 +214,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
 
     def _run(self, run: _Run, command: Command, message: Any) -> RpcEnd:
         def handle(permit: Permit) -> Answer:
-            captured = run.captured(permit, CapturedContext)
+            captured = run.capture(permit, CapturedContext)
             try:
                 response = run.handler.unary_unary(message, captured)
             except BaseException as error:
@@ -222,7 +222,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
                     run.failed = error
                     raise
                 response = None
-            return run.answered(captured, response)
+            return run.answer_of(captured, response)
 
         wait = run.declared.wait_seconds(run.context.time_remaining())
         try:
@@ -283,7 +283,7 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
         kind = AsyncCapturedContext if inspect.iscoroutinefunction(method) else CapturedContext
 
         async def handle(permit: Permit) -> Answer:
-            captured = run.captured(permit, kind)
+            captured = run.capture(permit, kind)
             try:
                 response = await _call(method, message, captured)
             except BaseException as error:
@@ -291,7 +291,7 @@ class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  
                     run.failed = error
                     raise
                 response = None
-            return run.answered(captured, response)
+            return run.answer_of(captured, response)
 
         wait = run.declared.wait_seconds(run.context.time_remaining())
         try:

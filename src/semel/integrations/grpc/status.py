@@ -73,7 +73,7 @@ class RpcEnd:
             pairs = [(_STATUS, b"%d" % self.code.value[0]), (_MESSAGE, self.details.encode()), *pairs]
         return Answer(_HTTP[self.code], tuple(pairs), self.body if self.code is Code.OK else b"")
 
-    def dropped(self, kept: frozenset[str]) -> list[bytes]:
+    def find_dropped(self, kept: frozenset[str]) -> list[bytes]:
         """The names of the trailing metadata that are not stored."""
         return [name.encode() for name, _ in self.trailing if name not in kept and name != DETAILS]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
-from semel.core.contract import Check, Finding
+from semel.core.contract import DoctorCheck, Finding
 from semel.core.flow import Flow, ask
 from semel.stores.findings import look_at_connections, names_text, size_text
 from semel.stores.sql.statements import Query, Row, statements
@@ -14,14 +14,14 @@ SQL: Final = statements("semel.stores.mariadb", "sql/doctor.sql")
 NEEDED: Final = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE"})
 
 
-def checks() -> Sequence[Check]:
+def checks() -> Sequence[DoctorCheck]:
     """The checks of the table, the connections, this user's rights, the handlers' defaults, and their tables."""
     return (
-        Check("room", _look_at_room),
-        Check("connections", _look_at_connections),
-        Check("grants", _look_at_rights),
-        Check("defaults", _look_at_defaults),
-        Check("tables", _look_at_tables),
+        DoctorCheck("room", _look_at_room),
+        DoctorCheck("connections", _look_at_connections),
+        DoctorCheck("grants", _look_at_rights),
+        DoctorCheck("defaults", _look_at_defaults),
+        DoctorCheck("tables", _look_at_tables),
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -99,7 +99,7 @@ class MariadbStore:
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         yield from claim_all([claim], verdicts, here=True)
         return verdicts[claim[:2]]
@@ -113,7 +113,7 @@ class MariadbStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         return settling(settle_one(settlement), settlement)
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -273,7 +273,7 @@ class MariadbStore:
                 missing.append(name)
         return missing
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks()
 
 

@@ -37,7 +37,7 @@ class LocalDriver:
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end."""
         if self._is_inherited:
-            raise _inherited()
+            raise _refuse_fork()
         flow = make()
         try:
             needed: Any = next(flow)  # a TableCall: the memory store has no other ask
@@ -52,14 +52,14 @@ class LocalDriver:
     def claim_at_once(self, claim: Claim) -> Verdict:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         if self._is_inherited:
-            raise _inherited()
+            raise _refuse_fork()
         with self._lock:
             return claim_on(self._table, claim, self._clock())
 
     def settle_at_once(self, word: Settlement) -> Settling:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         if self._is_inherited:
-            raise _inherited()
+            raise _refuse_fork()
         with self._lock:
             return settle_on(self._table, word, self._clock())
 
@@ -79,7 +79,7 @@ class LocalDriver:
         """Nothing to close."""
 
 
-def _inherited() -> StoreUnavailable:
+def _refuse_fork() -> StoreUnavailable:
     return StoreUnavailable(
         "a memory:// store cannot be used after fork: each worker would have its own truth; "
         "use sqlite:/// for several processes, or connect after the fork"

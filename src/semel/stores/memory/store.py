@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, Check, Identity
+from semel.core.contract import Capabilities, DoctorCheck, Identity
 from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -280,7 +280,7 @@ class MemoryStore:
 
         return ask(TableCall("look", act))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -295,7 +295,7 @@ class MemoryStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -441,5 +441,5 @@ class MemoryStore:
         yield from ()
         return []
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return ()

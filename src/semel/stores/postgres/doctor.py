@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-from semel.core.contract import Check, Finding
+from semel.core.contract import DoctorCheck, Finding
 from semel.core.flow import Flow, ask
 from semel.stores.findings import look_at_connections, names_text, size_text
 from semel.stores.sql.statements import Query, statements
@@ -14,12 +14,12 @@ DEAD_ROWS_MIN: Final = 100_000
 SQL: Final = statements("semel.stores.postgres", "sql/doctor.sql")
 
 
-def checks() -> Sequence[Check]:
+def checks() -> Sequence[DoctorCheck]:
     """The checks of the table of records, the server's connections, and the tables that handlers may write."""
     return (
-        Check("room", _look_at_room),
-        Check("connections", _look_at_connections),
-        Check("tables", _look_at_tables),
+        DoctorCheck("room", _look_at_room),
+        DoctorCheck("connections", _look_at_connections),
+        DoctorCheck("tables", _look_at_tables),
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -117,7 +117,7 @@ class PostgresStore:
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
         yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units)), "claim"))
@@ -133,7 +133,7 @@ class PostgresStore:
         statement = write_unit("settle_here", len(str(self._units)))
         return settling(Query(statement, word_here(settlement)), settlement)
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -280,7 +280,7 @@ class PostgresStore:
                 missing.append(name)
         return missing
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from semel.core.contract import Check, Finding, Level
+from semel.core.contract import DoctorCheck, Finding, Level
 from semel.core.flow import Flow
 from semel.stores.findings import size_text
 from semel.stores.redis import settings
@@ -31,14 +31,14 @@ _HIDDEN: Final = Finding(
 )
 
 
-def checks(tags: tuple[bytes, ...]) -> Sequence[Check]:
+def checks(tags: tuple[bytes, ...]) -> Sequence[DoctorCheck]:
     """The checks of the file and the memory of every server that holds a part of the records.
 
     Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster.
     """
     return (
-        Check("appendfsync", partial(_look_at_fsync, tags), refused=_HIDDEN),
-        Check("memory", partial(_look_at_memory, tags)),
+        DoctorCheck("appendfsync", partial(_look_at_fsync, tags), refused=_HIDDEN),
+        DoctorCheck("memory", partial(_look_at_memory, tags)),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, Check, Identity, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
 from semel.core.decide import decide, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -193,13 +193,13 @@ class RedisStore:
             verdicts.append(None if writes else verdict)
         return verdicts
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("Redis holds no transaction with the handler's writes")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -368,7 +368,7 @@ class RedisStore:
         replies = yield from ask(Calls(tuple([RedisCall(None, keys, (), "EXISTS") for keys in wanted])))
         return sum(int(reply) < len(keys) for reply, keys in zip(replies, wanted, strict=True))
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks(self.keys.tags)
 
     def missing_additions(self) -> Flow[list[str]]:

@@ -86,7 +86,7 @@ class Dialect(Protocol):
         Parameters: as :class:`~semel.core.contract.TakesTurns` has them.
         """
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         """Commit the rest of this flow as one."""
 
 
@@ -96,7 +96,7 @@ class Sqlite:
     name: Final = "sqlite"
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        return _shared(noun, self.name)
+        return _shared_statements(noun, self.name)
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         if "now" in statement.names:
@@ -127,7 +127,7 @@ class Sqlite:
     def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
         return (yield from ask(TakeTurn(kind, mine, every_us)))
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
 
@@ -159,7 +159,7 @@ class Postgres:
         yield from ()
         return mine
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
 
@@ -169,7 +169,7 @@ class Mariadb:
     name: Final = "mariadb"
 
     def statements(self, noun: str) -> Mapping[str, Statement]:
-        return _shared(noun, self.name)
+        return _shared_statements(noun, self.name)
 
     def rows(self, statement: Statement, params: Mapping[str, Argument]) -> Flow[list[Row]]:
         return (yield from ask(Query(statement, params)))
@@ -199,12 +199,12 @@ class Mariadb:
         yield from ()
         return mine
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)
 
 
 @cache
-def _shared(noun: str, database: str) -> Mapping[str, Statement]:
+def _shared_statements(noun: str, database: str) -> Mapping[str, Statement]:
     """The statements that SQLite and MariaDB share, with those of one of them."""
     room = _ROOMS[noun]
     return {**statements(room, f"sql/{noun}.sql"), **statements(room, f"sql/{database}_{noun}.sql")}

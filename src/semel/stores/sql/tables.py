@@ -206,7 +206,7 @@ class Copies:
 
     def put(self, noun: Noun, rows: Sequence[Row]) -> Flow[None]:
         """Write rows in their order, in one commit; existing rows stay unchanged."""
-        yield from self._dialect.together()
+        yield from self._dialect.commit_together()
         names = [_parameter(column) for column in noun.columns]
         each = [dict(zip(names, row[: len(names)], strict=True)) for row in rows]
         yield from self._dialect.write_all(self._sql[f"{noun.name}_put"], each)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple, cast
 
-from semel.core.contract import Check, Finding
+from semel.core.contract import DoctorCheck, Finding
 from semel.core.flow import Ask, Flow, ask
 from semel.core.timing import PURGE_GRACE_US, span_text
 from semel.stores.findings import size_text
@@ -68,18 +68,18 @@ class Mount:
     options: frozenset[str]
 
 
-def checks(*, full: bool, quick: bool) -> Sequence[Check]:
+def checks(*, full: bool, quick: bool) -> Sequence[DoctorCheck]:
     """The checks of the file, its journal and its disk.
 
     Parameters: ``full`` checks the integrity of a large file too; ``quick`` leaves out what looks at every row.
     """
     every_row = not quick
     return (
-        Check("journal", _look_at_journal),
-        Check("synchronous", _look_at_promise),
-        *([Check("integrity check", partial(_look_at_integrity, full=full), is_slow=True)] if every_row else ()),
-        Check("file", _look_at_file),
-        *([Check("purge", _look_at_backlog)] if every_row else ()),
+        DoctorCheck("journal", _look_at_journal),
+        DoctorCheck("synchronous", _look_at_promise),
+        *([DoctorCheck("integrity check", partial(_look_at_integrity, full=full), is_slow=True)] if every_row else ()),
+        DoctorCheck("file", _look_at_file),
+        *([DoctorCheck("purge", _look_at_backlog)] if every_row else ()),
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, Check, Identity, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Turn
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -138,7 +138,7 @@ class SqliteStore:
             verdicts.append((yield from _grant(claim)))
         return verdicts
 
-    def claim_here(self, claim: Claim) -> Flow[Verdict]:
+    def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return _grant(claim)
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -162,7 +162,7 @@ class SqliteStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         raise NotImplementedError("this store's units are looked at from outside: it declares no settles_by_proof")
 
-    def together(self) -> Flow[None]:
+    def commit_together(self) -> Flow[None]:
         yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
@@ -325,7 +325,7 @@ class SqliteStore:
                 missing.append(name)
         return missing
 
-    def doctor(self, *, full: bool, quick: bool) -> Sequence[Check]:
+    def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks(full=full, quick=quick)
 
 

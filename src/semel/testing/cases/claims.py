@@ -174,11 +174,11 @@ def look_tells_without_writing(bench: Bench) -> None:
     assert bench.do(lambda: bench.store.read((looks[1].id,))) == [None]
 
 
-def claim_here_is_a_claim(bench: Bench) -> None:
+def a_claim_in_a_unit_is_a_claim(bench: Bench) -> None:
     """The form for a transaction that is open already decides alike."""
-    verdict = bench.do(lambda: bench.store.claim_here(attempt()))
+    verdict = bench.do(lambda: bench.store.claim_in_unit(attempt()))
     assert isinstance(verdict, Proceed)
-    assert isinstance(bench.do(lambda: bench.store.claim_here(attempt(nonce=2))), InProgress)
+    assert isinstance(bench.do(lambda: bench.store.claim_in_unit(attempt(nonce=2))), InProgress)
 
 
 def the_fence_grows_over_every_grant_and_over_oblivion(bench: Bench) -> None:
@@ -336,7 +336,7 @@ ALL = (
     keys_of_different_scopes_never_meet,
     a_batch_is_answered_in_its_order,
     look_tells_without_writing,
-    claim_here_is_a_claim,
+    a_claim_in_a_unit_is_a_claim,
     the_fence_grows_over_every_grant_and_over_oblivion,
     the_fence_grows_even_if_the_clock_is_set_back,
     a_lapsed_reservation_is_granted_anew,

@@ -85,7 +85,7 @@ def _require_ok(report: Report) -> Report:
     if not report.ok:
         raise NotIdempotent(report)
     if report.not_tried:
-        warnings.warn(NotTriedWarning(report.untried()), stacklevel=3)
+        warnings.warn(NotTriedWarning(report.describe_untried()), stacklevel=3)
     return report
 
 

@@ -69,7 +69,7 @@ class Report:
             lines += [_label_lines("remark", remark) for remark in self.remarks]
         return "\n".join(lines)
 
-    def untried(self) -> str:
+    def describe_untried(self) -> str:
         """The untried checks, and the arguments that they need; empty if all were tried."""
         checks: dict[str, list[str]] = {}
         for each in self.not_tried:

@@ -67,10 +67,10 @@ class RequiredTests:
         """All required tests of all operations, without pytest: for ``semel check --run`` and for yourself."""
         for case in cls.operations:
             for name in REQUIRED:
-                yield cls.required(name, case)
+                yield cls.make_test(name, case)
 
     @classmethod
-    def required(cls, name: str, case: Case) -> RequiredTest:
+    def make_test(cls, name: str, case: Case) -> RequiredTest:
         """One of them."""
         return RequiredTest(name, case.name, why(name), cls.make, case)
 
@@ -132,7 +132,7 @@ def why(name: str) -> str:
 def _test(name: str, cases: Sequence[Case]) -> Callable[..., None]:
     def test(self: RequiredTests, semel_case: Case) -> None:
         __tracebackhide__ = True
-        self.required(name, semel_case).run()
+        self.make_test(name, semel_case).run()
 
     test.__name__ = f"test_{name}"
     test.__qualname__ = f"Required.test_{name}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
+from semel.admin.words import table_lines
 from semel.check.application import load
 from semel.check.discovery import is_asgi, is_wsgi
 from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
-from semel.cli.terminal import Output, columns
+from semel.cli.terminal import Output
 from semel.errors import SemelError
 from semel.extras import install_command
 from semel.gateway.guarded import Guarded, find_guarded, read_guarded, sort_by_precision
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             for each in sort_by_precision(operations)
         ]
         out.document({"operations": rows})
-        for line in columns(list(rows[0]), [list(each.values()) for each in rows]):
+        for line in table_lines(list(rows[0]), [list(each.values()) for each in rows]):
             out.say(line)
         return Exit.OK
     if options.upstream is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
+from semel.admin.words import table_lines
 from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.open_store import open_store, url_of
-from semel.cli.terminal import Output, columns
+from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
 from semel.extras import install_command
 from semel.proxy.configuration import GRACE_SECONDS, UpstreamOrigin, read_configuration
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.document({"caller": configuration.caller_rule, "operations": operations})
         out.say("", f"caller: {configuration.caller_rule}")
         rows = [[str(value) for value in each.values()] for each in operations]
-        for line in columns(list(operations[0]), rows):
+        for line in table_lines(list(operations[0]), rows):
             out.say(line)
         return Exit.OK
     if options.upstream is None:

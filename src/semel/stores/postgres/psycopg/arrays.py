@@ -71,7 +71,7 @@ def _packs(
 
     # A column of one value, as most are: commands of one operation have their terms, names and holder in common.
     @lru_cache(maxsize=256, typed=True)
-    def repeated(item: Any, count: int) -> bytes:
+    def repeat(item: Any, count: int) -> bytes:
         return whole([item] * count)
 
     def whole(items: Items) -> bytes:
@@ -92,7 +92,7 @@ def _packs(
         if items.count(first) == count:
             kind = type(first)
             if kind in _PLAIN or (kind is str and len(first) * count <= _REPEATED_LETTERS_MAX):
-                return repeated(first, count)
+                return repeat(first, count)
         return whole(items)
 
     return pack

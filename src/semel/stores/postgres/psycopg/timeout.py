@@ -49,7 +49,7 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
         return result
 
 
-async def _waited(waits: Generator[Any, Any, T], fileno: int, seconds: float | None) -> T:
+async def _wait_within(waits: Generator[Any, Any, T], fileno: int, seconds: float | None) -> T:
     """Perform the waits on the running event loop; :class:`Overdue` ends them after ``seconds``."""
     try:
         wanted = next(waits)
@@ -217,7 +217,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         try:
             if args or options:
                 return await super().wait(gen if seconds is None else within(gen, seconds), *args, **options)
-            return await _waited(gen, self.pgconn.socket, seconds)
+            return await _wait_within(gen, self.pgconn.socket, seconds)
         except Overdue:
             self.pgconn.finish()  # so that nothing is waited for on the way out
             raise

@@ -45,7 +45,7 @@ class EventLog:
         self._engines = {id(engine.backend.store): engine for engine in engines if engine.core.emits}
         self.visible = self.given is not None or bool(engines)
 
-    async def told(self) -> list[Told]:
+    async def read_all(self) -> list[Told]:
         """Every event so far. Raises CannotRun where the test's own list is none."""
         if self.given is not None:
             return await _read_list(self.given)
@@ -55,7 +55,7 @@ class EventLog:
         """The events published since."""
         left = Counter(before)
         new: list[Told] = []
-        for each in await self.told():
+        for each in await self.read_all():
             if left[each]:
                 left[each] -= 1
             else:

@@ -52,7 +52,7 @@ async def event_identity_stable_over_replay(probe: Probe) -> None:
 
 async def _duplicates(probe: Probe, log: EventLog) -> list[Told]:
     """The events of one command; empty where there are none to look at, or its plain retry tells others already."""
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events")
     await command.send()
     usual = await log.since(before)
@@ -73,7 +73,7 @@ async def _duplicates(probe: Probe, log: EventLog) -> list[Told]:
 
 
 async def _all_at_once(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events at once")
     request = command.request
     await asyncio.gather(*[probe.target.attempt(request, command.key, Fate.ANSWERED) for _ in range(PARALLEL)])
@@ -83,7 +83,7 @@ async def _all_at_once(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
 
 
 async def _check_lost_answer(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events of a lost answer")
     await command.send(fate=Fate.LEAVES)
     reply = await _patiently(command)
@@ -101,7 +101,7 @@ async def _patiently(command: Attempted) -> Reply:
 
 async def _dead_before(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
     clocks = probe.need_clocks()
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events before the settlement")
     with dying(probe.engines, Place.BEFORE_THE_SETTLE) as struck:
         await command.send()
@@ -129,7 +129,7 @@ async def _dead_before(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
 
 
 async def _dead_after(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events after the settlement")
     with dying(probe.engines, Place.AFTER_THE_SETTLE):
         await command.send()
@@ -141,7 +141,7 @@ async def _dead_after(probe: Probe, log: EventLog, usual: list[Told]) -> bool:
 
 async def _takeover(probe: Probe, log: EventLog, usual: list[Told]) -> None:
     clocks = probe.need_clocks()
-    before = await log.told()
+    before = await log.read_all()
     command = await probe.command("events of a takeover")
 
     async def meanwhile() -> None:

@@ -1,0 +1,37 @@
+"""Functions are verbs, or nouns of what they return; those that are still participles become fewer, never more."""
+
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+import pytest
+
+from tests.house.sources import ROOT
+
+HOUSE: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "house.py"))
+
+
+def test_there_are_no_more_participles_than_the_house_admits() -> None:
+    found = [
+        f"{path.relative_to(ROOT)} {name}"
+        for path in sorted(HOUSE["PACKAGE"].rglob("*.py"))
+        for name in HOUSE["participle_names"](path.read_text("utf-8"))
+    ]
+    assert len(found) == HOUSE["PARTICIPLES_MOST"], "\n".join(found)  # fewer: lower the number in scripts/house.py
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def told(): ...", ["told"]),
+        ("def _asked(): ...", ["_asked"]),
+        ("def given_again(): ...", ["given_again"]),
+        ("def tell(): ...", []),
+        ("def stored_answer(): ...", []),
+        ("class A:\n    @property\n    def settled(self): ...", []),
+        ("def find_parked(): ...", []),
+    ],
+)
+def test_a_participle_is_recognised(text: str, names: list[str]) -> None:
+    assert list(HOUSE["participle_names"](text)) == names
