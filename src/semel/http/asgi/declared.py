@@ -20,6 +20,7 @@ from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
 from semel.http.outage import UNCLAIMED
+from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
 
@@ -31,6 +32,7 @@ class DeclaringHost(HostMiddleware, Protocol):
     comes too slowly.
     """
 
+    surface: HttpSettings
     kept_alive: KeptAlive
     body_clock: BodyClock
 
@@ -87,7 +89,10 @@ class DeclaredCall(AsgiCall):
         if not isinstance(permit, Permit):
             if self._spool is not None:
                 self._close_spool()
-            await send_answer(self._send, exchange.present(permit))
+            answer = exchange.present(permit)
+            if exchange.must_ask_again() and not await place.surface.allows_async(self._scope, exchange.wanted):
+                answer = place.surface.problems.not_allowed()
+            await send_answer(self._send, answer)
         elif is_needless:
             await self._proceed(permit)
         else:
