@@ -289,7 +289,7 @@ class Exchange:
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client would rather be told where to look than wait
-    allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds
+    allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _size = 0
     _hashing: Hashing | None = None
     _body = b""
@@ -341,8 +341,12 @@ class Exchange:
             self._subject = None
 
     def must_ask_again(self) -> bool:
-        """Whether ``may`` must be asked once more before a stored answer leaves: the request has waited meanwhile."""
-        return self.allowed_at is not None and time.monotonic() - self.allowed_at >= ALLOWED_SECONDS
+        """Whether ``may`` must be asked once more before a stored answer leaves: the request has waited meanwhile.
+
+        Only where ``may`` allowed it.
+        """
+        assert self.allowed_at is not None
+        return time.monotonic() - self.allowed_at >= ALLOWED_SECONDS
 
     def resumable(self, head: bytes, prefer: bytes | None) -> None:
         """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""

@@ -90,7 +90,11 @@ class DeclaredCall(AsgiCall):
             if self._spool is not None:
                 self._close_spool()
             answer = exchange.present(permit)
-            if exchange.must_ask_again() and not await place.surface.allows_async(self._scope, exchange.wanted):
+            if (
+                exchange.allowed_at is not None
+                and exchange.must_ask_again()
+                and not await place.surface.allows_async(self._scope, exchange.wanted)
+            ):
                 answer = place.surface.problems.not_allowed()
             await send_answer(self._send, answer)
         elif is_needless:

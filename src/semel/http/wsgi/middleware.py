@@ -161,7 +161,11 @@ class SemelMiddleware:
         if not isinstance(permit, Permit):
             spool.close()
             answer = exchange.present(permit)
-            if exchange.must_ask_again() and not self.surface.allows(environ, exchange.wanted):
+            if (
+                exchange.allowed_at is not None
+                and exchange.must_ask_again()
+                and not self.surface.allows(environ, exchange.wanted)
+            ):
                 answer = self.surface.problems.not_allowed()
             return send_answer(start_response, answer)
         environ["semel.permit"] = permit
