@@ -178,7 +178,7 @@ def test_a_body_that_comes_too_slowly_is_refused_and_leaves_no_record() -> None:
         headers = {"idempotency-key": "k", "content-type": "application/json"}
         async with client.request("/orders/7", method="POST", headers=headers) as connection:
             await connection.send(b'{"amount":')
-            answer = await connection.as_response()
+        answer = await connection.as_response()
         assert answer.status_code == 408
         assert answer.headers["semel-code"] == "IDEMPOTENCY_BODY_TOO_SLOW"
         assert (shop.states(), shop.done) == ([], [])
