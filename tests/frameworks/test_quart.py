@@ -171,6 +171,21 @@ def test_a_body_that_quart_refuses_leaves_no_record(shop: Shop) -> None:
     shop.run(story)
 
 
+def test_a_body_that_comes_too_slowly_is_refused_and_leaves_no_record() -> None:
+    shop = Shop(body_seconds_max=1)
+
+    async def story(client: QuartClient) -> None:
+        headers = {"idempotency-key": "k", "content-type": "application/json"}
+        async with client.request("/orders/7", method="POST", headers=headers) as connection:
+            await connection.send(b'{"amount":')
+        answer = await connection.as_response()
+        assert answer.status_code == 408
+        assert answer.headers["semel-code"] == "IDEMPOTENCY_BODY_TOO_SLOW"
+        assert (shop.states(), shop.done) == ([], [])
+
+    shop.run(story)
+
+
 def test_an_abort_with_a_redirect_is_the_answer(shop: Shop) -> None:
     async def story(client: QuartClient) -> None:
         for again in (False, True):

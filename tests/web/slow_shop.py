@@ -6,11 +6,14 @@ import asyncio
 import threading
 from typing import Any
 
+from flask import Flask
+
 from semel import AsyncEngine, Engine, Policy
 from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
 from semel.http.caller import single_caller
 from semel.http.routing import Operation
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
+from semel.integrations.flask import Semel
 
 BODY_SECONDS = 1
 DECLARED = [Operation("/slow", Policy(effects="external")), Operation("/notes", Policy(effects="external"))]
@@ -34,6 +37,21 @@ def wsgi() -> Any:
     return WsgiMiddleware(shop, engine, caller=single_caller, operations=DECLARED, body_seconds_max=BODY_SECONDS)
 
 
+def flask() -> Any:
+    """`POST /notes` alone, by a Flask view that claims after Flask's own checks."""
+    engine = Engine.connect("memory://")
+    engine.open()
+    app = Flask("slow_shop")
+    semel = Semel(app, engine, caller=single_caller, body_seconds_max=BODY_SECONDS)
+
+    @app.post("/notes")
+    @semel.command("notes.create", effects="external")
+    def create() -> Any:
+        return "done", 201
+
+    return app
+
+
 def asgi() -> Any:
     """`POST /notes` alone."""
 
@@ -48,10 +66,10 @@ def asgi() -> Any:
 
 def main(server: str, port: int) -> None:
     """Serve by a server that has no command line of its own."""
-    if server == "werkzeug":
+    if server in ("werkzeug", "flask"):
         from werkzeug.serving import make_server
 
-        make_server("127.0.0.1", port, wsgi(), threaded=True).serve_forever()
+        make_server("127.0.0.1", port, wsgi() if server == "werkzeug" else flask(), threaded=True).serve_forever()
     else:
         import uvicorn
 

@@ -64,6 +64,33 @@ def test_the_status_of_an_operation_is_hidden_as_well(make_web: MakeWeb) -> None
         rights.revoked.clear()
 
 
+def test_who_has_waited_is_asked_about_once_more(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A duplicate may wait for the first one, and a body may take long to arrive: rights can be revoked meanwhile."""
+    said = [True]
+    asked: list[bool] = []
+
+    def may(request: Any, wanted: Wanted) -> bool:
+        asked.append(said.pop(0))
+        return asked[-1]
+
+    web = make_web(may=may)
+    assert web.call().status == 201
+    said[:] = [True, False]
+    assert web.call().replayed  # at once: asked once
+    assert (said.pop(), said) == (False, [])
+    monkeypatch.setattr("semel.http.exchange.ALLOWED_SECONDS", 0.0)  # as if each request had waited
+    said[:] = [True, True]
+    assert web.call().replayed
+    for body in (b"1", b"2"):
+        said[:] = [True, False]
+        answer = web.call(body=body)
+        assert (answer.status, answer.code) == (403, "IDEMPOTENCY_CALLER_NOT_ALLOWED")
+        assert "operation" not in answer.problem
+    said[:] = [True]
+    assert web.call(key="a-new-key").status == 201  # the application itself looks
+    assert len(web.seen) == 2
+
+
 def test_an_unknown_outcome_is_hidden_as_well(make_web: MakeWeb) -> None:
     rights = Rights()
     web = make_web(lambda seen: Reply(status=500), Policy(effects="external"), may=rights)

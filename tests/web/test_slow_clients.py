@@ -17,14 +17,16 @@ from tests.servers.ports import free_port
 from tests.service.served import await_true
 
 THREADS = 8
-GUNICORN = ["-m", "gunicorn", "--threads", str(THREADS), "--log-level", "critical", "tests.web.slow_shop:wsgi()"]
+GUNICORN = ["-m", "gunicorn", "--threads", str(THREADS), "--log-level", "critical"]
+APPS = {"gunicorn": "tests.web.slow_shop:wsgi()", "gunicorn-flask": "tests.web.slow_shop:flask()"}
 
 
 @contextmanager
 def served(server: str) -> Iterator[int]:
     port = free_port()
-    by_gunicorn = [*GUNICORN, "--bind", f"127.0.0.1:{port}"]
-    arguments = by_gunicorn if server == "gunicorn" else ["-m", "tests.web.slow_shop", server, str(port)]
+    arguments = ["-m", "tests.web.slow_shop", server, str(port)]
+    if server in APPS:
+        arguments = [*GUNICORN, "--bind", f"127.0.0.1:{port}", APPS[server]]
     quiet = subprocess.DEVNULL
     with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=quiet, stderr=quiet) as process:
         try:
@@ -71,7 +73,9 @@ def _is_closed(line: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("server", ["gunicorn", "werkzeug", "uvicorn-h11", "uvicorn-httptools"])
+@pytest.mark.parametrize(
+    "server", ["gunicorn", "gunicorn-flask", "werkzeug", "flask", "uvicorn-h11", "uvicorn-httptools"]
+)
 @pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
 def test_a_body_that_drips_is_given_up(server: str, length: str) -> None:
     with served(server) as port, socket.create_connection(("127.0.0.1", port)) as line:

@@ -28,6 +28,7 @@ from semel.core.model import (
     Settling,
     Verdict,
 )
+from semel.errors import IdentityMismatch
 
 TURNS_AHEAD_MOST: Final = 60
 TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another clock
@@ -196,6 +197,15 @@ class Identity:
     epoch: int
     id_format: int
     secret_check: bytes
+
+
+def another_store(store_id: str) -> IdentityMismatch:
+    """The error to raise where another store is in the place of ``store_id``, which this process has opened."""
+    return IdentityMismatch(
+        f"another store is in the place of the one that this process has opened ({store_id}): it was emptied or "
+        "replaced, and keys that were issued before may run again. Put the former one back; or find out from your own "
+        "systems which commands ran, and restart this process"
+    )
 
 
 class Store(Protocol):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypedDict
 
 from semel.core.command_flow import Under, recast, settlement
-from semel.core.contract import Identity, Observed
+from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
     key_hash,
@@ -614,11 +614,7 @@ class Core:
                 "restore the former secret (it never rotates)"
             )
         if self._opened is not None and self._opened.store_id != identity.store_id and identity.epoch == 1:
-            raise IdentityMismatch(
-                f"another store is in the place of the one that this process has opened ({self._opened.store_id}): it "
-                "was emptied or replaced, and keys that were issued before may run again. Put the former one back; or "
-                "find out from your own systems which commands ran, and restart this process"
-            )
+            raise another_store(self._opened.store_id)
         self._opened = identity
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from semel.stores.process import begin_in_children
@@ -130,6 +131,12 @@ class _GoOn(Awaitable[T]):
             return received.value  # type: ignore[no-any-return]
 
 
+@cache
+def socket_clock(seconds: float) -> SocketClock:
+    """The process's clock for bodies that may take so long: one thread watches all of them."""
+    return SocketClock(seconds)
+
+
 class SocketClock:
     """The same for the threads of a WSGI server: a body that comes too late is cut off at its connection.
 
@@ -149,7 +156,7 @@ class SocketClock:
         self._late: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
 
-    def begin(self, environ: dict[str, Any]) -> socket.socket | None:
+    def begin(self, environ: Mapping[str, Any]) -> socket.socket | None:
         """A thread begins to read the body of a request; None where its connection is not shown."""
         for name in _SOCKETS:
             connection: socket.socket | None = environ.get(name)

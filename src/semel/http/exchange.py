@@ -70,6 +70,7 @@ from semel.resuming.request import pack_head
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
+ALLOWED_SECONDS: Final = 1.0  # for which the word of ``may`` holds: who has waited longer is asked about once more
 _NO_STORE: Final = (b"cache-control", b"no-store")
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 _ENTRIES_MAX: Final = 1024  # of one route: callers come again
@@ -288,6 +289,7 @@ class Exchange:
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client would rather be told where to look than wait
+    allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _size = 0
     _hashing: Hashing | None = None
     _body = b""
@@ -337,6 +339,14 @@ class Exchange:
         if facts is not self._facts:
             self._facts = facts
             self._entry = self._entry._replace(subject=None)
+
+    def must_ask_again(self) -> bool:
+        """Whether ``may`` must be asked once more before a stored answer leaves: the request has waited meanwhile.
+
+        Only where ``may`` allowed it.
+        """
+        assert self.allowed_at is not None
+        return time.monotonic() - self.allowed_at >= ALLOWED_SECONDS
 
     def resumable(self, head: bytes, prefer: bytes | None) -> None:
         """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""

@@ -31,6 +31,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InvalidBody
 from semel.http.asgi.request import CUT, AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, CaptureMiddleware, RouteCall
+from semel.http.exchange import body_too_slow
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME
 from semel.http.routing import UNSAFE_METHODS, Params
@@ -238,7 +239,11 @@ class Semel(EndpointCommands[Response]):
             if not has_request_context():
                 raise ConfigurationError(f"the operation {declared.name!r} is called outside of a request")
             here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
-            await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
+            try:
+                async with asyncio.timeout(self.surface.body_seconds_max):
+                    await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
+            except TimeoutError:
+                return self._response(body_too_slow(self.surface, here.scope))
             return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
         setattr(serve_claimed, DECLARED, declared)

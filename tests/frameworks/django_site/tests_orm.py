@@ -40,12 +40,11 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
 
     def test_an_atomic_function(self) -> None:
         @command(semel.engine(), "orm.function", caller="who", key="key", effects="atomic")
-        def restock(who: str, key: str) -> int:
+        def restock(who: str, key: str) -> None:
             with transaction.atomic():
-                found = Effect.objects.count()  # it may read, also in a block
+                Effect.objects.count()  # it may read, also in a block
             Effect.objects.using("other").count()
             write()
-            return found
 
         key = new()
         for _ in range(2):
@@ -57,9 +56,7 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
         engine = semel.engine()
 
         def asked(name: str, policy: Policy) -> Command:
-            return Command(
-                Scope("default", "alice", f"orm.{policy.effects.name.lower()}"), new(), b"f" * 32, "r", policy
-            )
+            return Command(Scope("default", "alice", name), new(), b"f" * 32, "r", policy)
 
         def atomic(permit: Any) -> Answer:
             write()

@@ -21,6 +21,7 @@ from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
 from semel.http.outage import UNCLAIMED
+from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
 
@@ -32,6 +33,7 @@ class DeclaringHost(HostMiddleware, Protocol):
     comes too slowly.
     """
 
+    surface: HttpSettings
     kept_alive: KeptAlive
     body_clock: BodyClock
 
@@ -75,7 +77,14 @@ class DeclaredCall(AsgiCall):
         if not isinstance(permit, Permit):
             if self._spool is not None:
                 self._close_spool()
-            await send_answer(self._send, exchange.present(permit))
+            answer = exchange.present(permit)
+            if (
+                exchange.allowed_at is not None
+                and exchange.must_ask_again()
+                and not await place.surface.allows_async(self._scope, exchange.wanted)
+            ):
+                answer = place.surface.problems.not_allowed()
+            await send_answer(self._send, answer)
         elif place.kept_alive.is_needless(asyncio.current_task()):
             await self._proceed(permit)
         else:

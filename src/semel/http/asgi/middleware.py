@@ -5,6 +5,7 @@ It finds the operation, hands the request over, and keeps the handlers alive who
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -91,7 +92,10 @@ class SemelMiddleware:
         exchange = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope, mount)
         if type(exchange) is not Exchange:
             await self._end(exchange, scope, receive, send)
-        elif surface.may is None or await surface.allows_async(scope, exchange.wanted):
+        elif surface.may is None:
+            await DeclaredCall(self, exchange, scope, receive, send).run()
+        elif await surface.allows_async(scope, exchange.wanted):
+            exchange.allowed_at = time.monotonic()
             await DeclaredCall(self, exchange, scope, receive, send).run()
         else:
             await send_answer(send, surface.problems.not_allowed())

@@ -15,6 +15,7 @@ from semel.engine.permit import Permit
 from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, NothingHappened, SemelError, StoreError
+from semel.http.body_time import socket_clock
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange, Unprotected, open_exchange, too_large
 from semel.http.outage import UNCLAIMED
@@ -84,8 +85,12 @@ class InsideCall:
         request: Any,
         head: Head,
         body: KeptBody,
+        environ: Mapping[str, Any],
     ) -> Command | Answer | None:
-        """The view's command, the answer that replaces it, or None to run unprotected."""
+        """The view's command, the answer that replaces it, or None to run unprotected.
+
+        Parameters: ``request`` that the caller function reads; ``environ`` where a server shows its connection.
+        """
         if self.has_claimed:
             raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
         if self.is_over:
@@ -102,7 +107,10 @@ class InsideCall:
         if isinstance(opened, Answer):
             return self.replace(opened)
         self.exchange = opened
-        if not body.fill():
+        fits = _fill(body, environ, surface.body_seconds_max)
+        if fits is None:
+            return self.replace(surface.problems.body_too_slow(surface.body_seconds_max))
+        if not fits:
             return self.replace(surface.problems.of_error(too_large(route)))
         if head.length is not None and body.spool.size < head.length:
             return self.replace(opened.cut_short())
@@ -237,3 +245,16 @@ def settle_call(
     except SemelError as failed:
         unconfirmed = failed
     return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+
+
+def _fill(body: KeptBody, environ: Mapping[str, Any], seconds: float) -> bool | None:
+    """Take the rest of the body from the client. False: it is too long; None: it has not come in time."""
+    clock = socket_clock(seconds)
+    connection = clock.begin(environ)
+    try:
+        fits = body.fill()
+    except BaseException as error:
+        if clock.end(connection) or not isinstance(error, Exception):
+            raise
+        return None
+    return fits if clock.end(connection) else None

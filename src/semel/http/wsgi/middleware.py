@@ -122,6 +122,8 @@ class SemelMiddleware:
             return self.app(environ, start_response if opened.mark is None else with_mark(start_response, opened.mark))
         if not self.surface.allows(environ, opened.wanted):
             return send_answer(start_response, self.surface.problems.not_allowed())
+        if self.surface.may is not None:
+            opened.allowed_at = time.monotonic()
         spool, hold = Spool(), self.engine._hold()
         try:
             pieces = self._spool(opened, environ, start_response, spool, hold)
@@ -158,7 +160,14 @@ class SemelMiddleware:
             return send_answer(start_response, refused)
         if not isinstance(permit, Permit):
             spool.close()
-            return send_answer(start_response, exchange.present(permit))
+            answer = exchange.present(permit)
+            if (
+                exchange.allowed_at is not None
+                and exchange.must_ask_again()
+                and not self.surface.allows(environ, exchange.wanted)
+            ):
+                answer = self.surface.problems.not_allowed()
+            return send_answer(start_response, answer)
         environ["semel.permit"] = permit
         call = WsgiCall(self.app, self.engine, exchange, permit, start_response)
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):

@@ -132,7 +132,7 @@ class RouteCall(InsideCall):
         query = environ.get("QUERY_STRING", "").encode("latin-1")
         mount = environ.get("SCRIPT_NAME", "")
         head = Head(environ["REQUEST_METHOD"].upper(), query, headers_of(environ), length_of(environ), mount)
-        return self.command(engine, surface, route, params, environ, head, self.body)
+        return self.command(engine, surface, route, params, environ, head, self.body, environ)
 
     def note(self, error: BaseException) -> None:
         """Note an exception that the framework caught after the claim; the view's own exception has priority."""

@@ -55,7 +55,7 @@ class DjangoCall(InsideCall):
         self._middleware.limit_waiters(place.engine)
         mount = inner.META.get("SCRIPT_NAME", "")
         head = Head(inner.method, _query_of(inner), headers_of(inner.META), _length_of(inner), mount)
-        return self.command(place.engine, place.surface, route, params, request, head, self._keep_body())
+        return self.command(place.engine, place.surface, route, params, request, head, self._keep_body(), inner.META)
 
     def _keep_body(self) -> KeptBody:
         if self._body is None:

@@ -6,9 +6,11 @@ what that means. The nonce tells who won, never a count of rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
+from semel.core.contract import another_store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -25,7 +27,7 @@ from semel.core.model import (
 from semel.core.record import answer_digest, pack_headers
 from semel.stores.mariadb.requests import Reserve, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
-from semel.stores.sql.statements import Argument, Execute, Query, Row, statements
+from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
@@ -33,12 +35,33 @@ ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transact
 WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
 
 
-def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
-    """Claims of different ids. Adds their verdicts. ``here``: in a transaction that is open already."""
+def _claim_in(claim: Statement) -> Statement:
+    """The claim that writes nothing, and returns no row, where the server has another store than ``:store``.
+
+    Not for an open transaction: under REPEATABLE READ it would lock the row of the store's id to the end of that one.
+    """
+    head, given, rest = re.split(r" VALUES \(|\)\n(?=ON DUPLICATE KEY)", claim.text)
+    opened = ":store = (SELECT store_id FROM semel_meta WHERE one = 1)"
+    return compose("claim", f"{head} SELECT{given}FROM DUAL WHERE {opened}\n{rest}")
+
+
+_CLAIM, _CLAIM_IN = SQL["claim"], _claim_in(SQL["claim"])
+
+
+def claim_all(
+    claims: Sequence[Claim], verdicts: Verdicts, *, store_id: str | None = None, here: bool = False
+) -> Flow[None]:
+    """Claims of different ids. Adds their verdicts.
+
+    Parameters: ``store_id`` of the store that this process has opened, None where it may be any; ``here`` in a
+    transaction that is open already.
+
+    Raises IdentityMismatch: the server has another store than ``store_id`` by now; nothing was written.
+    """
     left = sorted(claims, key=_by_id)
     waits = not here and not any(claim.terms.effects == Effects.ATOMIC for claim in left)
     for _ in range(ASKED_AGAIN_MAX):
-        rows = yield from _reserve(left, WAIT_SECONDS if waits else 0)
+        rows = yield from _reserve(left, WAIT_SECONDS if waits else 0, store_id)
         for claim in left:
             row = rows.get(claim.id)
             if row is not None:
@@ -51,20 +74,23 @@ def claim_all(claims: Sequence[Claim], verdicts: Verdicts, *, here: bool = False
         verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
 
 
-def _reserve(claims: list[Claim], wait: int) -> Flow[dict[bytes, Row]]:
+def _reserve(claims: list[Claim], wait: int, store_id: str | None) -> Flow[dict[bytes, Row]]:
     """The row of each claim whose lock was to be had.
 
     The last one that was answered: Galera says a statement of its own again that another node's has undone
     (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
     """
-    replies = yield from ask(Reserve([Query(SQL["claim"], _claim_params(claim, wait)) for claim in claims]))
+    statement = _CLAIM if store_id is None else _CLAIM_IN
+    replies = yield from ask(Reserve([Query(statement, _claim_params(claim, wait, store_id)) for claim in claims]))
     if replies is not None:
+        if store_id is not None and not all(replies):
+            raise another_store(store_id)
         return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
     if len(claims) == 1:
         return {}
     half = len(claims) // 2  # one of them is held: the others must not wait for it
-    found = yield from _reserve(claims[:half], 0)
-    return found | (yield from _reserve(claims[half:], 0))
+    found = yield from _reserve(claims[:half], 0, store_id)
+    return found | (yield from _reserve(claims[half:], 0, store_id))
 
 
 def record(row: Row) -> Record:
@@ -76,10 +102,11 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _claim_params(claim: Claim, wait: int) -> Mapping[str, Argument]:
+def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str, Argument]:
     terms, scope = claim.terms, claim.scope
     return {
         "wait": wait,
+        "store": store_id,
         "id": claim.id,
         "tenant": scope.tenant,
         "caller": scope.caller,

@@ -84,6 +84,7 @@ class MariadbStore:
 
     def __init__(self) -> None:
         self._horizon = Horizon()
+        self._opened: str | None = None  # the id of the store that this process has opened first
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         verdicts: Verdicts = {}
@@ -92,7 +93,7 @@ class MariadbStore:
             firsts: dict[bytes, Claim] = {}
             for claim in left:
                 firsts.setdefault(claim.id, claim)
-            yield from claim_all(list(firsts.values()), verdicts)
+            yield from claim_all(list(firsts.values()), verdicts, store_id=self._opened)
             left = [claim for claim in left if claim[:2] not in verdicts]
         return [verdicts[claim[:2]] for claim in claims]
 
@@ -241,7 +242,11 @@ class MariadbStore:
         if not has[0][0]:
             return None
         rows = yield from ask(Query(SQL["read_meta"], {}))
-        return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+        if not rows:
+            return None
+        found = Identity(*cast("tuple[str, int, int, int, bytes]", rows[0]))
+        self._opened = self._opened or found.store_id
+        return found
 
     def observe(self) -> Flow[list[Observed]]:
         """What the server's settings make of the promise: read at start-up and by ``semel doctor``."""

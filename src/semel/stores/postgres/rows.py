@@ -13,6 +13,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
+from semel.core.contract import another_store
 from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import (
@@ -103,14 +104,19 @@ def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
     return QuotaExceeded(NEW_KEYS if claim.quota.open_max is None else OPEN, OPEN_RETRY_US) if why is None else why
 
 
-def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = None) -> Flow[None]:
-    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts."""
+def claim_all(
+    claims: list[Claim], verdicts: Verdicts, store_id: str | None, unit: Statement | None = None
+) -> Flow[None]:
+    """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts.
+
+    Raises IdentityMismatch: the server has another store than ``store_id`` by now; nothing was written.
+    """
     if not claims:
         return
     left = sorted(claims, key=_by_id)
     statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
     for _ in range(ASKED_AGAIN_MAX):
-        rows = yield from ask(_claiming(left, statement) if unit is None else Query(unit, wanted_here(left[0])))
+        rows = yield from ask(_claiming(left, unit or statement, store_id))
         found = {cast(bytes, row[1]): row for row in rows}
         for claim in left:
             row = found.get(claim.id)
@@ -133,6 +139,8 @@ def claim_all(claims: list[Claim], verdicts: Verdicts, unit: Statement | None = 
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
+        if store_id is not None and None in found:
+            raise another_store(store_id)
     for claim in left:
         verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
 
@@ -146,8 +154,9 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
     return mine == 1
 
 
-def _claiming(claims: list[Claim], statement: Statement) -> Query:
-    wanted = _claim_columns(claims)
+def _claiming(claims: list[Claim], statement: Statement, store_id: str | None) -> Query:
+    wanted = wanted_here(claims[0]) if statement.name == "claim_here" else _claim_columns(claims)
+    wanted["store"] = store_id
     return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
 
@@ -155,7 +164,7 @@ def _by_id(word: Claim | Settlement) -> bytes:
     return word.id
 
 
-def _claim_columns(claims: list[Claim]) -> Mapping[str, Sequence[Value]]:
+def _claim_columns(claims: list[Claim]) -> dict[str, Argument]:
     """The columns of a batch of claims."""
     given = columns(Claim._fields, claims)
     scopes = columns(Scope._fields, given["scope"])
@@ -202,7 +211,7 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def wanted_here(claim: Claim) -> Mapping[str, Value]:
+def wanted_here(claim: Claim) -> dict[str, Argument]:
     """What one claim writes, as the statements of ATOMIC units take it.
 
     A caller's names and a policy's terms come again with each command: they are written down once.

@@ -97,19 +97,20 @@ class PostgresStore:
     def __init__(self) -> None:
         self._horizon = Horizon()
         self._units = 0  # that this process has claimed for
+        self._opened: str | None = None  # the id of the store that this process has opened first
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         first: dict[bytes, Claim] = {}
         for claim in claims:
             first.setdefault(claim.id, claim)
         verdicts: Verdicts = {}
-        yield from claim_all(list(first.values()), verdicts)
+        yield from claim_all(list(first.values()), verdicts, self._opened)
         again = [claim for claim in claims if claim[:2] not in verdicts]
         if again:  # one batch, the same key twice: the others meet what the first has written
             seen = yield from self.look(again)
             for claim, verdict in zip(again, seen, strict=True):
                 if verdict is None:
-                    yield from claim_all([claim], verdicts)
+                    yield from claim_all([claim], verdicts, self._opened)
                 else:
                     verdicts[claim[:2]] = verdict
         return [verdicts[claim[:2]] for claim in claims]
@@ -120,7 +121,7 @@ class PostgresStore:
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
-        yield from claim_all([claim], verdicts, write_unit("claim_here", len(str(self._units)), "claim"))
+        yield from claim_all([claim], verdicts, self._opened, write_unit("claim_here", len(str(self._units)), "claim"))
         return verdicts[claim[:2]]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -248,7 +249,11 @@ class PostgresStore:
         if not has[0][0]:
             return None
         rows = yield from ask(Query(SQL["read_meta"], {}))
-        return Identity(*cast("tuple[str, int, int, int, bytes]", rows[0])) if rows else None
+        if not rows:
+            return None
+        found = Identity(*cast("tuple[str, int, int, int, bytes]", rows[0]))
+        self._opened = self._opened or found.store_id
+        return found
 
     def observe(self) -> Flow[list[Observed]]:
         return (yield from observe())

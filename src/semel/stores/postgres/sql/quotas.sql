@@ -87,7 +87,8 @@ taken AS (
 -- comes back with what its caller has taken. "taken" is written out here by stores/postgres/rows.py; all places are
 -- taken before the first record is written.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+    SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
+        coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
 ),
 known AS MATERIALIZED (
     SELECT
@@ -113,7 +114,7 @@ asked AS MATERIALIZED (
         lease_us, deadline_us, dedup_us, attempts_max, answer_us, tombstone_us, after_expiry, lock,
         quota, new_keys, slice_us, open_max, unknown_max
     )
-    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
+    WHERE EXISTS (SELECT FROM clock WHERE now IS NOT NULL) AND NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
         AND pg_try_advisory_xact_lock_shared(w.lock # ('semel_record'::regclass::oid::bigint << 32))
 ),
 TAKEN,
@@ -142,7 +143,8 @@ SELECT
     NULL::integer, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
     NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint, NULL::bytea, NULL::text, NULL::integer,
     NULL::bytea, NULL::bytea, NULL::bytea
-FROM won, clock
+FROM clock LEFT JOIN won ON true
+WHERE clock.now IS NULL OR won.id IS NOT NULL
 UNION ALL
 SELECT
     clock.now, w.id, NULL::smallint, array_to_string(t.counts, ','), NULL::text, NULL::text, NULL::bytea, NULL::text,
@@ -163,7 +165,8 @@ SELECT
     known.after_expiry, known.settled_at, known.answer_until, known.forget_after, known.doubt, known.business_ref,
     known.resource_type, known.resource_id, known.error_code, known.answer_kind, known.answer_digest,
     known.sealing_key_id, known.status, known.headers, known.request, known.body
-FROM known, clock;
+FROM known, clock
+WHERE clock.now IS NOT NULL;
 
 -- name: take_place (planned once)
 -- A place for the record of an ATOMIC command, before its transaction begins: in that one, the caller's row would be

@@ -9,9 +9,11 @@
 -- replay. An id that comes back in neither half was claimed after this statement's snapshot, or is held by a transaction
 -- that has not ended: ask again. The advisory lock is tried, never waited for: it tells an ATOMIC unit's claim that is
 -- still invisible, which the unique index would make a whole batch wait for. The table's own number is part of it: two
--- stores in two schemas of one database are not to meet in it.
+-- stores in two schemas of one database are not to meet in it. :store is the id of the store that this process has opened,
+-- NULL before it has: in another one the time is NULL, nothing is written, and the one row that comes back has no id.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+    SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
+        coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
 ),
 known AS MATERIALIZED (
     SELECT
@@ -44,7 +46,7 @@ won AS (
         id, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, nonce, holder, operation_id,
         lease_us, deadline_us, dedup_us, attempts_max, answer_us, tombstone_us, after_expiry, lock
     )
-    WHERE NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
+    WHERE clock.now IS NOT NULL AND NOT EXISTS (SELECT FROM known WHERE known.id = w.id)
         AND pg_try_advisory_xact_lock_shared(w.lock # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
     RETURNING id
@@ -56,7 +58,8 @@ SELECT
     NULL::integer, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
     NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint, NULL::bytea, NULL::text, NULL::integer,
     NULL::bytea, NULL::bytea, NULL::bytea
-FROM won, clock
+FROM clock LEFT JOIN won ON true
+WHERE clock.now IS NULL OR won.id IS NOT NULL
 UNION ALL
 SELECT
     clock.now, known.id, known.format, known.tenant, known.caller, known.operation, known.key_hash, known.recipe,
@@ -66,14 +69,16 @@ SELECT
     known.after_expiry, known.settled_at, known.answer_until, known.forget_after, known.doubt, known.business_ref,
     known.resource_type, known.resource_id, known.error_code, known.answer_kind, known.answer_digest,
     known.sealing_key_id, known.status, known.headers, known.request, known.body
-FROM known, clock;
+FROM known, clock
+WHERE clock.now IS NOT NULL;
 
 -- name: claim_here
 -- The same of one key inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by
 -- zero: rolled back to, it would take the record along, and leave what was written before it. Plain values, of which the
 -- server keeps the plan on connections that are not set up for batches, as a user's are not.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+    SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
+        coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
 ),
 known AS MATERIALIZED (
     SELECT
@@ -98,7 +103,7 @@ won AS (
         clock.now + :deadline_us::bigint, clock.now + :dedup_us::bigint, :lease_us::bigint, :attempts_max::integer,
         :answer_us::bigint, :tombstone_us::bigint, :after_expiry::smallint, 0
     FROM clock
-    WHERE NOT EXISTS (SELECT FROM known)
+    WHERE clock.now IS NOT NULL AND NOT EXISTS (SELECT FROM known)
         AND pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
     RETURNING id, xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
@@ -110,7 +115,8 @@ SELECT
     NULL::integer, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
     NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint, NULL::bytea, NULL::text, NULL::integer,
     NULL::bytea, NULL::bytea, NULL::bytea
-FROM won, clock
+FROM clock LEFT JOIN won ON true
+WHERE clock.now IS NULL OR won.id IS NOT NULL
 UNION ALL
 SELECT
     clock.now, known.id, known.format, known.tenant, known.caller, known.operation, known.key_hash, known.recipe,
@@ -120,7 +126,8 @@ SELECT
     known.after_expiry, known.settled_at, known.answer_until, known.forget_after, known.doubt, known.business_ref,
     known.resource_type, known.resource_id, known.error_code, known.answer_kind, known.answer_digest,
     known.sealing_key_id, known.status, known.headers, known.request, known.body
-FROM known, clock;
+FROM known, clock
+WHERE clock.now IS NOT NULL;
 
 -- name: lock_here
 -- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
