@@ -8,8 +8,8 @@ from django.apps import AppConfig
 from django.core import checks
 
 from semel.engine.own_transaction import watch
-from semel.integrations.django.orm_writes import refusing_writes, watch_connections
-from semel.stores.sql.django import when_migrated
+from semel.integrations.django.orm_writes import check_statement, refusing_writes
+from semel.stores.sql.django import when_migrated, wrap_statements
 
 
 class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
@@ -26,7 +26,7 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
         checks.register(check_installation)
         when_migrated(_make_tables, self)
         watch(refusing_writes)
-        watch_connections()
+        wrap_statements(check_statement)
 
 
 def _make_tables(*, using: str, verbosity: int = 1, stdout: Any = None, **_: Any) -> None:

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from django.db import connections
-from django.db.backends.signals import connection_created
-
 from semel.engine.backend import Backend
 from semel.engine.own_transaction import OwnTransaction
 from semel.errors import ConfigurationError
@@ -50,19 +47,8 @@ def refusing_writes(own: OwnTransaction) -> Iterator[None]:
         _inside.reset(token)
 
 
-def watch_connections() -> None:
-    """Have each connection of Django's, present and future, check what it executes."""
-    connection_created.connect(_watch, dispatch_uid="semel.orm_writes")
-    for each in connections.all(initialized_only=True):
-        _watch(connection=each)
-
-
-def _watch(*, connection: Any, **_: Any) -> None:
-    if _check not in connection.execute_wrappers:
-        connection.execute_wrappers.insert(0, _check)  # in front: the end of an ``execute_wrapper()`` drops the last
-
-
-def _check(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+def check_statement(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+    """An ``execute_wrapper`` of Django's. Raises ConfigurationError for a write that is to be refused."""
     own = _inside.get()
     if own is not None and _is_write(str(sql)) and _is_store_of(own.backend, context["connection"]):
         alias = context["connection"].alias
@@ -73,7 +59,8 @@ def _check(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: 
 def _is_write(sql: str) -> bool:
     begun = _LEADING.match(sql)
     assert begun is not None
-    word = sql[begun.end() :].partition(" ")[0].strip(";").upper()
+    word, *_ = sql[begun.end() :].split(None, 1) or [""]
+    word = word.strip(";").upper()
     return _WRITES_WITHIN.search(sql) is not None if word == "WITH" else word not in _HARMLESS
 
 

@@ -116,7 +116,7 @@ def claim_all(
     left = sorted(claims, key=_by_id)
     statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
     for _ in range(ASKED_AGAIN_MAX):
-        rows = yield from ask(_claiming(left, unit or statement, store_id))
+        rows = yield from ask(_claiming(left, statement, unit, store_id))
         found = {cast(bytes, row[1]): row for row in rows}
         for claim in left:
             row = found.get(claim.id)
@@ -154,9 +154,10 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
     return mine == 1
 
 
-def _claiming(claims: list[Claim], statement: Statement, store_id: str | None) -> Query:
-    wanted = wanted_here(claims[0]) if statement.name == "claim_here" else _claim_columns(claims)
-    wanted["store"] = store_id
+def _claiming(claims: list[Claim], statement: Statement, unit: Statement | None, store_id: str | None) -> Query:
+    if unit is not None:
+        return Query(unit, {**wanted_here(claims[0]), "store": store_id})
+    wanted: dict[str, Argument] = {**_claim_columns(claims), "store": store_id}
     return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
 

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 from django.utils.connection import ConnectionProxy
 
@@ -106,6 +107,20 @@ def close_connections() -> None:
 def rolls_back_any() -> bool:
     """Whether a block that is open on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))
+
+
+def wrap_statements(wrapper: Callable[..., Any]) -> None:
+    """Have each connection of Django's, present and future, execute its statements through an ``execute_wrapper``."""
+
+    def wrap(*, connection: Any, **_: Any) -> None:
+        if wrapper not in connection.execute_wrappers:
+            connection.execute_wrappers.insert(
+                0, wrapper
+            )  # in front: the end of an ``execute_wrapper()`` drops the last
+
+    connection_created.connect(wrap, weak=False, dispatch_uid=wrapper)
+    for each in connections.all(initialized_only=True):
+        wrap(connection=each)
 
 
 def rolls_back(alias: str) -> bool:
