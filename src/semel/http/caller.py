@@ -42,7 +42,7 @@ CallerOfScope = Callable[[dict[str, Any]], Caller | None]
 """A function of an application that takes the ASGI scope or the WSGI environ, whatever mapping it calls them."""
 
 CallerOf = Callable[[Mapping[str, Any]], Caller | None]
-"""From an ASGI scope or a WSGI environ to the caller; None where nobody is known."""
+"""From an ASGI scope or a WSGI environ to the caller; None for an unknown caller."""
 
 
 def single_caller(request: Mapping[str, Any]) -> Caller:
@@ -54,7 +54,7 @@ def from_state(name: str, *, tenant: str = "single") -> CallerOf:
     """Reads a value that an earlier middleware verified and put into the request's state (``request.state.NAME``).
 
     Parameters: ``name`` of the attribute; its value is a :class:`Caller`, or a text that is the caller's id
-    within ``tenant``; a missing or empty one means that nobody is known. Where nobody has ever set it, that is
+    within ``tenant``; a missing or empty one means an unknown caller. If it was never set, that is
     logged once for each name, as a warning of the logger ``semel``.
 
     >>> from_state("user")({"state": {"user": "alice"}})

@@ -19,7 +19,7 @@ _is_endless: Final = re.compile(rb"text/event-stream", re.IGNORECASE).match
 _OF_THIS_REQUEST: Final = (b"set-cookie", b"access-control-")
 
 
-# Headers of one answer, its connection or its page, which nobody misses in a replay: dropped without a word.
+# Headers of one answer, its connection or its page, which a replay does not need: dropped without a log.
 _UNMISSED: Final = NEVER_REPLAYED | {
     name.encode()
     for name in (

@@ -69,7 +69,7 @@ from semel.resuming.request import pack_head
 
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
-ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which whoever was told 202 may look again
+ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which a client that got 202 may look again
 ALLOWED_SECONDS: Final = 1.0  # for which the word of ``may`` holds: who has waited longer is asked about once more
 _NO_STORE: Final = (b"cache-control", b"no-store")
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
@@ -541,10 +541,10 @@ class Exchange:
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
-            # Read again after a refused settlement, and yet still ours: nobody can say what that means.
+            # Read again after a refused settlement, and yet still ours: its meaning is open.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
-            return self.accepted(verdict.operation_id)  # it comes to its end, whoever listens
+            return self.accepted(verdict.operation_id)  # it comes to its end without its client
         answer = problems.of_verdict(verdict)
         # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
         # a quota is used up, it is not on record.

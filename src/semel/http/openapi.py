@@ -196,7 +196,7 @@ def operation_responses(refused: Iterable[Kind]) -> dict[int, dict[str, Any]]:
     for kind in (*refused, CALLER_UNKNOWN, RECORD_UNREADABLE, STORE_UNAVAILABLE):
         found.setdefault(kind.status, []).append(kind)
     responses: dict[int, dict[str, Any]] = {
-        200: {"description": "Where it stands", "content": {"application/json": {"schema": _OPERATION}}}
+        200: {"description": "Its state", "content": {"application/json": {"schema": _OPERATION}}}
     }
     for status, kinds in sorted(found.items()):
         responses[status] = {"description": kinds[0].title, "content": problem_content(kinds)}

@@ -149,7 +149,7 @@ class Route:
         if counts and policy.counts is None and not recipe.headers:
             recipe = replace(recipe, headers=counts)
         named = (recipe, *policy.fingerprints_known)
-        # The recipe of today comes last: it stands for an id that a former one shares.
+        # The recipe of today comes last: it wins over a former one with the same id.
         recipes = (*(former for each in named for former in each.former), *policy.fingerprints_known, recipe)
         makers = [
             Fingerprinter(each, fingerprint_secret if each.algorithm == "hmac-sha256" else None) for each in recipes
@@ -216,7 +216,7 @@ class Routes:
                 for template in operation.templates:
                     self._add(method, template, route)
         if default is not None:
-            # Requests that nobody declared: those without a key are none of ours.
+            # Requests of undeclared operations: those without a key are none of ours.
             default = replace(default, key="optional")
             self._any = {
                 method: Route(f"{method} *", default, fingerprint_secret, counts) for method in DEFAULT_METHODS

@@ -95,7 +95,7 @@ class HttpSettings:
     Parameters:
         engine: a :class:`~semel.engine.sync_engine.Engine` or :class:`~semel.engine.async_engine.AsyncEngine`.
         caller: a function of the ASGI scope or WSGI environ that returns a :class:`~semel.http.caller.Caller`,
-            or None where nobody is known (a command is then refused with 401).
+            or None for an unknown caller (a command is then refused with 401).
         operations: the declared operations.
         default: the policy of other POST and PATCH requests that carry a key; its key is always optional.
         problems: how problem documents are written.
@@ -179,7 +179,7 @@ class HttpSettings:
     def of(cls, engine: AnyEngine, options: Mapping[str, Any], own: Sequence[str] = ()) -> HttpSettings:
         """A surface from keyword options; an unknown one is refused with a suggestion.
 
-        Parameters: ``own`` options of whoever asks, to be suggested as well.
+        Parameters: ``own`` options of the surface that asks, to be suggested as well.
         """
         known = [f.name for f in fields(cls) if f.init and f.name != "engine"] + list(own)
         for name in options:

@@ -98,7 +98,7 @@ class AsgiCall:
 
     @property
     def _deadline(self) -> float:
-        """From when on, in monotonic seconds, nobody waits for the handler."""
+        """From when on, in monotonic seconds, the handler is not waited for."""
         if self._ends is not None:
             return self._ends
         assert self._permit is not None
@@ -189,7 +189,7 @@ class AsgiCall:
                 async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
                     await self._ended.wait()
             except TimeoutError:
-                pass  # past its deadline nobody waits for the handler: it may know
+                pass  # past its deadline the handler is not waited for: it may learn of the disconnect
 
     async def send(self, message: Message) -> None:
         """Take a part of the answer."""
@@ -262,7 +262,7 @@ class AsgiCall:
         try:
             await self._send(message)
         except Exception as refused:
-            # A stream without an end would never learn that nobody listens.
+            # A stream without an end would never learn that its client has gone.
             if not is_disconnect(refused) or self._capture.endless or time.monotonic() >= self._deadline:
                 raise
             self._gone = True

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-# By name, so that nobody's library is imported to ask: what anyio, trio, Starlette and uvicorn raise.
+# By name, so that no library is imported to ask: what anyio, trio, Starlette and uvicorn raise.
 _DISCONNECTS: Final = frozenset(
     {"BrokenResourceError", "ClosedResourceError", "ClientDisconnect", "ClientDisconnected"}
 )

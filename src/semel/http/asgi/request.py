@@ -19,7 +19,7 @@ def path_of(scope: Mapping[str, Any]) -> str:
 
 
 def mount_of(scope: Mapping[str, Any]) -> str:
-    """Where the application is mounted, without what a server or a proxy stands before, where that is known.
+    """Where the application is mounted, without the prefix of a server or a proxy, where that is known.
 
     >>> mount_of({"root_path": "/api/eu", "app_root_path": "/api"}), mount_of({"root_path": "/api"})
     ('/eu', '/api')

@@ -1,6 +1,6 @@
 """Claiming *inside* an endpoint, after authentication and validation, while the answer is captured outside.
 
-The capture stands around the whole application and does nothing until an endpoint claims. From then on it
+The capture wraps the whole application and does nothing until an endpoint claims. From then on it
 is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
 Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
 application has returned; what the application has made of it on its way out is dropped.
@@ -414,7 +414,7 @@ class MayReach(Protocol):
 
 
 class CaptureMiddleware:
-    """Stands around an application whose endpoints claim for themselves. Pure ASGI.
+    """Wraps an application whose endpoints claim for themselves. Pure ASGI.
 
     Parameters: ``may_claim`` whether an endpoint may claim, so that the body must be kept; ``surface`` and
     ``bytes_max`` say how long its body may be and take; ``may_reach`` whether a request may reach such an endpoint: its

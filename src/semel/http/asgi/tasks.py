@@ -26,7 +26,7 @@ class KeptAlive:
         self.uvicorn_code: CodeType | object = object()  # of uvicorn's call, once it was seen
 
     async def shield(self, work: Coroutine[Any, Any, None], listener: Listener) -> None:
-        """Run what must not end with its client, in a task of its own; the listener is told when it has left."""
+        """Run what must not end with its client, in its own task; the listener learns when the client has left."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -34,7 +34,7 @@ class KeptAlive:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             listener.left()
-            # The shield would drop what the handler still raises, and nobody else is listening.
+            # The shield would drop what the handler still raises, and no one else would report it.
             task.add_done_callback(_report)
             raise
         finally:

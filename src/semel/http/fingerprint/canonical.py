@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from semel.errors import RequestTooLarge
 
-# Numbers are kept as ASCII bytes, which is how they are told from strings: `str.encode` is the cheapest callable the
+# Numbers are kept as ASCII bytes, which distinguishes them from strings: `str.encode` is the cheapest callable the
 # scanner can be given (a subclass of str costs twice as much), and with it no digit limit and no float is involved.
 _Json: TypeAlias = "dict[str, _Json] | list[_Json] | str | bytes | bool | None"
 _Order: TypeAlias = Callable[[Iterable[str]], list[str]]
@@ -241,7 +241,7 @@ def plain_reader() -> Callable[..., bytes | None] | None:
         """Exactly what `_exact` returns, or None where that is not certain.
 
         Why it is the same: `loads` takes nothing but JSON. In an ASCII body without a backslash every string is its
-        own value, contains nothing that must be escaped (controls, the quote and the backslash cannot occur; nobody
+        own value, contains nothing that must be escaped (controls, the quote and the backslash cannot occur; no encoder
         escapes DEL) and is written back as it was. No number is risky: each is an integer of at most 15 digits, other
         than -0, so it is exact as an int, has no leading zero, and is written back as it was. Structure is
         written without whitespace, and ASCII names sort alike as bytes and as UTF-16. So the two can only differ by

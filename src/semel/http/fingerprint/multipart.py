@@ -252,7 +252,7 @@ class MultipartDigest:
         self._content_bytes += count
 
     def _epilogue(self) -> bool:
-        # At most one line break may follow; anything else could be a second body to somebody.
+        # At most one line break may follow; another parser could read anything else as a second body.
         if len(self._buffer) > 2:
             return self._fail()
         return False
@@ -274,7 +274,7 @@ class _Part:
     parameterised: bool = False
 
     def digests(self, content: bytes) -> tuple[bytes, bytes]:
-        """The name's hash, which stands in for it when sorting, and the hash of the whole part."""
+        """The name's hash, by which parts are sorted, and the hash of the whole part."""
         fields = (self.name, self.filename, self.filename_extended, self.media)
         framed = b"".join(b"-" if text is None else _frame(text.encode("latin-1")) for text in fields)
         return hashlib.sha256(self.name.encode("latin-1")).digest(), hashlib.sha256(framed + content).digest()

@@ -104,7 +104,7 @@ class KeptBody(io.RawIOBase):
             self._is_whole = self._is_whole or size > 0
         elif not self.too_long:
             if self.spool.size + len(piece) > self._bytes_max:
-                self.too_long = True  # in fill() the request is refused: nobody reads what is dropped here
+                self.too_long = True  # in fill() the request is refused: what is dropped here is never read
                 self.spool.close()
             else:
                 self.spool.write(piece)
@@ -148,7 +148,7 @@ def _read(source: Any, size: int) -> bytes:
         piece: bytes = source.read(size)
     except (OSError, InvalidBody):
         raise
-    except Exception as error:  # a server's own: gunicorn says so of a chunk that it cannot read
+    except Exception as error:  # a server's own: gunicorn raises it for a chunk that it cannot read
         raise InvalidBody("The body cannot be read; send it again.") from error
     return piece
 

@@ -130,7 +130,7 @@ class SemelMiddleware:
             hold.end()  # what is left of the command ends with the answer
         except BaseException as error:
             hold.let_go(error)
-            spool.close()  # nobody else will: a client or a store that failed, an interrupted process
+            spool.close()  # no one else will: a client or a store that failed, an interrupted process
             raise
         return pieces
 
@@ -241,7 +241,7 @@ class WsgiCall:
                 error = self._end()
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
-            with contextlib.suppress(BaseException):  # the first exception is the one that is told
+            with contextlib.suppress(BaseException):  # the first exception is the one that is reported
                 self._close_iterable()
         end()
         return self._finish(error)

@@ -205,7 +205,7 @@ class _HeldAnswer(WsgiCall):
                 return answer
             if left is not None:
                 raise left
-            # The page that the application made of its exception, with where the command stands.
+            # The page of the application's exception, with a link to the command.
             return capture.first(() if self._exchange.route.atomic else self._exchange.honours(self._permit))
         finally:
             call.end_answer()
@@ -260,7 +260,7 @@ class CaptureMiddleware:
             pieces = call.run(environ)
             call.end()
         except BaseException as error:
-            with suppress(Exception):  # the first exception is the one that is told
+            with suppress(Exception):  # the first exception is the one that is reported
                 call.leave()
             call.let_go(error)  # settles what was granted as what this exception means
             call.body.end()

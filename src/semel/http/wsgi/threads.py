@@ -72,7 +72,7 @@ class Accepted:
     def begin(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in a separate thread; False if there is no free one, and nothing runs.
 
-        What it raises goes to :func:`threading.excepthook`: nobody else is listening.
+        What it raises goes to :func:`threading.excepthook`: no one else would report it.
         """
         if not self._places.acquire(blocking=False):
             return False
