@@ -125,7 +125,9 @@ def _abandon(place: Place) -> ImportJob:
     place.home.fetch("UPDATE semel_import SET state = 2, next_at = created_at + 1")
     place.home.fetch("UPDATE semel_import SET next_at = next_at - 600000000, created_at = created_at - 900000000")
     place.home.fetch("UPDATE semel_record SET lease_until = 1 WHERE state = 1")
-    return place.tell(imports.job(job.id))
+    found = place.tell(imports.job(job.id))
+    assert found is not None
+    return found
 
 
 def test_the_tools_say_that_no_process_goes_on_with_an_import(

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable, Sequence
 
 import httpx
-import kombu
 import pytest
 import redis as redis_client
+from kombu.connection import Connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -107,7 +107,7 @@ def test_the_errors_of_clients_show_that_their_server_is_away(library: str) -> N
         elif library == "httpx":
             httpx.get(f"http://127.0.0.1:{port}/")
         else:
-            with kombu.Connection(f"amqp://127.0.0.1:{port}//") as connection:
+            with Connection(f"amqp://127.0.0.1:{port}//") as connection:  # type: ignore[no-untyped-call]
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
 
     [reply] = _replies(call, awaits=False)
