@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer
+from semel import Answer, Bulk
 from semel.admin import filters
 from semel.admin.explain import attempt_at
 from semel.core.decide import TABLE, Situation
@@ -91,6 +91,16 @@ def test_a_story_is_what_the_rules_say(
     assert text.code == 0
     assert rule.why in " ".join(text.out.split())
     assert "k" not in text.out.split()  # the key itself is not stored, and not repeated
+
+
+def test_a_lists_effects_are_its_items_own(semel: Run, shelf: Shelf) -> None:
+    """The record of every list is EXTERNAL, whatever its items are declared with."""
+    with shelf.engine() as engine:
+        bulk = Bulk(engine, operation="cases.approve", effects="atomic")
+        bulk.run([{"clientItemId": "a"}], lambda item: None, key="list-1", caller="alice")
+    [first, *_] = semel("explain", "list-1", "--json").document["story"]["happened"]
+    assert "EXTERNAL" not in first
+    assert "each item has the effects that its declaration says" in first
 
 
 def test_the_end_of_retention_is_shown(semel: Run, shelf: Shelf) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +115,16 @@ def test_an_import_shows_its_rows_without_what_the_file_says(tmp_path: Path) -> 
         listed = client.get("/imports?supplier=ACME&state=DONE").text
         assert id in listed
         assert id not in client.get("/imports?supplier=BETA").text
-        for text in (before[0], page.text, listed):
+        with closing(sqlite3.connect(tmp_path / "semel.db")) as db:  # as if its process had died in the middle
+            db.execute("UPDATE semel_import SET state = 2, next_at = created_at + 1")
+            db.execute("UPDATE semel_import SET next_at = next_at - 600000000, created_at = created_at - 600000001")
+            db.commit()
+        stuck, stuck_list = (client.get(path).text for path in (f"/imports/{id}", "/imports"))
+        for text in (stuck, stuck_list):
+            assert "its lease ended 10 min ago, and no process has taken it over" in text
+            assert "ImportWorker" in text
+        assert REFRESH not in stuck  # nothing goes on
+        for text in (before[0], page.text, listed, stuck, stuck_list):
             assert CANARY not in text
             assert EVIL not in text
 

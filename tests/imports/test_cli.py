@@ -9,7 +9,9 @@ import pytest
 
 from semel.cli.commands.records import imports as command
 from semel.cli.main import main
-from tests.bulk.fellows import Home
+from semel.imports import Imports, Row
+from semel.imports.rules import ImportJob
+from tests.bulk.fellows import Home, write
 from tests.imports.places import Place, csv_of
 from tests.servers import mariadb as maria
 from tests.servers.postgres import postgres, schema
@@ -101,3 +103,93 @@ def test_watching_tells_the_pace_until_it_is_asked_to_end(
     monkeypatch.setattr(command, "rest", rests.append)
     code, said = _semel(capsys, f"sqlite:///{tmp_path / 'imports.db'}", "watch", job.id, "--count", "3", "--every", "7")
     assert (code, rests, said.count("QUEUED")) == (0, [7.0, 7.0], 3)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of the run behind this line happens."""
+
+
+def _abandon(place: Place) -> ImportJob:
+    """An import whose process was killed in the middle of its rows, longer ago than its lease."""
+    imports = Imports(place.engine, operation="stock.import", chunk_items=2)
+
+    @imports.row
+    async def book(row: Row) -> None:
+        if row.value["n"] == "3":
+            raise Killed
+        await write(row, int(row.value["n"]))  # type: ignore[arg-type]
+
+    job = place.tell(imports.submit(csv_of(0, 1, 2, 3, 4), supplier="ACME"))
+    with pytest.raises(Killed):
+        place.tell(imports.run_due())
+    place.home.fetch("UPDATE semel_import SET state = 2, next_at = created_at + 1")
+    place.home.fetch("UPDATE semel_import SET next_at = next_at - 600000000, created_at = created_at - 900000000")
+    place.home.fetch("UPDATE semel_record SET lease_until = 1 WHERE state = 1")
+    found = place.tell(imports.job(job.id))
+    assert found is not None
+    return found
+
+
+def test_the_tools_say_that_no_process_goes_on_with_an_import(
+    place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = _url(place, tmp_path)
+    job = _abandon(place)
+    assert job.state.name == "RUNNING"
+    for words, expected in (
+        (("list",), 0),
+        (("show", job.id), 0),
+        (("retry", job.id, "--reason", "it stands still"), 1),
+    ):
+        code, said = _semel(capsys, url, *words)
+        assert code == expected
+        assert "its lease ended 10 min ago, and no process has taken it over" in said, words
+        assert "ImportWorker" in said, words
+        assert "goes on by itself" not in said
+    assert "no process has taken it over" in _semel(capsys, url, "watch", job.id, "--count", "1")[1]
+    [listed] = json.loads(_semel(capsys, url, "list", "--json")[1])["imports"]
+    assert 600 <= listed["overdueSeconds"] < 1200
+    main(["--url", url, "doctor"])
+    said = capsys.readouterr().out
+    assert f"1 wait, and no process runs them; the first is {job.id} of stock.import, RUNNING" in said
+    assert "ImportWorker" in said
+
+
+def test_the_story_of_an_imports_rows_is_the_imports(
+    place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No client has its key: nobody is told to retry with it, and nothing is said of effects that it has not."""
+    url = _url(place, tmp_path)
+    job = _abandon(place)
+    assert job.bulk_id is not None
+    assert main(["--url", url, "explain", job.bulk_id]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"It holds the rows of the import {job.id} ({job.key}), which is RUNNING." in said
+    assert "no process has taken it over" in said
+    assert f"semel imports show {job.id}" in said
+    assert "Send the file again" in said
+    assert not [word for word in ("EXTERNAL", "same key", "A retry continues", "KEY_REUSED") if word in said]
+
+    place.tell(place.imports().run_due())
+    assert main(["--url", url, "explain", job.bulk_id]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "which is DONE" in said
+    assert f"semel imports retry {job.id} --reason" in said
+
+
+def test_an_import_that_goes_on_is_called_neither_stuck_nor_overdue(
+    place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = _url(place, tmp_path)
+    job = place.tell(place.imports().submit(csv_of(1), supplier="ACME"))
+    said = _semel(capsys, url, "show", job.id)[1]
+    assert "the next process of the service that looks takes it" in said
+    assert "ImportWorker" not in said
+    main(["--url", url, "doctor"])
+    assert "imports  " not in capsys.readouterr().out
+    place.home.fetch("UPDATE semel_import SET state = 2, next_at = created_at + 3600000000")
+    code, said = _semel(capsys, url, "retry", job.id, "--reason", "hurry")
+    assert code == 1
+    assert "a process runs it; if that process has died, another takes it over in" in said
+    [listed] = json.loads(_semel(capsys, url, "list", "--json")[1])["imports"]
+    assert listed["overdueSeconds"] == 0

@@ -8,6 +8,7 @@ import errno
 import gzip
 import hashlib
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,9 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClien
 
 def over(client: TestClient, location: str) -> dict[str, Any]:
     """The job when its worker is done with it."""
-    deadline = 500
-    while (job := client.get(location).json())["state"] in ("QUEUED", "RUNNING") and deadline:
-        deadline -= 1
+    ends = time.monotonic() + 60  # as long as a busy machine may take
+    while (job := client.get(location).json())["state"] in ("QUEUED", "RUNNING") and time.monotonic() < ends:
+        pass
     return dict(job)
 
 
@@ -210,6 +211,39 @@ def test_a_bad_upload_has_its_own_answer_and_leaves_nothing(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "begins", "ends"),
+    [
+        (
+            FORM.replace(b"text/csv", b"application/octet-stream"),  # as curl -F file=@a.csv sends it
+            IN_FORM,
+            "The file part of the form has the media type 'application/octet-stream'; it must be one of text/csv, ",
+            "in the part's own Content-Type header: with curl -F 'file=@FILE;type=text/csv'.",
+        ),
+        (
+            FORM.replace(b"Content-Type: text/csv\r\n", b""),
+            IN_FORM,
+            "The file part of the form has no media type; it must be one of text/csv, ",
+            "in the part's own Content-Type header: with curl -F 'file=@FILE;type=text/csv'.",
+        ),
+        (
+            csv_of(1),
+            {"Content-Type": "application/octet-stream"},
+            "The body has the media type 'application/octet-stream'; it must be one of text/csv, ",
+            "in the Content-Type header: with curl -H 'Content-Type: text/csv' --data-binary @FILE.",
+        ),
+    ],
+    ids=["part", "part without", "body"],
+)
+def test_a_media_type_that_no_format_takes_says_where_to_name_it(
+    client: TestClient, body: bytes, headers: dict[str, str], begins: str, ends: str
+) -> None:
+    answer = client.post(PATH, content=body, headers=headers)
+    assert answer.status_code == 415
+    detail = answer.json()["detail"]
+    assert (detail[: len(begins)], detail[-len(ends) :]) == (begins, ends)
 
 
 def test_a_form_may_begin_with_a_line_break(client: TestClient) -> None:

@@ -187,3 +187,16 @@ def test_names_that_cannot_be_kept_are_refused(make_consumer: Make) -> None:
     for options in ({"consumer": ""}, {"tries_max": 0}, {"keep_seconds": 0}):
         with pytest.raises(PolicyError, match=next(iter(options))):
             make_consumer(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("retry_seconds", r"belongs to the broker's adapter, such as inbox_task\(inbox, retry_seconds="),
+        ("try_max", "did you mean 'tries_max'"),
+        ("colour", "known options: consumer, tries_max, keep_seconds"),
+    ],
+)
+def test_an_unknown_option_says_where_it_belongs(make_consumer: Make, name: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=f"unknown option '{name}'; .*{says}"):
+        make_consumer(**{name: 2})

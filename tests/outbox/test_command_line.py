@@ -88,6 +88,19 @@ def test_a_sink_that_cannot_be_reached_is_an_exit_code(place: Place, run: Run) -
     assert "onnection" in said["outage"]
 
 
+def test_once_says_that_what_was_refused_is_not_due(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """No sink is asked for it, so that none can be found away: the exit code says nothing of the sink."""
+    place.fill(1)
+    command = ["--url", place.url, "worker", "--once", "--no-reaper", "--sink"]
+    assert main([*command, SINK]) == 0
+    place.change("UPDATE semel_event SET next_at = next_at + 600000000")
+    capsys.readouterr()
+    assert main([*command, "redis://127.0.0.1:1/0"]) == 0
+    said = capsys.readouterr()
+    assert "events waiting: 1" in said.out
+    assert "the sink was not asked for it" in said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

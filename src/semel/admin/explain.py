@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.admin.damaged import DAMAGED_STATE, is_damaged, repair
@@ -39,6 +39,8 @@ from semel.core.model import (
 from semel.core.settle import is_relinquished
 from semel.core.timing import PURGE_GRACE_US, span_text
 from semel.http.problems import Problems
+from semel.imports.rules import OPEN_STATES as OPEN_IMPORTS
+from semel.imports.rules import OVERDUE_US, TAKE_OVER, ImportState, Job, waiting_text
 from semel.steps.doubts import step_of
 from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Steps, Unpackable, unpack_steps
@@ -91,15 +93,18 @@ def _attempt_document(attempt: NextAttempt) -> dict[str, Json]:
     return {"verdict": attempt.verdict, "why": attempt.why, "meaning": attempt.meaning, "answer": attempt.answer}
 
 
-def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None) -> Story:
+def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None, job: Job | None = None) -> Story:
     """The story of a record, read whole, at the store's time ``now`` (microseconds).
 
-    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them.
+    Parameters: ``listed`` its steps, as :func:`semel.admin.settling.read_steps` reads them; ``job`` the import whose
+    rows it holds, as :func:`semel.admin.settling.read_import` reads it.
     """
     own = repair(record).fingerprint
     same = attempt_at(record, own, now)
     other = attempt_at(record, bytes(byte ^ 0xFF for byte in own) or bytes(32), now)
     record = repair(record)
+    if job is not None:
+        return _tell_import(record, audit, now, same, job)
     return Story(
         happened=[*_beginning(record, now), _standing(record, now), *_settlers(audit, now)],
         same=same,
@@ -107,6 +112,31 @@ def tell(record: Record, audit: Sequence[Audit], now: int, listed: object = None
         operator=_operator(record, same, now, listed),
         kept=_retention(record, now),
         client=_client(record, same),
+    )
+
+
+def _tell_import(record: Record, audit: Sequence[Audit], now: int, same: NextAttempt, job: Job) -> Story:
+    """The story of the rows of an import: no client has its key, and a process of the service runs it again."""
+    id, state, lapse_us = uuid_text(job.id), ImportState(job.state), now - max(job.next_at, job.created_at)
+    happened = [*_beginning(record, now), _standing(record, now), *_settlers(audit, now)]
+    happened.append(f"It holds the rows of the import {id} ({job.key}), which is {state.name}.")
+    operator = [f"semel imports show {id}"]
+    if state in OPEN_IMPORTS:
+        operator = [f"The import is not over: {waiting_text(state, lapse_us)}.", *operator]
+        if lapse_us > OVERDUE_US:
+            operator.insert(1, f"{TAKE_OVER[:1].upper()}{TAKE_OVER[1:]}.")
+        becomes = "the next process that runs the import continues with the rows that have no outcome"
+    else:
+        operator += [f"semel imports rows {id}", f"semel imports retry {id} --reason '...'"]
+        becomes = "nothing runs by itself: only semel imports retry runs the import again"
+    return Story(
+        happened=happened,
+        same=replace(same, meaning=becomes, answer=None),
+        other=replace(same, meaning="there is none: the import's key is derived from the file's bytes", answer=None),
+        operator=operator,
+        kept=_retention(record, now),
+        client="Send the file again whenever you like: you get the current state of this import, and no row is booked "
+        "twice.",
     )
 
 
@@ -169,9 +199,7 @@ def _answer(verdict: Verdict) -> dict[str, Json] | None:
 
 def _beginning(record: Record, now: int) -> list[str]:
     scope = f"caller {record.caller} of tenant {record.tenant}"
-    lines = [
-        f"First seen {_ago(record.created_at, now)}, from {scope}, for {record.operation} (effects {_effects(record)})."
-    ]
+    lines = [f"First seen {_ago(record.created_at, now)}, from {scope}, for {record.operation} ({_effects(record)})."]
     if record.attempt > 1:
         lapses = f"; {record.lapses} of the holders lost their lease" if record.lapses else ""
         lines.append(f"It was granted {record.attempt} times{lapses}.")
@@ -184,10 +212,13 @@ def _beginning(record: Record, now: int) -> list[str]:
 
 
 def _effects(record: Record) -> str:
+    """Those of a list are its items', which the record does not have."""
+    if is_bulk(record.recipe):
+        return "a list: each item has the effects that its declaration says"
     try:
-        return Effects(record.effects).name
+        return f"effects {Effects(record.effects).name}"
     except ValueError:
-        return f"damaged: {record.effects}"
+        return f"effects damaged: {record.effects}"
 
 
 def _standing(record: Record, now: int) -> str:

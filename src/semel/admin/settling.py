@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from semel.admin.damaged import is_damaged
+from semel.bulk.rules import is_bulk
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
@@ -14,7 +15,9 @@ from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
 from semel.http.headers import BODYLESS_STATUSES
-from semel.operations.flow import resolve
+from semel.imports.rules import Job
+from semel.imports.store import ImportRows
+from semel.operations.flow import is_kept_by, resolve
 from semel.steps.findings import steps_after
 from semel.steps.run import encode_found
 from semel.steps.store import read_listed_steps
@@ -88,6 +91,14 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
 def read_steps(engine: Engine, record: Record) -> Any:
     """Read the recorded steps of an execution, in stored form; None if there are none."""
     return engine.perform("read_steps", lambda: read_listed_steps(engine.store, record.id))
+
+
+def read_import(engine: Engine, record: Record) -> Job | None:
+    """Read the import whose rows a record holds; None where it holds none."""
+    if is_damaged(record) or not is_bulk(record.recipe) or not is_kept_by(engine.store):
+        return None
+    rows = ImportRows(engine.store)
+    return engine.perform("import", lambda: rows.of_bulk(record.tenant, record.operation, record.operation_id))
 
 
 def _check_sound(record: Record) -> None:

@@ -31,7 +31,7 @@ from semel.admin.find import by_whole_id
 from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import read_steps
+from semel.admin.settling import read_import, read_steps
 from semel.bulk.rules import ItemState, is_bulk
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
@@ -57,8 +57,8 @@ from semel.core.model import CURSOR_MAX, Find, Record, State
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
-from semel.imports.rules import ImportJob, ImportState, clock_text
-from semel.imports.store import ANY_ID, ImportRows
+from semel.imports.rules import OVERDUE_US, TAKE_OVER, ImportJob, ImportState, clock_text, waiting_text
+from semel.imports.store import ANY_ID, ImportRows, Overdue
 from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
 from semel.steps.doubts import step_of
@@ -289,7 +289,7 @@ class Console:
             "id": uuid_text(record.operation_id),
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
-            "story": tell(record, audit, now, listed),
+            "story": tell(record, audit, now, listed, read_import(self._engine, record)),
             "bulk": is_bulk(record.recipe),
             "settles": _may_be_settled(record, now),
         }
@@ -361,16 +361,16 @@ class Console:
         state = int(ImportState[given["state"]]) if given["state"] else 0
         rows = self._of_database("imports", lambda: ImportRows(self._engine.store))
 
-        def read() -> Flow[list[ImportJob]]:
+        def read() -> Flow[tuple[list[ImportJob], list[Overdue]]]:
             page = yield from rows.page(
                 before, PAGE_ROWS, state=state, operation=given["operation"], supplier=given["supplier"]
             )
             shown = []
             for job in page:
                 shown.append((yield from rows.show(job)))
-            return shown
+            return shown, (yield from rows.overdue(OVERDUE_US, PAGE_ROWS))
 
-        jobs = self._engine.perform("import", read)
+        jobs, overdue = self._engine.perform("import", read)
         older = None
         if len(jobs) == PAGE_ROWS:
             older = urlencode({**{key: value for key, value in given.items() if value}, "before": jobs[-1].id})
@@ -380,6 +380,8 @@ class Console:
             "given": given,
             "states": list(ImportState.__members__),
             "older": older,
+            "overdue": {uuid_text(each.id): waiting_text(each.state, each.lapse_us) for each in overdue},
+            "take_over": TAKE_OVER,
             **_live(request, any(not job.is_over for job in jobs)),
         }
 
@@ -394,6 +396,8 @@ class Console:
             raise _Answer(400, "Unknown state", f"state must be one of {', '.join(_ROW_STATES)}.")
         after = _place(request, "after")
         shown = self._engine.perform("import", lambda: rows.show(job))
+        lapse_us = 0 if shown.is_over else self._engine.perform("import", lambda: rows.lapse(job))
+        is_overdue = lapse_us > OVERDUE_US
         found = row_page(self._engine, job, given.lower() or None, after, PAGE_ROWS, [])
         return {
             "title": f"Import of {shown.supplier}, {shown.state.name}",
@@ -403,7 +407,8 @@ class Console:
             "states": _ROW_STATES,
             "given": given,
             "after": found[-1].number if len(found) == PAGE_ROWS else None,
-            **_live(request, not shown.is_over),
+            "overdue": f"{waiting_text(shown.state, lapse_us)}: {TAKE_OVER}" if is_overdue else None,
+            **_live(request, not shown.is_over and not is_overdue),
         }
 
     def _messages(self, request: Request) -> dict[str, Any]:

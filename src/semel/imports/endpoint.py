@@ -23,6 +23,7 @@ from semel.imports.http import (
     answer_rows,
     answer_submission,
     check_length,
+    check_media_type,
     describe_upload,
     problem_of,
     read_head,
@@ -94,6 +95,7 @@ class ImportEndpoint:
         with self.imports.upload() as upload:
             await self._read(request, head, form, upload)
             media_type = head.media_type if form is None else form.media_type or ""
+            check_media_type(media_type, self.imports, in_form=form is not None)
             version_field = getattr(self.imports.key, "field", None)
             fields = {} if form is None else form.fields
             query = request.fields

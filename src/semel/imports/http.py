@@ -104,6 +104,25 @@ def _unquote(key: str) -> str:
     return stripped[1:-1] if len(stripped) > 2 and stripped[0] == stripped[-1] == '"' else stripped
 
 
+def check_media_type(media_type: str, imports: Imports, *, in_form: bool) -> None:
+    """Check that a declared format takes a file, and say how to name its type. Raises ImportRefused.
+
+    Parameters: ``in_form`` whether the type is that of the form's file part, which the form's own header does not have.
+    """
+    known = [name for form in imports.formats for name in form.media_types]
+    essence = media_type.partition(";")[0].strip().lower()
+    if essence in known:
+        return
+    given = f"the media type {essence[:100]!a}" if essence else "no media type"
+    what = "the file part of the form" if in_form else "the body"
+    curl = f"-F 'file=@FILE;type={known[0]}'" if in_form else f"-H 'Content-Type: {known[0]}' --data-binary @FILE"
+    where = "in the part's own Content-Type header" if in_form else "in the Content-Type header"
+    raise ImportRefused(
+        f"{what} has {given}; it must be one of {', '.join(known)}, {where}: with curl {curl}",
+        "MEDIA_TYPE",
+    )
+
+
 def check_length(size: int, head: FileHead) -> None:
     """Raise InvalidBody where the body ended before its Content-Length."""
     if head.length is not None and size != head.length:

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from semel.bulk.rules import checked_text
 from semel.core.identity import frame, uuid_text
+from semel.core.timing import span_text
 from semel.errors import ImportRefused, PolicyError
 
 KEY_LENGTH_MAX: Final = 255  # characters: the column of the unique index
@@ -338,6 +339,39 @@ class Job(NamedTuple):
     def bulk_key(self) -> str:
         """The key of the bulk that has this job's rows."""
         return f"import:{uuid_text(self.id)}:{self.generation}"
+
+
+OVERDUE_US: Final = 15_000_000  # a worker looks every 5 seconds
+TAKE_OVER: Final = (
+    "start a process that runs these imports: the application, or an ImportWorker. Over WSGI (Flask, Django) a process "
+    "runs them from its first request to the imports' own paths on, such as GET /imports/ID, or from open() on; semel "
+    "worker runs no imports"
+)
+
+
+def waiting_text(state: int, lapse_us: int) -> str:
+    """What an open import waits for, in words.
+
+    Parameters: ``state`` QUEUED or RUNNING; ``lapse_us`` for how many microseconds any process could have taken it;
+    less than 0 while one holds it, or until its next attempt.
+
+    >>> waiting_text(ImportState.RUNNING, -20_000_000)
+    'a process runs it; if that process has died, another takes it over in 20 s'
+    >>> waiting_text(ImportState.RUNNING, 60_000_000)
+    'its lease ended 60 s ago, and no process has taken it over'
+    """
+    is_running, span = state == ImportState.RUNNING, span_text(abs(lapse_us))
+    if lapse_us > OVERDUE_US:
+        return (
+            f"its lease ended {span} ago, and no process has taken it over"
+            if is_running
+            else f"it has been due for {span}, and no process has taken it"
+        )
+    if lapse_us > 0:
+        return "the next process of the service that looks takes it, within seconds"
+    if is_running:
+        return f"a process runs it; if that process has died, another takes it over in {span}"
+    return f"it is tried again in {span}"
 
 
 class FileName(NamedTuple):

@@ -60,6 +60,8 @@ from semel.imports.readers import (
 )
 from semel.imports.rules import (
     OPEN_STATES,
+    OVERDUE_US,
+    TAKE_OVER,
     ContentKey,
     Counts,
     Facts,
@@ -70,6 +72,7 @@ from semel.imports.rules import (
     checked_name,
     checked_supplier,
     checks_of,
+    waiting_text,
 )
 from semel.imports.sealed import CONTENT_UNREADABLE, ContentUnreadable, Opening, SealedFile, address_of, digest_of
 from semel.imports.store import ROWS_CHECKED, ImportRows, KnownRows, NewJob, Purged
@@ -857,7 +860,11 @@ def reopen(rows: ImportRows, job: Job, actor: str, reason: str) -> Flow[None]:
     if not isinstance(reason, str) or not reason.strip() or len(reason) > 1000:
         raise ImportRefused("reason must say why, in 1 to 1000 characters: it is written into the audit", "NO_REASON")
     if ImportState(job.state) in OPEN_STATES:
-        raise ImportRefused("the import is not over: it goes on by itself", "NOT_OVER")
+        lapse_us = yield from rows.lapse(job)
+        what = waiting_text(job.state, lapse_us)
+        if lapse_us > OVERDUE_US:
+            raise ImportRefused(f"the import is not over and needs no retry: {what}; {TAKE_OVER}", "NOT_OVER")
+        raise ImportRefused(f"the import is not over: {what}", "NOT_OVER")
     if job.content_ref is None:
         raise ImportRefused(
             "the file's bytes are no longer kept, so that they cannot be processed again; see keep_content_seconds",

@@ -52,6 +52,16 @@ class Purged(NamedTuple):
     rows: int = 0
 
 
+class Overdue(NamedTuple):
+    """An open job that no process has taken. ``lapse_us``: for how long any could have."""
+
+    id: bytes
+    operation: str
+    key: str
+    state: int
+    lapse_us: int
+
+
 class ImportRows:
     """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
 
@@ -152,6 +162,24 @@ class ImportRows:
         """Jobs that a process may take now."""
         rows = yield from self._dialect.rows(self._sql["due"], {"operation": operation, "limit": limit})
         return [cast(bytes, id) for (id,) in rows]
+
+    def lapse(self, job: Job) -> Flow[int]:
+        """The microseconds since which any process may take an open job; 0 where it is over.
+
+        Less than 0: so long a process holds it, or it waits for its next attempt.
+        """
+        rows = yield from self._dialect.rows(self._sql["lapse"], {"id": job.id})
+        return cast(int, rows[0][0]) if rows else 0
+
+    def overdue(self, grace_us: int, limit: int) -> Flow[list[Overdue]]:
+        """Open jobs that no process has taken for longer than ``grace_us`` (microseconds), the longest first."""
+        rows = yield from self._dialect.rows(self._sql["overdue"], {"grace": grace_us, "limit": limit})
+        return [Overdue(*cast("tuple[bytes, str, str, int, int]", row)) for row in rows]
+
+    def of_bulk(self, tenant: str, operation: str, bulk_id: bytes) -> Flow[Job | None]:
+        """The job whose rows are those of a bulk; None: the bulk is no import's, or an earlier run's."""
+        params: Values = {"tenant": tenant, "operation": operation, "bulk_id": bulk_id}
+        return _job((yield from self._dialect.rows(self._sql["of_bulk"], params)))
 
     def take(self, id: bytes, lease_us: int) -> Flow[Job | None]:
         """Take a job; None where another process was quicker, or it is over."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
 
 from semel.core.flow import Flow, ask
 from semel.core.identity import derive_key, frame
@@ -26,6 +27,8 @@ P = ParamSpec("P")
 Entered = tuple[Receipt | None, AnyUnit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
+_OPTIONS: Final = ("consumer", "tries_max", "keep_seconds")
+_OF_ADAPTERS: Final = ("id_of", "retry_seconds", "retry_seconds_max", "lease_seconds", "idle_seconds", "busy_seconds")
 _NOBODY: Final = bytes(16)
 _JOIN: Final = "join your own transaction: with inbox.within(connection, message_id) as message (docs/inbox.md)"
 
@@ -59,10 +62,27 @@ class Message:
         return derive_key(_NOBODY, 0, frame("message", self.consumer, self.id, name).decode(), ordinal)
 
 
+def _where(name: str) -> str:
+    """Where an option belongs that is none of an inbox's: to what delivers the messages, or what it may be meant for.
+
+    >>> _where("retry_second"), _where("tries")
+    ("it belongs to the broker's adapter, such as inbox_task(inbox, retry_seconds=...)", "did you mean 'tries_max'?")
+    """
+    of_adapters = get_close_matches(name, _OF_ADAPTERS, n=1, cutoff=0.8)
+    if of_adapters:
+        return f"it belongs to the broker's adapter, such as inbox_task(inbox, {of_adapters[0]}=...)"
+    near = get_close_matches(name, _OPTIONS, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(_OPTIONS)}"
+
+
 class _Inbox:
     """The shared part of both forms."""
 
-    def __init__(self, backend: Backend, consumer: str, tries_max: int, keep_seconds: float) -> None:
+    def __init__(
+        self, backend: Backend, consumer: str, tries_max: int, keep_seconds: float, unknown: Mapping[str, object]
+    ) -> None:
+        for name in unknown:
+            raise PolicyError(f"unknown option {name!r}; {_where(name)}")
         _check_text("consumer", consumer, CONSUMER_MAX)
         if type(tries_max) is not int or not 1 <= tries_max <= 1000:
             raise PolicyError(f"tries_max must be a whole number from 1 to 1000; it is {tries_max!r}")
@@ -118,7 +138,10 @@ class Inbox(_Inbox):
 
     Parameters: ``consumer`` whose messages they are (another consumer handles the same ones for itself); ``tries_max``
     after so many failures a message is parked; ``keep_seconds`` how long a handled message is remembered: longer than
-    its broker delivers again.
+    its broker delivers again. How soon a failed message comes again is the broker's adapter's to say.
+
+    Raises PolicyError for a value that cannot be and for an unknown option, and ConfigurationError where the store is
+    no SQL database.
 
     >>> import tempfile
     >>> from semel import Engine, Inbox
@@ -135,8 +158,16 @@ class Inbox(_Inbox):
     >>> folder.cleanup()
     """
 
-    def __init__(self, engine: Engine, *, consumer: str, tries_max: int = 5, keep_seconds: float = 7 * 86_400) -> None:
-        super().__init__(engine.backend, consumer, tries_max, keep_seconds)
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        consumer: str,
+        tries_max: int = 5,
+        keep_seconds: float = 7 * 86_400,
+        **unknown: Never,
+    ) -> None:
+        super().__init__(engine.backend, consumer, tries_max, keep_seconds, unknown)
         self._engine = engine
 
     def handle(self, message_id: str, handler: Callable[[Message], object], *, deliveries: int = 1) -> Receipt:
@@ -230,9 +261,15 @@ class AsyncInbox(_Inbox):
     """As :class:`Inbox`, on an :class:`~semel.AsyncEngine`, with handlers that are awaited."""
 
     def __init__(
-        self, engine: AsyncEngine, *, consumer: str, tries_max: int = 5, keep_seconds: float = 7 * 86_400
+        self,
+        engine: AsyncEngine,
+        *,
+        consumer: str,
+        tries_max: int = 5,
+        keep_seconds: float = 7 * 86_400,
+        **unknown: Never,
     ) -> None:
-        super().__init__(engine.backend, consumer, tries_max, keep_seconds)
+        super().__init__(engine.backend, consumer, tries_max, keep_seconds, unknown)
         self._engine = engine
 
     async def handle(

@@ -34,7 +34,7 @@ from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_
 from semel.outbox.partitions import Partitions
 from semel.outbox.rules import DISABLED, PARTITIONS, RECEIVER, receiver_of
 from semel.outbox.run import listening
-from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, error_text, is_gone
+from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, reply_to
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import dialect_of
@@ -305,7 +305,7 @@ class Relay:
             return await self.sink.publish(events)
         except Exception as error:  # noqa: BLE001 - a sink that breaks its promise must not stop the others' events
             if len(events) == 1:
-                return [Refused(error_text(error))]
+                return [reply_to(error)]
         replies: list[Reply] = []
         for event in events:
             replies += await self._deliver([event])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semel.outbox.receivers import Receiver as Receiver
     from semel.outbox.receivers import Receivers as Receivers
+    from semel.outbox.sinks.base import SinkUnreached as SinkUnreached
     from semel.outbox.sinks.function import FunctionSink as FunctionSink
     from semel.outbox.sinks.urls import connect_sink as connect_sink
     from semel.outbox.worker import Relay as Relay
@@ -42,6 +43,7 @@ _HOMES = {
     "RefusedWith": "semel.reconciliation.rules",
     "Relay": "semel.outbox.worker",
     "Round": "semel.reconciliation.worker",
+    "SinkUnreached": "semel.outbox.sinks.base",
     "StepSucceeded": "semel.reconciliation.rules",
     "StillUnknown": "semel.reconciliation.rules",
     "SucceededWith": "semel.reconciliation.rules",
@@ -63,6 +65,7 @@ __all__ = [
     "RefusedWith",
     "Relay",
     "Round",
+    "SinkUnreached",
     "StepSucceeded",
     "StillUnknown",
     "SucceededWith",

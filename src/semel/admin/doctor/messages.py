@@ -1,4 +1,4 @@
-"""The checks of `semel doctor` for the outbox, the inbox and damaged rows."""
+"""The checks of `semel doctor` for the outbox, imports, the inbox and damaged rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from semel.core.contract import Finding
 from semel.core.identity import uuid_text
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
+from semel.imports.rules import OVERDUE_US, TAKE_OVER, ImportState, waiting_text
+from semel.imports.store import ImportRows
 from semel.inbox.store import InboxRows
 from semel.operations.flow import is_kept_by
 from semel.outbox.event import Waiting
@@ -25,17 +27,19 @@ from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, 
 WAITS_US: Final = 60_000_000  # an event that waits for longer has no relay, or one that cannot publish
 ROWS_LOOKED_AT: Final = 2_000  # of each kind, unless --full is given
 NAMED_MAX: Final = 3
+OVERDUE_MAX: Final = 100  # imports that are counted
 _OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and none of them is unpacked
 
 
 def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[Finding]:
-    """The findings on events and messages, and on damaged rows; none where the store keeps none.
+    """The findings on events, imports and messages, and on damaged rows; none where the store keeps none.
 
     Parameters: ``quick`` leaves out what looks at every message and row.
     """
     if not is_kept_by(engine.store):
         return
     yield from _look_at_events(engine)
+    yield from _look_at_imports(engine)
     if not quick:
         yield _look_at_inbox(engine)
         yield _look_at_rows(engine, full=full)
@@ -126,6 +130,21 @@ def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
         "start one: semel worker --sink URL (or Relay in your process); if Debezium publishes, delete the events that "
         "it has published",
     )
+
+
+def _look_at_imports(engine: Engine) -> Iterator[Finding]:
+    """Imports that no process has taken although any could have: none where all go on."""
+    rows = ImportRows(engine.store)
+    found = engine.perform("import", lambda: rows.overdue(OVERDUE_US, OVERDUE_MAX))
+    if found:
+        first, more = found[0], "" if len(found) < OVERDUE_MAX else " or more"
+        yield Finding(
+            "imports",
+            "warning",
+            f"{len(found)}{more} wait, and no process runs them; the first is {uuid_text(first.id)} of "
+            f"{first.operation}, {ImportState(first.state).name}: {waiting_text(first.state, first.lapse_us)}",
+            f"{TAKE_OVER}; if one runs, it may be busy with others: semel imports list",
+        )
 
 
 def _look_at_inbox(engine: Engine) -> Finding:

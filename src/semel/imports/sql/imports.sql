@@ -64,6 +64,26 @@ SELECT id FROM semel_import
 WHERE state IN (1, 2) AND next_at <= :now AND operation = :operation
 ORDER BY id LIMIT :limit;
 
+-- name: lapse
+-- For how long any process could have taken an open job; less than 0: until one can.
+SELECT :now - CASE WHEN next_at < created_at THEN created_at ELSE next_at END
+FROM semel_import WHERE id = :id AND state IN (1, 2);
+
+-- name: overdue
+-- Open jobs that no process has taken for so long, and for how long, the longest first.
+SELECT id, operation, idempotency_key, state, :now - CASE WHEN next_at < created_at THEN created_at ELSE next_at END
+FROM semel_import
+WHERE state IN (1, 2) AND next_at < :now - :grace AND created_at < :now - :grace ORDER BY next_at LIMIT :limit;
+
+-- name: of_bulk
+-- The job whose rows are this bulk's.
+SELECT
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state, attempts,
+    next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id, content_ref,
+    content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at, forget_after
+FROM semel_import
+WHERE tenant = :tenant AND operation = :operation AND bulk_id = :bulk_id;
+
 -- name: take
 -- Take a job: other processes leave it alone for as long. What keeps two runs apart is the bulk's own lease.
 UPDATE semel_import SET
@@ -104,7 +124,7 @@ UPDATE semel_import SET skipped = skipped + :count WHERE id = :id;
 -- name: reopen
 -- An operator has a job go on, or has its bytes processed again.
 UPDATE semel_import SET
-    state = 1, attempts = 0, next_at = 0, generation = :generation, reason = NULL, row_count = NULL,
+    state = 1, attempts = 0, next_at = :now, generation = :generation, reason = NULL, row_count = NULL,
     error_code = CASE WHEN :again = 0 AND error_code = 'ROWS_REFUSED' THEN error_code ELSE NULL END,
     booked = NULL, failed = NULL, unknown = NULL, skipped = CASE WHEN :again = 1 THEN 0 ELSE skipped END,
     bulk_id = CASE WHEN :again = 1 THEN NULL ELSE bulk_id END, ended_at = NULL, content_until = NULL,

@@ -95,6 +95,32 @@ WHERE state IN (1, 2) AND next_at <= coalesce(:now::bigint,
     (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AND operation = :operation::text
 ORDER BY id LIMIT :limit::bigint;
 
+-- name: lapse
+-- For how long any process could have taken an open job; less than 0: until one can.
+SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+    - greatest(next_at, created_at)
+FROM semel_import WHERE id = :id::bytea AND state IN (1, 2);
+
+-- name: overdue
+-- Open jobs that no process has taken for so long, and for how long, the longest first.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT id, operation, idempotency_key, state, (SELECT now FROM clock) - greatest(next_at, created_at)
+FROM semel_import
+WHERE state IN (1, 2) AND next_at < (SELECT now FROM clock) - :grace::bigint
+    AND created_at < (SELECT now FROM clock) - :grace::bigint
+ORDER BY next_at LIMIT :limit::bigint;
+
+-- name: of_bulk
+-- The job whose rows are this bulk's.
+SELECT
+    id, tenant, operation, supplier, idempotency_key, generation, sha256, bytes, media_type, recipe, state, attempts,
+    next_at, error_code, reason, row_count, booked, skipped, failed, unknown, submissions, bulk_id, content_ref,
+    content_until, keep_content_us, keep_us, created_at, last_seen_at, started_at, ended_at, forget_after
+FROM semel_import
+WHERE tenant = :tenant::text AND operation = :operation::text AND bulk_id = :bulk_id::bytea;
+
 -- name: take
 -- Take a job: other processes leave it alone for as long. What keeps two runs apart is the bulk's own lease.
 UPDATE semel_import SET
@@ -154,7 +180,8 @@ RETURNING 1;
 -- name: reopen
 -- An operator has a job go on, or has its bytes processed again.
 UPDATE semel_import SET
-    state = 1, attempts = 0, next_at = 0, generation = :generation::bigint, reason = NULL, row_count = NULL,
+    state = 1, attempts = 0,
+    next_at = coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), generation = :generation::bigint, reason = NULL, row_count = NULL,
     error_code = CASE WHEN :again::bigint = 0 AND error_code = 'ROWS_REFUSED' THEN error_code ELSE NULL END,
     booked = NULL, failed = NULL, unknown = NULL, skipped = CASE WHEN :again::bigint = 1 THEN 0 ELSE skipped END,
     bulk_id = CASE WHEN :again::bigint = 1 THEN NULL ELSE bulk_id END, ended_at = NULL, content_until = NULL,

@@ -28,7 +28,7 @@ from semel.admin.explain import tell
 from semel.admin.filters import find_bounded
 from semel.admin.find import by_whole_id
 from semel.admin.reconciliations import left_to_operators
-from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_steps, settle
+from semel.admin.settling import REASON_LENGTH_MAX, consequence, foresee, read_import, read_steps, settle
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import CURSOR_MAX, Answer, Find, Record, Resolution, State
@@ -231,7 +231,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
             found = _find(f"{database}:{operation_id}")
             engine, record = found.place.engine, found.record
             audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
-            now = _now(found)
+            now, job = _now(found), read_import(engine, record)
         except _AWAY as error:
             return self._away(request, "one", context, error)
         document = record_document(record, now, audit)
@@ -239,7 +239,7 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
         context |= {
             "fields": [(name, value) for name, value in document.items() if name != "audit" and value is not None],
             "audit": document["audit"],
-            "story": tell(record, audit, now),
+            "story": tell(record, audit, now, job=job),
         }
         if self.has_settle_permission(request) and _may_be_settled(record, now):
             context["settle"] = f"{self._url('_settle')}?{urlencode({'id': found.name})}"

@@ -8,6 +8,8 @@ back.
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -17,6 +19,9 @@ from semel.outbox.event import Event
 from semel.outbox.rules import GONE
 
 _PLAIN: Final = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
+
+# None: asyncio and anyio raise a bare OSError where every address of a host has failed
+_AWAY_NUMBERS: Final = (None, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +110,53 @@ def error_text(error: BaseException) -> str:
     """An error in a few words, for people."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class SinkUnreached(Exception):
+    """Raise it from a function sink: the system that it sends to is away, and this event is not at fault.
+
+    The relay then waits and sends the event again, under the same id, for as long as the outage lasts: no attempt is
+    used up, and nothing is parked. Parameters: the reason, for people (``semel worker`` and ``semel events`` show it).
+
+    >>> raise SinkUnreached("the mail server closed the connection")
+    Traceback (most recent call last):
+        ...
+    semel.outbox.sinks.base.SinkUnreached: the mail server closed the connection
+    """
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error of a sink shows that what it sends to cannot be reached, so that no event is at fault.
+
+    It is a :class:`SinkUnreached`, a ConnectionError, a TimeoutError, a failed look-up of a host or a network without a
+    route, or has one as its cause, context or argument, as the errors of redis-py, kombu, httpx and requests have.
+    Other kinds of OSError are no outage: requests' ``HTTPError`` and smtplib's refusals are such, and a missing file.
+
+    >>> is_outage(ConnectionRefusedError()), is_outage(FileNotFoundError()), is_outage(ValueError())
+    (True, False, False)
+    """
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        each = rest.pop()
+        if each is None or id(each) in seen:
+            continue
+        if isinstance(each, (SinkUnreached, ConnectionError, TimeoutError, socket.gaierror)):
+            return True
+        if type(each) is OSError and each.errno in _AWAY_NUMBERS:
+            return True
+        seen.add(id(each))
+        rest += (each.__cause__, None if each.__suppress_context__ else each.__context__)
+        rest += (inner for inner in each.args if isinstance(inner, BaseException))  # httpcore keeps its cause there
+    return False
+
+
+def reply_to(error: BaseException) -> Refused | Unreached:
+    """The meaning of an error that was raised for an event: the broker is away, or the event is refused.
+
+    >>> reply_to(SinkUnreached("it restarts")).reason, reply_to(ValueError("no")).reason
+    ('it restarts', 'ValueError: no')
+    """
+    if isinstance(error, SinkUnreached) and str(error):
+        return Unreached(str(error))
+    return Unreached(error_text(error)) if is_outage(error) else Refused(error_text(error))

@@ -1,6 +1,7 @@
 """The sink that is a function of yours: ``python:shop.events:deliver``.
 
-It is called with each event, and has it once it returns; it may be async. What it raises is a refusal.
+It is called with each event, and has it once it returns; it may be async. What it raises is a refusal, unless it shows
+that the function's own broker is away: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an error of the network.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any
 
 from semel.errors import UrlError
 from semel.outbox.event import Event
-from semel.outbox.sinks.base import Refused, Reply, error_text
+from semel.outbox.sinks.base import Reply, reply_to
 
 
 class FunctionSink:
     """Calls a function with each event: a coroutine function on the loop, any other in a thread.
+
+    An event is delivered once the function returns. If the function raises :class:`SinkUnreached
+    <semel.outbox.sinks.base.SinkUnreached>`, a ConnectionError or a TimeoutError, the event waits for the end of the
+    outage; any other exception refuses it, which counts as a try.
 
     >>> import asyncio
     >>> FunctionSink(print).name
@@ -42,7 +47,7 @@ class FunctionSink:
                 if isinstance(returned, Awaitable):
                     await returned
         except Exception as error:  # noqa: BLE001 - whatever it raises, it has not taken the event
-            return Refused(error_text(error))
+            return reply_to(error)
         return None
 
     async def close(self) -> None:

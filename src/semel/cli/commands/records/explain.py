@@ -20,7 +20,7 @@ from semel.admin.find import (
     walk,
 )
 from semel.admin.reconciliations import standing_document, standing_lines, standing_of
-from semel.admin.settling import read_steps
+from semel.admin.settling import read_import, read_steps
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.commands.records.records import AUDIT_LINES
 from semel.cli.exits import Exit, NotFound
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
         now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
         asked = standing_of(engine, record)
-        listed = read_steps(engine, record)
-    story = tell(record, audit, now, listed)
+        listed, job = read_steps(engine, record), read_import(engine, record)
+    story = tell(record, audit, now, listed, job)
     document = {**record_document(record, now, audit), "story": story.document()}
     out.document(document if asked is None else {**document, "reconciliation": standing_document(asked)})
     _print(repair(record), story, out)

@@ -6,7 +6,7 @@ import argparse
 import getpass
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from semel.bulk.declaration import with_details
 from semel.bulk.rules import ItemOutcome, ItemState
@@ -21,7 +21,16 @@ from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, ImportRefused, RecordUnreadableError
 from semel.imports.booking import RowOutcome, row_outcome
-from semel.imports.rules import ImportJob, ImportState, Job, clock_text
+from semel.imports.rules import (
+    OPEN_STATES,
+    OVERDUE_US,
+    TAKE_OVER,
+    ImportJob,
+    ImportState,
+    Job,
+    clock_text,
+    waiting_text,
+)
 from semel.imports.run import PAGE, reopen
 from semel.imports.store import ANY_ID, ImportRows, Purged
 
@@ -29,6 +38,7 @@ ACTIONS: Final = ("list", "show", "rows", "retry", "purge", "watch")
 CHUNK: Final = 1000
 EVERY_SECONDS: Final = 1.0
 _HEADS: Final = ("ID", "STATE", "ROWS", "BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "CREATED", "KEY")
+_NAMED_MAX: Final = 3
 _ID: Final = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
 _STATES: Final = {state.name.lower(): state for state in ImportState}
 _ROW_STATES: Final = {"booked": 3, "skipped": 3, "failed": 5, "unknown": 6}
@@ -92,15 +102,33 @@ def _list(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
         lambda: rows.page(before, options.limit, state=state, operation=options.operation, supplier=options.supplier),
     )
     jobs = [_load_job(engine, rows, job) for job in found]
+    lapses = [_lapse_us(engine, rows, job) for job in found]
     more = jobs[-1].id if len(jobs) == options.limit else None
-    out.document({"imports": [job.document() for job in jobs], "nextBefore": more})
+    documents = [_document(job, lapse_us) for job, lapse_us in zip(jobs, lapses, strict=True)]
+    out.document({"imports": documents, "nextBefore": more})
     if not jobs:
         out.say("no imports")
         return Exit.OK
     out.table(_HEADS, [_row(job) for job in jobs])
     if more is not None:
         out.say(f"there may be more: --before {more}")
+    overdue = [job for job, lapse_us in zip(jobs, lapses, strict=True) if lapse_us > OVERDUE_US]
+    for job in overdue[:_NAMED_MAX]:
+        lapse_us = lapses[jobs.index(job)]
+        out.say(f"{job.id}: {waiting_text(job.state, lapse_us)}")
+    if overdue:
+        out.say(f"{len(overdue)} of these wait for a process: {TAKE_OVER}")
     return Exit.OK
+
+
+def _lapse_us(engine: Engine, rows: ImportRows, job: Job) -> int:
+    """For how long any process could have taken an open job; 0 where it is over."""
+    return engine.perform("import", lambda: rows.lapse(job)) if ImportState(job.state) in OPEN_STATES else 0
+
+
+def _document(job: ImportJob, lapse_us: int) -> dict[str, Any]:
+    """A job as JSON, with the seconds for which no process has taken it; 0 where one has, or it is over."""
+    return {**job.document(), "overdueSeconds": lapse_us // 1_000_000 if lapse_us > OVERDUE_US else 0}
 
 
 def _row(job: ImportJob) -> tuple[str, ...]:
@@ -111,9 +139,14 @@ def _row(job: ImportJob) -> tuple[str, ...]:
 
 
 def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Output) -> int:
-    job = _load_job(engine, rows, _find_job(engine, rows, options.job))
-    out.document(job.document())
+    found = _find_job(engine, rows, options.job)
+    job, lapse_us = _load_job(engine, rows, found), _lapse_us(engine, rows, found)
+    out.document(_document(job, lapse_us))
     out.say(f"{job.key}: {job_line(job)}")
+    if not job.is_over:
+        out.say(f"  {waiting_text(job.state, lapse_us)}")
+    if lapse_us > OVERDUE_US:
+        out.say(f"  {TAKE_OVER}")
     out.say(f"  id {job.id}, {job.operation} of {job.tenant}/{job.supplier}, {job.size} bytes of {job.media_type}")
     out.say(
         f"  created {clock_text(job.created_at)}, sent {job.submissions} times, last {clock_text(job.last_seen_at)}"
@@ -261,10 +294,13 @@ def _watch(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: O
     job = _find_job(engine, rows, options.job)
     try:
         while True:
-            shown = _load_job(engine, rows, _find_job(engine, rows, uuid_text(job.id)))
+            found = _find_job(engine, rows, uuid_text(job.id))
+            shown, lapse_us = _load_job(engine, rows, found), _lapse_us(engine, rows, found)
             looks += 1
             speed = pace.look(shown.counts.done, shown.counts.rows, time.monotonic())
-            out.document(shown.document())
+            out.document(_document(shown, lapse_us))
+            if lapse_us > OVERDUE_US:
+                speed = f"; {waiting_text(shown.state, lapse_us)} (see semel imports show)"
             text = f"{shown.key}: {job_line(shown)}{'' if shown.is_over else speed}"
             if out.on_terminal:
                 out.redraw([text])

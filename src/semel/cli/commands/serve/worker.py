@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 TELL_SECONDS: Final = 10.0
 ONCE_WAITS_SECONDS: Final = LEASE_SECONDS + 1.0  # a relay that was killed holds its partitions until its lease is over
+_LATER: Final = (
+    "semel: what waits is not due: it was refused before, or is behind such an event or a parked one of its aggregate; "
+    "the sink was not asked for it now; semel events shows each reason, and a later run tries again"
+)
 _HELD: Final = "semel: a running worker will publish them; if there is none, run this again"
 
 
@@ -265,6 +269,8 @@ async def _once(
             out.say(f"{_WORDS[name]}: {'yes' if value is True else value}")
     if relay is not None and relay.held_elsewhere:
         out.note(f"semel: events wait in partitions that another relay still holds after the wait\n{_HELD}")
+    elif relay is not None and relay.outage is None and done["waiting"]:
+        out.note(_LATER)
     unpublished = relay is not None and (relay.outage is not None or relay.held_elsewhere)
     return Exit.REFUSED if unpublished or done.get("failed") else Exit.OK
 
