@@ -23,6 +23,7 @@ from semel.errors import SemelError
 from semel.policy import Policy
 
 NAMED_MAX: Final = 8  # of what a module has instead
+DJANGO_HINT: Final = "; of a Django project its wsgi module, as shop.wsgi:application"
 Way = Literal["endpoint", "middleware", "function"]
 
 
@@ -69,7 +70,17 @@ def load(spec: str) -> Any:
             )[:NAMED_MAX]
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(named)}" if named else ""
             raise UsageFailed(f"APPLICATION {spec}: {module_name} has no {name!r}{hint}") from None
-    return _call(found, spec) if called else found
+    found = _call(found, spec) if called else found
+    return _application_of(found) if isinstance(found, ModuleType) else found
+
+
+def _application_of(module: ModuleType) -> Any:
+    """Django's application where a module is the ROOT_URLCONF of a project that is set up; else the module."""
+    conf = sys.modules.get("django.conf")
+    settings = getattr(conf, "settings", None)
+    if not getattr(settings, "configured", False) or getattr(settings, "ROOT_URLCONF", None) != module.__name__:
+        return module
+    return importlib.import_module("django.core.wsgi").get_wsgi_application()
 
 
 def _is_own(name: str, value: object, module: str) -> bool:
@@ -118,7 +129,7 @@ def declarations(spec: str) -> list[Declaration]:
     if not found:
         raise UsageFailed(
             f"APPLICATION {spec} declares no operation that can be seen: give an ASGI or WSGI application with "
-            "@semel.command or SemelMiddleware, or a module with @command functions"
+            f"@semel.command or SemelMiddleware, or a module with @command functions{DJANGO_HINT}"
         )
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import threading
 import uuid
+from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,7 +16,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group, Permission, User
 from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, models
 from django.http import HttpResponse, JsonResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
@@ -22,6 +24,7 @@ from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 
+from semel.cli.main import Project, main
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.integrations import django as semel
@@ -75,6 +78,13 @@ class Asking:
         """The status of this key's operation, or None."""
         found = self.client.get(f"{path}?key={self.key}", headers={"Authorization": "Bearer alice"})
         return json.loads(found.content)["state"] if found.status_code == 200 else None
+
+
+def run_semel(*arguments: str) -> Any:
+    """A command's document, whatever its exit code."""
+    with redirect_stdout(io.StringIO()) as told:
+        main(["--json", *arguments])
+    return json.loads(told.getvalue())
 
 
 def effects() -> list[str]:
@@ -588,7 +598,47 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         assert "x-semel" not in document["paths"]["/rest/"]["get"]
         assert "SemelProblem" in document["components"]["schemas"]
 
+    def test_check_config_and_openapi_see_the_projects_operations(self) -> None:
+        for application in ("tests.frameworks.django_site.servers:wsgi", "tests.frameworks.django_site.urls"):
+            found = run_semel("check", application)
+            paths = {each["operation"]: each["path"] for each in found["operations"]}
+            assert paths["atomic"] == "/atomic"
+            assert paths["rest.charge"] == "/rest/{pk}/charge/"
+            assert paths["numbered"] == "/numbered/{number}"
+            assert {"orders.create", "rest.plain"} <= set(paths)
+            [charge] = [each for each in found["operations"] if each["operation"] == "rest.charge"]
+            assert charge["methods"] == ["POST"]
+            assert len(charge["answers"]) == 19
+            assert found["mistakes"] == []
+            shown = {each["operation"]: each["route"] for each in run_semel("config", application)["operations"]}
+            assert shown["rest.create"] == "POST /rest/"
+            assert "x-semel" in run_semel("openapi", application)["paths"]["/rest/{pk}/charge/"]["post"]
+
+    def test_a_project_is_checked_with_no_application_named(self) -> None:
+        for command in ("check", "openapi"):
+            with redirect_stdout(io.StringIO()) as told, contextlib.suppress(CommandError):
+                call_command("semel", "--", command)
+            assert "rest.charge" in told.getvalue()
+            assert "semel check" not in told.getvalue().replace("manage.py semel check", "")
+
+    def test_a_mistake_of_the_project_is_unsafe(self) -> None:
+        with override_settings(MIDDLEWARE=[]):
+            found = run_semel("check", "django.core.wsgi:get_wsgi_application()")
+        assert "operations are declared, and Semel's middleware is missing" in found["mistakes"]
+        assert found["unsafe"] > 0
+
+    def test_doctor_says_whose_settings_name_the_store_and_what_makes_its_tables(self) -> None:
+        with redirect_stdout(io.StringIO()) as told, contextlib.suppress(CommandError):
+            call_command("semel", "--", "doctor")
+        assert "(by the project's settings)" in told.getvalue()
+        found = Project("s", "manage.py semel", "manage.py migrate")
+        assert found.reword("run: semel migrate --url sqlite:///x; see: semel list") == (
+            "run: manage.py migrate; see: manage.py semel list"
+        )
+        assert found.reword(found.reword("semel settle ID")) == "manage.py semel settle ID"
+
     def test_the_command_line_uses_the_projects_store(self) -> None:
         with mock.patch("semel.integrations.django.management.commands.semel.main", return_value=0) as main:
             call_command("semel", "list")
-        assert main.call_args.args == (["list"],)
+        arguments, project = main.call_args.args
+        assert (arguments, project.prefix) == (["list"], "manage.py semel")

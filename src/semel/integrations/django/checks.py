@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import ERROR, CheckMessage, Error, Warning
 from django.urls import Resolver404, get_resolver, resolve
 
 from semel.check.answers import answers
-from semel.check.discovery import CheckedOperation
 from semel.errors import SemelError
+from semel.integrations.django.discovery import declared_operations
 from semel.integrations.django.site import Site, site
 
 MIDDLEWARE: Final = "semel.integrations.django.middleware.SemelMiddleware"
@@ -36,6 +36,12 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     except SemelError as error:
         return [Error(str(error), id="semel.E006")]
     return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
+
+
+def project_mistakes() -> list[tuple[str, str]]:
+    """What ``manage.py check`` calls an error of Semel's, each with its remedy."""
+    found = check_installation()
+    return [(str(each.msg), str(each.hint or "see: manage.py check")) for each in found if each.level >= ERROR]
 
 
 def _middleware(here: Site) -> Iterator[CheckMessage]:
@@ -82,16 +88,15 @@ def _status(here: Site) -> Iterator[CheckMessage]:
 
 
 def _questions(here: Site) -> Iterator[CheckMessage]:
-    templates = here.look_at_routes()
-    for name, each in here.declared.items():
-        paths = sorted(templates.get(name, ()))
-        if not paths:
+    asked: set[str] = set()
+    for operation in declared_operations(here):
+        name = operation.name
+        if not operation.path:
             yield Warning(f"no path leads to the operation {name!r}", hint="Add it to urlpatterns.", id="semel.W001")
             continue
-        place = here.place(each.using)
-        operation = CheckedOperation(
-            name, ("POST",), f"/{paths[0]}", each.policy, "endpoint", place.surface, place.engine, None
-        )
+        if name in asked:  # its paths have the same answers
+            continue
+        asked.add(name)
         for answer in answers(operation):
             if answer.level == "unsafe":
                 text = f"{name}: {answer.question}: {answer.said}"

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from semel.cli.main import main
+from semel.cli.main import Project, main
 from semel.integrations.django.site import site
 
 
@@ -38,4 +39,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django ships no types
 def _run(arguments: list[str]) -> int:
     here = site()
     os.environ["SEMEL_URL"] = here.url(here.database)  # --url still says otherwise
-    return main(arguments)
+    named = getattr(settings, "WSGI_APPLICATION", None) or "django.core.wsgi.get_wsgi_application()"
+    module, _, name = named.rpartition(".")
+    project = Project("the project's settings", "manage.py semel", "manage.py migrate", f"{module}:{name}")
+    return main(arguments, project)
