@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group, Permission, User
@@ -23,13 +24,14 @@ from django.test import AsyncClient, Client, TestCase, TransactionTestCase, over
 from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
+from rest_framework.authentication import BasicAuthentication
 
 from semel.cli.main import Project, main
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
-from tests.frameworks.django_site import views
+from tests.frameworks.django_site import rest, views
 from tests.frameworks.django_site.models import Effect
 from tests.service.served import await_true
 
@@ -508,6 +510,38 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert [self.ask(f"/rest/{each}/pay/", {}).status_code for each in spellings] == [201] * 4
         assert effects() == ["invoice", f"pay {found}"]
         assert self.ask(f"/rest/{found + 100}/pay/", {}).status_code == 404
+
+    def test_the_status_link_takes_the_token_that_placed_the_order(self) -> None:
+        """No middleware knows the caller here: only the classes of REST framework do."""
+        with override_settings(MIDDLEWARE=["semel.integrations.django.middleware.SemelMiddleware"]):
+            answered = self.ask("/plain", {"what": "p"})
+            assert answered.status_code == 201
+            link = urlsplit(self.status_links(answered)[0].partition("<")[2].partition(">")[0]).path
+
+            def status(path: str, token: str | None = "alice") -> int:
+                headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+                found: int = self.client.get(path, headers=headers).status_code
+                return found
+
+            for path, foreign in ((link, 404), (f"/operations/?key={self.key}", 404)):
+                got = [status(path, token) for token in ("alice", "bob", None, "refused")]
+                assert got == [200, foreign, 401, 401], path
+
+    def test_the_page_of_problems_needs_no_caller(self) -> None:
+        problem = self.ask("/plain", {"what": "p"}, key=None)
+        assert "/operations/problems#" in problem.headers["Link"]
+        answered = self.client.get("/operations/problems")
+        assert (answered.status_code, answered.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+
+    def test_a_view_that_authenticates_otherwise_than_its_status_is_told(self) -> None:
+        def told() -> list[str]:
+            return [each.msg for each in checks.run_checks() if each.id == "semel.W004"]
+
+        assert told() == []
+        with mock.patch.object(rest.plain.cls, "authentication_classes", [BasicAuthentication]):
+            assert "rest.plain authenticates by BasicAuthentication" in told()[0]
+            with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
+                assert told() == []
 
     def test_a_function_below_api_view(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201

@@ -12,7 +12,7 @@ from django.urls import Resolver404, get_resolver, resolve
 
 from semel.check.answers import answers
 from semel.errors import SemelError
-from semel.integrations.django.discovery import declared_operations
+from semel.integrations.django.discovery import authenticated_by_default, declared_operations, views
 from semel.integrations.django.site import Site, site
 
 MIDDLEWARE: Final = "semel.integrations.django.middleware.SemelMiddleware"
@@ -35,7 +35,7 @@ def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
         here.look_at_routes()
     except SemelError as error:
         return [Error(str(error), id="semel.E006")]
-    return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
+    return [*_middleware(here), *_caller(here), *_status(here), *_authentication(here), *_questions(here)]
 
 
 def project_mistakes() -> list[tuple[str, str]]:
@@ -85,6 +85,26 @@ def _status(here: Site) -> Iterator[CheckMessage]:
             hint="Add path('operations/', include('semel.integrations.django.urls')) to urlpatterns.",
             id="semel.W003",
         )
+
+
+def _authentication(here: Site) -> Iterator[CheckMessage]:
+    """Views of REST framework whose clients cannot read the status that their answers link to."""
+    if not here.asks_for_user:
+        return
+    told: set[str] = set()
+    for view in views():
+        if view.declared is None or view.declared.name in told:
+            continue
+        unknown = [each.__name__ for each in view.authenticated_by if each not in authenticated_by_default()]
+        if unknown and unknown != ["SessionAuthentication"]:  # whose user Django's middleware knows
+            told.add(view.declared.name)
+            yield Warning(
+                f"{view.declared.name} authenticates by {', '.join(unknown)}, and the status of operations does not: "
+                "a client that this lets in gets 401 from the links of its answers",
+                hint="Add it to REST_FRAMEWORK['DEFAULT_AUTHENTICATION_CLASSES'], or name a function that reads the "
+                "credential of the request: SEMEL = {'CALLER': 'shop.auth.caller'}.",
+                id="semel.W004",
+            )
 
 
 def _questions(here: Site) -> Iterator[CheckMessage]:

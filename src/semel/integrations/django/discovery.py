@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from django.apps import apps
+from django.conf import settings
 from django.contrib.admindocs.views import simplify_regex
 from django.urls import get_resolver
 
@@ -24,6 +26,7 @@ class View(NamedTuple):
     function: Any
     declared: Declared | None
     names_methods: bool  # whether the project itself has said that it takes these methods
+    authenticated_by: tuple[type, ...] = ()  # the classes of REST framework
 
     @property
     def is_repeated(self) -> bool:
@@ -68,7 +71,17 @@ def views() -> Iterator[View]:
             function = getattr(kind, name, None)
             if function is not None and method.upper() in UNSAFE_METHODS:
                 is_own = not kind.__module__.startswith("django.")  # Django's views are not the project's to declare
-                yield View(path, (method.upper(),), _behind(function), find_declared(function), is_own)
+                classes = tuple(getattr(kind, "authentication_classes", ()))
+                yield View(path, (method.upper(),), _behind(function), find_declared(function), is_own, classes)
+
+
+def authenticated_by_default() -> list[type]:
+    """REST_FRAMEWORK['DEFAULT_AUTHENTICATION_CLASSES']; none in a project without REST framework."""
+    if not (apps.is_installed("rest_framework") or hasattr(settings, "REST_FRAMEWORK")):
+        return []
+    from rest_framework.settings import api_settings
+
+    return list(api_settings.DEFAULT_AUTHENTICATION_CLASSES)
 
 
 def _behind(method: Any) -> Any:
