@@ -31,13 +31,13 @@ _OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and no
 def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[Finding]:
     """The findings on events and messages, and on damaged rows; none where the store keeps none.
 
-    Parameters: ``quick`` leaves out what looks at every message and row.
+    Parameters: ``quick`` leaves out what looks at every row.
     """
     if not is_kept_by(engine.store):
         return
     yield from _look_at_events(engine)
+    yield _look_at_inbox(engine)
     if not quick:
-        yield _look_at_inbox(engine)
         yield _look_at_rows(engine, full=full)
 
 
