@@ -108,3 +108,22 @@ def test_the_command_line_works_on_the_projects_store(servers: dict[str, Served]
     key = str(uuid.uuid4())
     assert served.ask("/external", {"what": what}, key=key).status == 201
     assert "SUCCEEDED" in django(served.folder, "semel", "explain", key)
+
+
+def test_a_worker_and_a_check_set_up_the_project_that_the_environment_names(servers: dict[str, Served]) -> None:
+    folder = servers["gunicorn"].folder
+
+    def semel(settings: str, *words: str) -> subprocess.CompletedProcess[str]:
+        variables = environment(folder, DJANGO_SETTINGS_MODULE=settings)
+        command = [sys.executable, "-m", "semel.cli", *words]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    url, sink = f"sqlite:///{folder}/shop.sqlite3", f"python:{SITE}.views:answer"  # whose module imports models
+    worked = semel(f"{SITE}.settings", "worker", "--once", "--url", url, "--sink", sink)
+    assert (worked.returncode, worked.stderr) == (0, "")
+    away = semel("no.settings", "worker", "--once", "--url", url, "--sink", sink)
+    assert away.returncode == 2
+    assert away.stderr.startswith("semel: the Django project of $DJANGO_SETTINGS_MODULE (no.settings) cannot be set up")
+    assert len(away.stderr.splitlines()) == 1
+    checked = semel(f"{SITE}.settings", "check", f"{SITE}.urls")
+    assert "rest.charge" in checked.stdout

@@ -10,7 +10,6 @@ import difflib
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Any, Final, Literal
 from semel.bulk.declaration import BulkPolicy
 from semel.check.discovery import discover
 from semel.cli.exits import UsageFailed
+from semel.cli.loading import error_text, set_up_django
 from semel.errors import SemelError
 from semel.policy import Policy
 
@@ -58,6 +58,7 @@ def load(spec: str) -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    set_up_django()
     found: Any = _import(module_name)
     called = path.endswith("()")
     for name in path.removesuffix("()").split(".") if path else ():
@@ -99,9 +100,9 @@ def _import(name: str) -> ModuleType:
                 f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that contains "
                 "it, or install it"
             ) from None
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is reported
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
 
 
 def _call(make: Any, spec: str) -> Any:
@@ -109,14 +110,7 @@ def _call(make: Any, spec: str) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return make()
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
-        raise UsageFailed(f"APPLICATION: {spec} could not be called: {_error_text(error)}") from None
-
-
-def _error_text(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + text if text else ''}{where}"
+        raise UsageFailed(f"APPLICATION: {spec} could not be called: {error_text(error)}") from None
 
 
 def declarations(spec: str) -> list[Declaration]:
