@@ -607,8 +607,19 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert {each.id for each in checks.run_checks()} >= {"semel.E004"}
 
     def test_settings_are_checked(self) -> None:
-        with override_settings(SEMEL={"CALER": "x"}):
-            assert [each.id for each in checks.run_checks()] == ["semel.E001"]
+        wrong: dict[str, tuple[Any, str]] = {
+            "caller": ({"CALER": "x"}, "unknown setting 'CALER'; did you mean 'CALLER'?"),
+            "tenant": ({"TENENT": "x"}, "unknown setting 'TENENT'; did you mean 'TENANT'?"),
+            "small": ({"tenant": "x"}, "did you mean 'TENANT'?"),
+            "surface": ({"WAIT_SECOND_MAX": 1}, "did you mean 'WAIT_SECONDS_MAX'?"),
+            "far": ({"XYZ": 1}, "known are URL, DATABASE, CALLER, TENANT, ENGINE"),
+            "engine": ({"ENGINE": {"confirm_second": 1}}, "did you mean 'confirm_seconds'?"),
+            "value": ({"WAIT_SECONDS_MAX": -1}, "wait_seconds_max"),
+        }
+        for given, says in wrong.values():
+            with override_settings(SEMEL=given):
+                [error] = [each for each in checks.run_checks() if each.id == "semel.E001"]
+                assert says in error.msg, error
         with override_settings(SEMEL={"CALLER": "no.such.place"}):
             assert [each.id for each in checks.run_checks()] == ["semel.E001"]
 

@@ -25,11 +25,12 @@ _AFTER: Final = (  # what changes answers: inside of the capture, a first answer
 
 def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """The checks that need no database."""
+    here = site()
     try:
-        here = site()
         here.place(here.database)
     except SemelError as error:
-        return [Error(str(error), id="semel.E001")]
+        hint = "Correct SEMEL in the project's settings; until then every declared view answers 500."
+        return [Error(str(error), hint=hint, id="semel.E001")]
     get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
     try:
         here.look_at_routes()
