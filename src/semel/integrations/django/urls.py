@@ -19,8 +19,11 @@ from semel.integrations.django.site import ProjectStore, site
 class _User:
     """Whom Django's own middleware knows, such as by the session; one more way for REST framework to authenticate."""
 
+    def __init__(self, outer: Any) -> None:
+        self._outer = outer
+
     def authenticate(self, request: Any) -> Any:
-        user = getattr(request._request, "user", None)
+        user = getattr(self._outer, "user", None)
         return (user, None) if user is not None and user.is_authenticated else None
 
 
@@ -31,7 +34,7 @@ def _request_of(request: Any) -> Any:
         return request
     from rest_framework.request import Request
 
-    return Request(request, authenticators=[*(each() for each in classes), _User()])
+    return Request(request, authenticators=[*(each() for each in classes), _User(request)])
 
 
 def _ask_stores(request: Any, ask: Callable[[ProjectStore, Any], Answer]) -> Any:
