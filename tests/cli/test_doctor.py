@@ -15,7 +15,7 @@ import pytest
 
 from semel import Answer
 from semel.admin.doctor.settings import VARIABLES, look_at_settings
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 from semel.stores.sqlite import doctor as doctor_sqlite
 from semel.stores.sqlite import file as sqlite_file
 from semel.stores.sqlite.doctor import mount_of
@@ -155,7 +155,7 @@ def test_a_schema_of_a_newer_semel_is_refused(semel: Run, shelf: Shelf) -> None:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def settings(environment: dict[str, str], **options: Any) -> list[Finding]:
+def settings(environment: dict[str, str], **options: Any) -> list[DoctorFinding]:
     return list(look_at_settings(Namespace(**options), environment))
 
 

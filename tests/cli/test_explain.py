@@ -226,3 +226,19 @@ def test_lapsed_is_not_denied_beside_a_doubt_of_that_name(semel: Run, shelf: She
     assert "False" not in shown.out
     assert semel("show", operation_id, "--json").document["lapsed"] is True
     assert "False" not in semel("show", shelf.unknown("other")).out
+
+
+def test_a_beginning_that_is_too_short_is_told_how_long_it_must_be(semel: Run, shelf: Shelf) -> None:
+    id = shelf.unknown("k", ago_us=HOUR_US)
+    short = semel("explain", id[:4])
+    assert (short.code, "give at least 6 hex digits" in short.err) == (4, True)
+    assert "hex digits" not in semel("explain", "pay-2").err
+    assert semel("explain", id[:13]).code == 0
+
+
+@pytest.mark.parametrize("words", [("settle", "pay-2", "--did-not-happen", "--reason", "x"), ("show", "order-1")])
+def test_a_clients_key_in_place_of_an_id_is_sent_to_explain(semel: Run, shelf: Shelf, words: tuple[str, ...]) -> None:
+    shelf.unknown("pay-2", ago_us=HOUR_US)
+    refused = semel(*words)
+    assert (refused.code, "semel explain KEY" in refused.err) == (2, True)
+    assert "semel settle" in semel("explain", "pay-2").out

@@ -41,6 +41,30 @@ def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, 
     assert "by ops: seen at the provider" in semel("show", operation_id).out
 
 
+def test_a_body_of_json_says_so_to_retries_without_being_told(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    body = tmp_path / "answer.json"
+    body.write_bytes(b'{"paymentId":"pay_1"}')
+    given = ("--succeeded", "--status", "201", "--body-file", str(body), "--reason", "seen")
+    ran = semel("settle", shelf.unknown("key-1", ago_us=HOUR_US), *given)
+    assert (ran.code, ran.err) == (0, "")
+    assert "content type: application/json" in ran.out
+    assert replayed(shelf, "key-1").headers == ((b"content-type", b"application/json"),)
+    other = ("--header", "content-type: application/vnd.shop+json", "--header", "X-Note: 1")
+    ran = semel("settle", shelf.unknown("key-2", ago_us=HOUR_US), *given, *other)
+    assert (ran.code, "content type" in ran.out) == (0, False)
+    assert replayed(shelf, "key-2").headers[0] == (b"content-type", b"application/vnd.shop+json")
+
+
+def test_a_body_of_another_type_needs_its_type(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+    operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
+    body = tmp_path / "answer.txt"
+    body.write_bytes(b"paid")
+    given = ("--succeeded", "--status", "201", "--body-file", str(body), "--reason", "seen")
+    refused = semel("settle", operation_id, *given)
+    assert (refused.code, "--header 'Content-Type: text/plain'" in refused.err) == (2, True)
+    assert semel("settle", operation_id, *given, "--header", "Content-Type: text/plain").code == 0
+
+
 def test_an_answer_that_has_no_body_by_its_status_is_given_none(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     body = tmp_path / "answer.json"

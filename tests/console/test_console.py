@@ -452,6 +452,7 @@ def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
     assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
+    assert "you know that it has stopped" not in refused.text  # said twice, in other words
 
 
 def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:

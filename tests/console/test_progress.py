@@ -136,6 +136,16 @@ def park(engine: Engine, id: str) -> None:
     assert Inbox(engine, consumer="billing").handle(id, fails) is Receipt.PARKED
 
 
+def test_a_parked_message_is_counted_by_the_overview_and_warned_of_by_the_quick_doctor(engine: Engine) -> None:
+    client = console(engine)
+    assert "<b>0</b>messages parked" in client.get("/").text
+    park(engine, "order-7")
+    assert '<b class="bad">1</b>messages parked' in client.get("/").text
+    page = client.get("/doctor").text
+    assert "1 parked, the first for" in page
+    assert "semel messages release" in page
+
+
 def test_a_parked_message_is_released_once_and_only_as_it_was_seen(engine: Engine) -> None:
     park(engine, f"order-7{EVIL}")
     client = console(engine)

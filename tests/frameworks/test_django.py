@@ -113,3 +113,56 @@ def test_the_command_line_works_on_the_projects_store(servers: dict[str, Served]
     key = str(uuid.uuid4())
     assert served.ask("/external", {"what": what}, key=key).status == 201
     assert "SUCCEEDED" in django(served.folder, "semel", "explain", key)
+
+
+def test_a_worker_and_a_check_set_up_the_project_that_the_environment_names(servers: dict[str, Served]) -> None:
+    folder = servers["gunicorn"].folder
+
+    def semel(settings: str, *words: str) -> subprocess.CompletedProcess[str]:
+        variables = environment(folder, DJANGO_SETTINGS_MODULE=settings)
+        command = [sys.executable, "-m", "semel.cli", *words]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    url, sink = f"sqlite:///{folder}/shop.sqlite3", f"python:{SITE}.views:answer"  # whose module imports models
+    worked = semel(f"{SITE}.settings", "worker", "--once", "--url", url, "--sink", sink)
+    assert (worked.returncode, worked.stderr) == (0, "")
+    away = semel("no.settings", "worker", "--once", "--url", url, "--sink", sink)
+    assert away.returncode == 2
+    assert away.stderr.startswith("semel: the Django project of $DJANGO_SETTINGS_MODULE (no.settings) cannot be set up")
+    assert len(away.stderr.splitlines()) == 1
+    checked = semel(f"{SITE}.settings", "check", f"{SITE}.urls")
+    assert "rest.charge" in checked.stdout
+
+
+def test_a_wrong_setting_is_an_error_of_the_check_and_nothing_is_served_with_it(tmp_path: Path) -> None:
+    """In a process that has not imported the views yet, which declare their operations."""
+    (tmp_path / "misspelt.py").write_text(
+        f"from {SITE}.settings import *\nSEMEL = {{'TENENT': 'shop', 'CALLER': 'semel.http.caller.single_caller'}}\n"
+    )
+    variables = environment(tmp_path, DJANGO_SETTINGS_MODULE="misspelt", PYTHONPATH=f"{tmp_path}:{os.getcwd()}")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", *words]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    checked = run("-m", "django", "check")
+    assert checked.returncode == 1
+    assert "(semel.E001) SEMEL has the unknown setting 'TENENT'; did you mean 'TENANT'?" in checked.stderr
+    assert "Traceback" not in checked.stderr
+    listed = run("-m", "django", "semel", "list")
+    assert (listed.returncode, "did you mean 'TENANT'?" in listed.stderr, "Traceback" in listed.stderr) == (
+        2,
+        True,
+        False,
+    )
+    asked = (
+        "import django; django.setup()\n"
+        "from django.test import Client\n"
+        "client = Client(raise_request_exception=False)\n"
+        "headers = {'Authorization': 'Bearer alice', 'Idempotency-Key': 'key-1'}\n"
+        "asked = [client.post('/external', {}, headers=headers)]\n"
+        "asked.append(client.get('/operations/?key=key-1', headers=headers))\n"
+        "asked.append(client.post('/approvals/1', [{'n': 1}], content_type='application/json', headers=headers))\n"
+        "print([each.status_code for each in asked])\n"
+    )
+    assert run("-c", asked).stdout == "[500, 500, 500]\n"

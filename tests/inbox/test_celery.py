@@ -103,6 +103,20 @@ def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home:
     assert home.effects() == [7, 8]
 
 
+def test_what_is_eager_and_propagates_raises_the_tasks_own_error(inbox: Inbox) -> None:
+    app = Celery()
+    app.conf.update(task_always_eager=True, task_eager_propagates=True)
+
+    @app.task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message, n: int) -> None:
+        raise ValueError(f"no luck with {n}")
+
+    for _ in range(2):  # each is one try: nothing else would make a second one
+        with pytest.raises(ValueError, match="no luck with 7"):
+            bill.apply_async([7], task_id="t-7")
+    assert [(each.message_id, each.tries) for each in inbox.find_parked()] == [("t-7", 2)]
+
+
 def test_a_task_that_is_called_without_an_id_is_refused(inbox: Inbox) -> None:
     app = Celery()
 

@@ -168,3 +168,19 @@ def test_sigterm_ends_a_worker_after_its_batch(place: Place) -> None:
     [(marked,)] = place.rows("SELECT count(*) FROM semel_event WHERE published_at IS NOT NULL")
     assert marked in (0, 50)
     assert place.rows("SELECT count(*) FROM semel_relay") == [(0,)]
+
+
+@pytest.mark.parametrize("option", ["--sink", "--reconcile"])
+def test_a_users_module_that_cannot_be_imported_is_one_line(
+    place: Place, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"broken_{option.strip('-')}"
+    (tmp_path / f"{name}.py").write_text('raise RuntimeError("the shop is closed")\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    word = f"python:{name}:deliver" if option == "--sink" else f"{name}:ask"
+    assert main(["--url", place.url, "worker", "--once", option, word]) == 2
+    said = capsys.readouterr().err
+    assert f"semel: {option}" in said
+    assert f"{name} could not be imported: RuntimeError: the shop is closed" in said
+    assert len(said.splitlines()) == 1

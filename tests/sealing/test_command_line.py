@@ -263,7 +263,8 @@ def test_what_an_operator_settles_is_sealed_where_there_is_a_ring(
     (tmp_path / "body").write_text(SECRET)
     from semel.core.identity import uuid_text
 
-    settle = ("--succeeded", "--status", "201", "--body-file", str(tmp_path / "body"), "--reason", "asked", "--force")
+    answer = ("--status", "201", "--body-file", str(tmp_path / "body"), "--header", "Content-Type: text/plain")
+    settle = ("--succeeded", *answer, "--reason", "asked", "--force")
     assert semel("settle", uuid_text(row.operation_id), *settle)[0] == 0
     [row] = [each for each in rows(url) if each.id == row.id]
     assert (row.answer_kind, SECRET in repr(row)) == (AnswerKind.SEALED, False)

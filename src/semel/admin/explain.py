@@ -46,6 +46,7 @@ from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Steps, Unpackable, unpack_steps
 
 _NONCE: Final = bytes(16)  # an attempt that is never made
+_BODY: Final = "--body-file FILE --header 'Content-Type: application/json'"
 _DOUBTS: Final[Mapping[str, str]] = {
     "lapsed": "its holder stopped responding while the handler may have been running",
     "not-rolled-back": "the handler failed, and what it wrote into a table without transactions could not be undone",
@@ -297,7 +298,7 @@ def _operator(record: Record, same: NextAttempt, now: int, listed: object) -> li
             "Ask the provider what happened, by the derived key that it received:",
             f"semel show {id} --derived {named}",
             f"Then report what you found{early}:",
-            f"semel settle {id} --succeeded --status STATUS --body-file FILE --reason '...'",
+            f"semel settle {id} --succeeded --status STATUS {_BODY} --reason '...'",
             *of_step,
             f"semel settle {id} --did-not-happen --reason '...'",
         ]
@@ -331,8 +332,8 @@ def _between_steps(record: Record, id: str, listed: object) -> list[str]:
         ),
         *recorded,
         f"If its client has lost the key, find out what happened, and end it with the answer for a late retry{or_not}:",
-        f"semel settle {id} --succeeded --status STATUS --body-file FILE{said} --reason '...'",
-        f"semel settle {id} --refused --status 409 --body-file FILE{said} --reason '...'",
+        f"semel settle {id} --succeeded --status STATUS {_BODY}{said} --reason '...'",
+        f"semel settle {id} --refused --status 409 {_BODY}{said} --reason '...'",
         "If no step has happened, the whole command may run again:",
         f"semel settle {id} --did-not-happen{said.replace('=happened', '=not')} --reason '...'",
     ]

@@ -48,7 +48,8 @@ def check_beginning(text: str, name: str) -> None:
     if not is_beginning(text):
         raise UsageFailed(
             f"{name} must be an operation id (a UUID) as `semel list` shows it, or at least {PREFIX_LENGTH_MIN} hex "
-            f"digits that an operation id, a record id or a key hash begins with; it is {text!r}"
+            f"digits that an operation id, a record id or a key hash begins with; it is {text!r}. For a client's key, "
+            f"run: semel explain KEY, which prints its operation id"
         )
 
 

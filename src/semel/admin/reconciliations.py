@@ -8,7 +8,7 @@ from typing import Final
 from semel.admin.describe import time_text
 from semel.admin.filters import pages
 from semel.admin.words import Json
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 from semel.core.model import Find, Record, State
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
@@ -58,11 +58,11 @@ def standing_lines(standing: Standing) -> list[str]:
     return [f"Asked {times}; again {when}.{last}"]
 
 
-def look_at_reconciliations(engine: Engine) -> Finding:
+def look_at_reconciliations(engine: Engine) -> DoctorFinding:
     """The finding about what reconcilers gave up on."""
     page = next(pages(engine, Find(states=(State.UNKNOWN,)), PAGE))
     left = left_to_operators(engine, page.records)
     if not left:
-        return Finding("reconciliation", "ok", "reconcilers have given up on none")
+        return DoctorFinding("reconciliation", "ok", "reconcilers have given up on none")
     remedy = "semel list --state unknown lists them, semel explain ID shows the findings; then: semel settle --help"
-    return Finding("reconciliation", "warning", f"{len(left)} need an operator: reconcilers gave up", remedy)
+    return DoctorFinding("reconciliation", "warning", f"{len(left)} need an operator: reconcilers gave up", remedy)

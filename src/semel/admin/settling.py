@@ -23,7 +23,7 @@ from semel.steps.run import encode_found
 from semel.steps.store import read_listed_steps
 
 REASON_LENGTH_MAX: Final = 1000
-FORCE: Final = "give --force"
+FORCE: Final = "give --force if you know that it has stopped"
 
 
 def make_answer(status: int, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> Answer:
@@ -114,7 +114,7 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
         case TooEarly(wait_us):
             raise CommandFailed(
                 "refused: the handler may still be running, because its deadline has not passed; wait "
-                f"{span_text(wait_us)}, or {force} if you know that it has stopped"
+                f"{span_text(wait_us)}, or {force}"
             )
         case MovedOn(None):
             raise CommandFailed("refused: the record no longer exists; see: semel list")

@@ -10,7 +10,6 @@ import difflib
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,10 +18,12 @@ from typing import Any, Final, Literal
 from semel.bulk.declaration import BulkPolicy
 from semel.check.discovery import discover
 from semel.cli.exits import UsageFailed
+from semel.cli.loading import error_text, set_up_django
 from semel.errors import SemelError
 from semel.policy import Policy
 
 NAMED_MAX: Final = 8  # of what a module has instead
+DJANGO_HINT: Final = "; of a Django project its wsgi module, as shop.wsgi:application"
 Way = Literal["endpoint", "middleware", "function"]
 
 
@@ -57,6 +58,7 @@ def load(spec: str) -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    set_up_django()
     found: Any = _import(module_name)
     called = path.endswith("()")
     for name in path.removesuffix("()").split(".") if path else ():
@@ -69,7 +71,17 @@ def load(spec: str) -> Any:
             )[:NAMED_MAX]
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(named)}" if named else ""
             raise UsageFailed(f"APPLICATION {spec}: {module_name} has no {name!r}{hint}") from None
-    return _call(found, spec) if called else found
+    found = _call(found, spec) if called else found
+    return _application_of(found) if isinstance(found, ModuleType) else found
+
+
+def _application_of(module: ModuleType) -> Any:
+    """Django's application where a module is the ROOT_URLCONF of a project that is set up; else the module."""
+    conf = sys.modules.get("django.conf")
+    settings = getattr(conf, "settings", None)
+    if not getattr(settings, "configured", False) or getattr(settings, "ROOT_URLCONF", None) != module.__name__:
+        return module
+    return importlib.import_module("django.core.wsgi").get_wsgi_application()
 
 
 def _is_own(name: str, value: object, module: str) -> bool:
@@ -88,9 +100,9 @@ def _import(name: str) -> ModuleType:
                 f"APPLICATION: there is no module {name!r} here ({os.getcwd()}); run semel in the folder that contains "
                 "it, or install it"
             ) from None
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's module may raise anything: it is reported
-        raise UsageFailed(f"APPLICATION: {name} could not be imported: {_error_text(error)}") from None
+        raise UsageFailed(f"APPLICATION: {name} could not be imported: {error_text(error)}") from None
 
 
 def _call(make: Any, spec: str) -> Any:
@@ -98,14 +110,7 @@ def _call(make: Any, spec: str) -> Any:
         with contextlib.redirect_stdout(sys.stderr):
             return make()
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
-        raise UsageFailed(f"APPLICATION: {spec} could not be called: {_error_text(error)}") from None
-
-
-def _error_text(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + text if text else ''}{where}"
+        raise UsageFailed(f"APPLICATION: {spec} could not be called: {error_text(error)}") from None
 
 
 def declarations(spec: str) -> list[Declaration]:
@@ -118,7 +123,7 @@ def declarations(spec: str) -> list[Declaration]:
     if not found:
         raise UsageFailed(
             f"APPLICATION {spec} declares no operation that can be seen: give an ASGI or WSGI application with "
-            "@semel.command or SemelMiddleware, or a module with @command functions"
+            f"@semel.command or SemelMiddleware, or a module with @command functions{DJANGO_HINT}"
         )
     return found
 

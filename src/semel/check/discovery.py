@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from semel.policy import Policy
 DECLARED: Final = "__semel__"  # what the integrations leave on an endpoint
 CAPTURE: Final = "CaptureMiddleware"
 _LAYERS_MAX: Final = 100
+_WRAPPED: Final = ("wsgi_app", "app", "asgi_app", "middleware_stack", "application")  # where a layer has the inner one
 _PARAMETER: Final = re.compile(r"\{(\w+)(:\w+)?\}|<(?:(\w+)(?:\([^)]*\))?:)?(\w+)>")
 
 Kind = Literal["ASGI", "WSGI", "functions"]
@@ -105,6 +107,7 @@ class _Route:
     path: str
     methods: tuple[str, ...]
     endpoint: Any
+    named: bool = True  # whether the application itself names the methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +141,35 @@ def is_asgi(app: Any) -> bool:
     return len(inspect.signature(app).parameters) == 3
 
 
+def is_django(app: Any) -> bool:
+    """Whether an application is Django's own, over WSGI or ASGI."""
+    return type(app).__module__.startswith("django.core.handlers")
+
+
 def discover(app: Any) -> Discovered:
     """Look at an ASGI or WSGI application."""
     layers: list[_Layer] = []
     routes: list[_Route] = []
+    project: list[CheckedOperation] = []
+    views: list[_Route] = []
+    mistakes: list[Mistake] = []
     for part, prefix in parts_of(app):
+        if is_django(part):
+            project, views, mistakes = _of_django()
+            continue
         layers += _layers(part, prefix)
         routes += _routes(getattr(part, "routes", None) or (), prefix)
         routes += _rules(part)
     operations = [*_of_layers(layers), *_of_endpoints(routes, layers), *_of_bulks(routes)]
     declared = any(each.way == "endpoint" for each in operations)
-    mistakes: list[Mistake] = []
+    operations += [*project, *_of_bulks(views)]
     if declared and not any(layer.surface is None for layer in layers):
         said = "operations are declared, but semel.install(app) was not called: every call of them fails"
         mistakes.append(Mistake(said, "call semel.install(app) once, after you create the application"))
     mistakes += _find_read_routes(routes)
     listed = [
         f"{method} {route.path}"
-        for route in routes
+        for route in (*routes, *(view for view in views if view.named))
         if not _takes_imports(route.endpoint)  # known by their content: no client's key protects them
         for method in route.methods
         if method in UNSAFE_METHODS
@@ -204,7 +218,7 @@ def parts_of(app: Any) -> Iterator[tuple[Any, str]]:
         seen.add(id(part))
         yield part, prefix
         instance = getattr(part, "__dict__", {})
-        waiting += [(instance.get(name), prefix) for name in ("wsgi_app", "app", "asgi_app", "middleware_stack")]
+        waiting += [(instance.get(name), prefix) for name in _WRAPPED]
         for route in inner if isinstance(inner := getattr(part, "routes", None), list) else ():
             if hasattr(route, "routes"):  # a mount; of a plain route "app" is the endpoint
                 waiting.append((getattr(route, "app", None), prefix + (getattr(route, "path", None) or "")))
@@ -280,6 +294,19 @@ def functions_of(view: Any, methods: frozenset[str]) -> Iterator[tuple[frozenset
             yield frozenset({method}), function
     else:
         yield methods, getattr(kind, "dispatch_request", view) if kind is not None else view
+
+
+def _of_django() -> tuple[list[CheckedOperation], list[_Route], list[Mistake]]:
+    """The project that this process has set up: its operations, its views that take commands, its mistakes."""
+    project = import_module("semel.integrations.django.discovery")
+    checks = import_module("semel.integrations.django.checks")
+    operations = [replace(each, path=_use_braces(each.path)) for each in project.project_operations()]
+    views = [
+        _Route(_use_braces(view.path), view.methods, view.function, view.names_methods)
+        for view in project.views()
+        if not view.is_repeated
+    ]
+    return operations, views, [Mistake(*each) for each in checks.project_mistakes()]
 
 
 # --- what was found -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from semel.admin.doctor.server import look_at_tables
 from semel.check.answers import CheckAnswer
 from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
-from semel.core.contract import Finding, Observable, Observed
+from semel.core.contract import DoctorFinding, Observable, Observed
 from semel.core.model import Effects
 from semel.engine.backend import hide_password
 from semel.engine.requirements import Needs
@@ -77,7 +77,7 @@ def _of_settings(
     return CheckAnswer(QUESTION, "ok", f"{name} matches the declaration")
 
 
-def _observe(url: str) -> tuple[list[Observed], bool, Finding | None]:
+def _observe(url: str) -> tuple[list[Observed], bool, DoctorFinding | None]:
     engine = Engine.connect(url)
     try:
         store = engine.store

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Final, TextIO
 
@@ -62,6 +64,35 @@ MODULES: Final = {
 }
 
 
+_NAMES: Final = "|".join(sorted(MODULES, key=len, reverse=True))
+_MIGRATE: Final = re.compile(r"(?<![\w.-])semel migrate(?: --url [^\s;,)\"\\]+)?(?! --)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The application whose own command line runs a command, such as ``manage.py semel list``.
+
+    Parameters: ``source`` of the store's URL, for people; ``prefix`` of a command there; ``migrate`` the command that
+    makes the tables there, None for Semel's own; ``application`` that is looked at where none is named.
+    """
+
+    source: str
+    prefix: str
+    migrate: str | None = None
+    application: str | None = None
+
+    def reword(self, text: str) -> str:
+        """A text with Semel's commands as they are typed in this project.
+
+        >>> Project("its settings", "manage.py semel", "manage.py migrate").reword("run: semel migrate; semel list")
+        'run: manage.py migrate; manage.py semel list'
+        """
+        if self.migrate is not None:
+            text = _MIGRATE.sub(self.migrate, text)
+        done = re.escape(self.prefix.removesuffix("semel"))  # in a text that was reworded before
+        return re.sub(rf"(?<![\w.-])(?<!{done})semel (?=(?:{_NAMES})\b)", f"{self.prefix} ", text)
+
+
 def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
     """The parser and its commands.
 
@@ -82,15 +113,19 @@ def grammar(name: str | None = None) -> tuple[Parser, Commands[Parser]]:
     return parser, commands
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, project: Project | None = None) -> int:
     """Run one command; returns its exit code.
+
+    Parameters: ``project`` the application that this process is part of, whose store the command uses.
 
     >>> main(["--url", "sqlit:///x.db", "list"])
     2
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    elsewhere = any(word == "--url" or word.startswith("--url=") for word in arguments)
+    reword = None if project is None or elsewhere else project.reword  # of another store, Semel's own commands
     try:
-        return int(_run(arguments, Output(machine="--json" in arguments)))
+        return int(_run(arguments, Output(machine="--json" in arguments, reword=reword), project))
     except BrokenPipeError:
         # The reader of our output has gone (`semel list | head`): end quietly, and prevent a second flush.
         for stream in (sys.stdout, sys.stderr):
@@ -98,12 +133,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.OK
 
 
-def _run(arguments: Sequence[str], out: Output) -> int:
+def _run(arguments: Sequence[str], out: Output, project: Project | None) -> int:
     try:
         parser, commands = grammar(command_word(arguments))
         options = parse(parser, commands, arguments)
         if "run" not in options:
             parser.error("a command is missing")
+        options.project = project
         code: int = options.run(options, out)
         return code
     except SystemExit as end:  # --help and --version

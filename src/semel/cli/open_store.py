@@ -41,6 +41,9 @@ def source_of_url(options: argparse.Namespace) -> str:
     """The source of the store's URL, for people."""
     if getattr(options, "url", None):
         return "--url"
+    project = getattr(options, "project", None)
+    if project is not None:
+        return str(project.source)
     return "$SEMEL_URL" if os.environ.get("SEMEL_URL") else "default"
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO
 
@@ -24,11 +24,20 @@ _STYLES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow":
 class Output:
     """A command's output. In JSON mode stdout gets exactly one document, even if the command fails.
 
-    `serve`, `watch` and `export` are the exceptions: they print one document a line.
+    `serve`, `watch` and `export` are the exceptions: they print one document a line. ``reword`` writes the commands
+    in a text as they are typed where this one was.
     """
 
-    def __init__(self, *, machine: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        machine: bool,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        reword: Callable[[str], str] | None = None,
+    ) -> None:
         self.machine = machine
+        self._reword = reword or (lambda text: text)
         # A process may be started with a closed stream (`semel list >&-`): then there is no output.
         self._stdout = stdout or sys.stdout or StringIO()
         self._stderr = stderr or sys.stderr or StringIO()
@@ -41,17 +50,18 @@ class Output:
         """Lines for people, each made safe; silent in JSON mode."""
         if not self.machine:
             for line in lines:
-                print(safe(line), file=self._stdout, flush=True)
+                print(safe(self._reword(line)), file=self._stdout, flush=True)
 
     def say_styled(self, style: str, line: str) -> None:
         """As ``say``, in a colour where a terminal shows one."""
         if not self.machine:
-            shown = safe(line)
+            shown = safe(self._reword(line))
             text = f"\x1b[{_STYLES[style]}m{shown}\x1b[0m" if self._coloured else shown
             print(text, file=self._stdout, flush=True)
 
     def say_hanging(self, head: str, text: str, style: str | None = None) -> None:
         """``head`` and ``text`` on one line; on a terminal wrapped to its width, the text's lines below each other."""
+        text = self._reword(text)
         if (layout := self._layout()) is not None and len(head) <= layout.console.width // 2:
             layout.hanging(head, safe(text), style)
             return
@@ -100,12 +110,12 @@ class Output:
 
     def note(self, line: str) -> None:
         """A remark beside the result (progress, warnings, errors): always on stderr."""
-        print(safe(line), file=self._stderr, flush=True)
+        print(safe(self._reword(line)), file=self._stderr, flush=True)
 
     def document(self, value: Json) -> None:
         """The result for machines; silent in text mode."""
         if self.machine:
-            print(json.dumps(value), file=self._stdout, flush=True)
+            print(self._reword(json.dumps(value)), file=self._stdout, flush=True)
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Left-aligned columns, as wide as their content; on a terminal at most as wide as that, long cells folded."""

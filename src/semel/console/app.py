@@ -214,8 +214,9 @@ class Console:
 
     def _overview(self, request: Request) -> dict[str, Any]:
         seen = read_census(self._engine)
-        events = None
+        events = messages = None
         if self._engine.store.capabilities.holds_features:
+            messages = self._engine.perform("inbox", InboxRows(self._engine.store, "", 1, 0).backlog)
             events = self._engine.perform("events", Events(dialect_of(self._engine.store, "events")).depth)
         lag = purge_lag(self._engine, seen)
         return {
@@ -225,6 +226,7 @@ class Console:
             "doubts": groups(seen, "doubt"),
             "operations": groups(seen, "operation")[:PAGE_ROWS],
             "events": events,
+            "messages": messages,
             "oldest_open": span_text(seen.now - seen.open[0].created_at) if seen.open else None,
             "oldest": span_text(events.oldest_us) if events is not None and events.waiting else None,
             "hour": last_hour(self._engine, seen),

@@ -73,10 +73,10 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """The finding of one check. A warning or problem has a remedy, in ``remedy`` or in an error's own text.
 
-    >>> Finding("disk", "ok", "12 GiB free").is_bad
+    >>> DoctorFinding("disk", "ok", "12 GiB free").is_bad
     False
     """
 
@@ -100,8 +100,8 @@ class DoctorCheck(NamedTuple):
     """
 
     name: str
-    look: MakeFlow[list[Finding]]
-    refused: Finding | None = None
+    look: MakeFlow[list[DoctorFinding]]
+    refused: DoctorFinding | None = None
     is_slow: bool = False
 
 

@@ -152,9 +152,10 @@ def semel_commands(info: type, url_of: Callable[[Any], str]) -> click.Command:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
     def run(context: click.Context, arguments: tuple[str, ...]) -> None:
-        from semel.cli.main import main
+        from semel.cli.main import Project, main
 
         os.environ["SEMEL_URL"] = url_of(context.ensure_object(info).load_app())  # --url still says otherwise
-        sys.exit(main(list(arguments)))
+        project = Project("the application's engine", f"{context.find_root().info_name or 'flask'} semel")
+        sys.exit(main(list(arguments), project))
 
     return run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from semel.admin.filters import pages
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 from semel.core.identity import uuid_text
 from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
 from semel.core.record import answer_of
@@ -114,7 +114,7 @@ def _note_unreadable(row: Record, done: Resealed, why: str) -> None:
         done.named.append(f"operation {uuid_text(row.operation_id)} ({row.operation}, {why})")
 
 
-def look_at_sealing(engine: Engine) -> Iterator[Finding]:
+def look_at_sealing(engine: Engine) -> Iterator[DoctorFinding]:
     """Find the keys of the newest sealed answers, and check whether this process has them."""
     yield from _look_at_parts(engine)
     found = _newest(engine)
@@ -137,16 +137,16 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
     of = f"of the newest {LOOKED_AT} records, answers are sealed under {used}"
     if sealer is None:
         remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
-        yield Finding("sealing", "note", f"{of}; no keys are given here", remedy)
+        yield DoctorFinding("sealing", "note", f"{of}; no keys are given here", remedy)
         return
     names = sealer.key_names if isinstance(sealer, Sealer) else tuple(keys)
     missing = sorted(set(keys) - set(names))
     if missing:
-        yield Finding("sealing", "problem", f"{of}; the ring has no key {names_text(missing)}", ADD_KEY)
+        yield DoctorFinding("sealing", "problem", f"{of}; the ring has no key {names_text(missing)}", ADD_KEY)
     elif not closed:
-        yield Finding("sealing", "ok", f"{of}, all in the ring")
+        yield DoctorFinding("sealing", "ok", f"{of}, all in the ring")
     if closed:
-        yield Finding(
+        yield DoctorFinding(
             "sealing",
             "problem",
             f"{len(closed)} sealed answers cannot be decrypted: {names_text(closed)}",
@@ -154,7 +154,7 @@ def look_at_sealing(engine: Engine) -> Iterator[Finding]:
         )
 
 
-def _look_at_parts(engine: Engine) -> Iterator[Finding]:
+def _look_at_parts(engine: Engine) -> Iterator[DoctorFinding]:
     """Find the keys of details, steps, requests and stored files that this process lacks."""
     sealer = engine.core.sealer
     known = sealer.key_names if isinstance(sealer, Sealer) else ()
@@ -170,9 +170,9 @@ def _look_at_parts(engine: Engine) -> Iterator[Finding]:
     what = "; ".join(f"{kind} under {names_text(sorted(keys))}" for kind, keys in missing.items())
     if sealer is None:
         remedy = "to check them, set SEMEL_SEAL_KEYS_FILE to the key ring's file"
-        yield Finding("sealed-parts", "note", f"other sealed data: {what}; no keys are given here", remedy)
+        yield DoctorFinding("sealed-parts", "note", f"other sealed data: {what}; no keys are given here", remedy)
         return
-    yield Finding("sealed-parts", "problem", f"the ring lacks keys of other sealed data: {what}", ADD_KEY)
+    yield DoctorFinding("sealed-parts", "problem", f"the ring lacks keys of other sealed data: {what}", ADD_KEY)
 
 
 def _newest(engine: Engine) -> Sequence[Record]:

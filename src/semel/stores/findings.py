@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 
 NAMES_SHOWN: Final = 5
 
@@ -20,7 +20,7 @@ def names_text(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def look_at_connections(used: int, most: int) -> Finding:
+def look_at_connections(used: int, most: int) -> DoctorFinding:
     """The finding on a server that serves so many clients of so many that it admits.
 
     >>> look_at_connections(95, 100).level
@@ -28,9 +28,9 @@ def look_at_connections(used: int, most: int) -> Finding:
     """
     detail = f"{used} of {most} connections are taken"
     if used * 10 < most * 9:
-        return Finding("connections", "ok", detail)
+        return DoctorFinding("connections", "ok", detail)
     remedy = "lower connections_max in the URLs (it counts for each process), raise the server's limit, or use a pooler"
-    return Finding("connections", "warning", detail, remedy)
+    return DoctorFinding("connections", "warning", detail, remedy)
 
 
 def size_text(size: int) -> str:

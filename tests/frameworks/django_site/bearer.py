@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from rest_framework import authentication
+from rest_framework import authentication, exceptions
 
 from tests.frameworks.django_site.outer import user_of
 
@@ -15,6 +15,8 @@ class Bearer(authentication.BaseAuthentication):  # type: ignore[misc]  # it shi
 
     def authenticate(self, request: Any) -> Any:
         user = user_of(request)
+        if request.headers.get("Authorization") == "Bearer refused":
+            raise exceptions.AuthenticationFailed("this token has expired")
         return None if user is None else (user, None)
 
     def authenticate_header(self, request: Any) -> str:

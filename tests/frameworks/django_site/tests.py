@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import threading
 import uuid
+from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit
 
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group, Permission, User
 from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, models
 from django.http import HttpResponse, JsonResponse
 from django.test import AsyncClient, Client, TestCase, TransactionTestCase, override_settings
 from django.test.utils import isolate_apps
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
+from rest_framework.authentication import BasicAuthentication
 
+from semel.cli.main import Project, main
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
-from tests.frameworks.django_site import views
+from tests.frameworks.django_site import rest, views
 from tests.frameworks.django_site.models import Effect
 from tests.service.served import await_true
 
@@ -75,6 +80,13 @@ class Asking:
         """The status of this key's operation, or None."""
         found = self.client.get(f"{path}?key={self.key}", headers={"Authorization": "Bearer alice"})
         return json.loads(found.content)["state"] if found.status_code == 200 else None
+
+
+def run_semel(*arguments: str) -> Any:
+    """A command's document, whatever its exit code."""
+    with redirect_stdout(io.StringIO()) as told:
+        main(["--json", *arguments])
+    return json.loads(told.getvalue())
 
 
 def effects() -> list[str]:
@@ -499,6 +511,38 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert effects() == ["invoice", f"pay {found}"]
         assert self.ask(f"/rest/{found + 100}/pay/", {}).status_code == 404
 
+    def test_the_status_link_takes_the_token_that_placed_the_order(self) -> None:
+        """No middleware knows the caller here: only the classes of REST framework do."""
+        with override_settings(MIDDLEWARE=["semel.integrations.django.middleware.SemelMiddleware"]):
+            answered = self.ask("/plain", {"what": "p"})
+            assert answered.status_code == 201
+            link = urlsplit(self.status_links(answered)[0].partition("<")[2].partition(">")[0]).path
+
+            def status(path: str, token: str | None = "alice") -> int:
+                headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+                found: int = self.client.get(path, headers=headers).status_code
+                return found
+
+            for path, foreign in ((link, 404), (f"/operations/?key={self.key}", 404)):
+                got = [status(path, token) for token in ("alice", "bob", None, "refused")]
+                assert got == [200, foreign, 401, 401], path
+
+    def test_the_page_of_problems_needs_no_caller(self) -> None:
+        problem = self.ask("/plain", {"what": "p"}, key=None)
+        assert "/operations/problems#" in problem.headers["Link"]
+        answered = self.client.get("/operations/problems")
+        assert (answered.status_code, answered.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+
+    def test_a_view_that_authenticates_otherwise_than_its_status_is_told(self) -> None:
+        def told() -> list[str]:
+            return [each.msg for each in checks.run_checks() if each.id == "semel.W004"]
+
+        assert told() == []
+        with mock.patch.object(rest.plain.cls, "authentication_classes", [BasicAuthentication]):
+            assert "rest.plain authenticates by BasicAuthentication" in told()[0]
+            with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
+                assert told() == []
+
     def test_a_function_below_api_view(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201
         assert effects() == ["p"]
@@ -563,8 +607,19 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert {each.id for each in checks.run_checks()} >= {"semel.E004"}
 
     def test_settings_are_checked(self) -> None:
-        with override_settings(SEMEL={"CALER": "x"}):
-            assert [each.id for each in checks.run_checks()] == ["semel.E001"]
+        wrong: dict[str, tuple[Any, str]] = {
+            "caller": ({"CALER": "x"}, "unknown setting 'CALER'; did you mean 'CALLER'?"),
+            "tenant": ({"TENENT": "x"}, "unknown setting 'TENENT'; did you mean 'TENANT'?"),
+            "small": ({"tenant": "x"}, "did you mean 'TENANT'?"),
+            "surface": ({"WAIT_SECOND_MAX": 1}, "did you mean 'WAIT_SECONDS_MAX'?"),
+            "far": ({"XYZ": 1}, "known are URL, DATABASE, CALLER, TENANT, ENGINE"),
+            "engine": ({"ENGINE": {"confirm_second": 1}}, "did you mean 'confirm_seconds'?"),
+            "value": ({"WAIT_SECONDS_MAX": -1}, "wait_seconds_max"),
+        }
+        for given, says in wrong.values():
+            with override_settings(SEMEL=given):
+                [error] = [each for each in checks.run_checks() if each.id == "semel.E001"]
+                assert says in error.msg, error
         with override_settings(SEMEL={"CALLER": "no.such.place"}):
             assert [each.id for each in checks.run_checks()] == ["semel.E001"]
 
@@ -588,7 +643,47 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         assert "x-semel" not in document["paths"]["/rest/"]["get"]
         assert "SemelProblem" in document["components"]["schemas"]
 
+    def test_check_config_and_openapi_see_the_projects_operations(self) -> None:
+        for application in ("tests.frameworks.django_site.servers:wsgi", "tests.frameworks.django_site.urls"):
+            found = run_semel("check", application)
+            paths = {each["operation"]: each["path"] for each in found["operations"]}
+            assert paths["atomic"] == "/atomic"
+            assert paths["rest.charge"] == "/rest/{pk}/charge/"
+            assert paths["numbered"] == "/numbered/{number}"
+            assert {"orders.create", "rest.plain"} <= set(paths)
+            [charge] = [each for each in found["operations"] if each["operation"] == "rest.charge"]
+            assert charge["methods"] == ["POST"]
+            assert len(charge["answers"]) == 19
+            assert found["mistakes"] == []
+            shown = {each["operation"]: each["route"] for each in run_semel("config", application)["operations"]}
+            assert shown["rest.create"] == "POST /rest/"
+            assert "x-semel" in run_semel("openapi", application)["paths"]["/rest/{pk}/charge/"]["post"]
+
+    def test_a_project_is_checked_with_no_application_named(self) -> None:
+        for command in ("check", "openapi"):
+            with redirect_stdout(io.StringIO()) as told, contextlib.suppress(CommandError):
+                call_command("semel", "--", command)
+            assert "rest.charge" in told.getvalue()
+            assert "semel check" not in told.getvalue().replace("manage.py semel check", "")
+
+    def test_a_mistake_of_the_project_is_unsafe(self) -> None:
+        with override_settings(MIDDLEWARE=[]):
+            found = run_semel("check", "django.core.wsgi:get_wsgi_application()")
+        assert "operations are declared, and Semel's middleware is missing" in found["mistakes"]
+        assert found["unsafe"] > 0
+
+    def test_doctor_says_whose_settings_name_the_store_and_what_makes_its_tables(self) -> None:
+        with redirect_stdout(io.StringIO()) as told, contextlib.suppress(CommandError):
+            call_command("semel", "--", "doctor")
+        assert "(by the project's settings)" in told.getvalue()
+        found = Project("s", "manage.py semel", "manage.py migrate")
+        assert found.reword("run: semel migrate --url sqlite:///x; see: semel list") == (
+            "run: manage.py migrate; see: manage.py semel list"
+        )
+        assert found.reword(found.reword("semel settle ID")) == "manage.py semel settle ID"
+
     def test_the_command_line_uses_the_projects_store(self) -> None:
         with mock.patch("semel.integrations.django.management.commands.semel.main", return_value=0) as main:
             call_command("semel", "list")
-        assert main.call_args.args == (["list"],)
+        arguments, project = main.call_args.args
+        assert (arguments, project.prefix) == (["list"], "manage.py semel")

@@ -121,7 +121,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
             for id, found in ((str(alice.pk), alice.pk), ("0", None), ("user of x.Y: 1", None)):
                 assert site().resumed_user(Caller("single", id)).pk == found
         with override_settings(SEMEL={"RESUMED_USER": 7}), pytest.raises(ConfigurationError, match="of a Caller"):
-            site()
+            site().resumed_user(Caller("single", "1"))
 
     def test_an_async_view_is_answered_202_and_completed_too(self) -> None:
         async def ask(headers: Any = ASYNC) -> Any:

@@ -49,7 +49,6 @@ class Adapter:
 
 
 _NO_SCHEMA: Final = "none of its own; use `semel openapi`"
-_UNSEEN: Final = "it cannot read Django's URLs"
 _OUTSIDE: Final = "it claims outside of them; set `may=`"
 _ENDPOINT: Final = "by a separate endpoint"
 _CONNECTION: Final = "`permit.connection`, or a session on it (`session_on`)"
@@ -61,7 +60,7 @@ _MIDDLEWARE: Final = {
     Feature.IMPORTS: _ENDPOINT,
     Feature.OPENAPI: _NO_SCHEMA,
 }
-_DJANGO: Final = {Feature.OPENAPI: "REST framework's", Feature.COMMAND: _UNSEEN}
+_DJANGO: Final = {Feature.OPENAPI: "REST framework's"}
 
 ADAPTERS: Final = (
     Adapter("FastAPI", "fastapi.md", "fastapi", "uvicorn", "starlette"),
@@ -72,7 +71,7 @@ ADAPTERS: Final = (
         "django",
         "gunicorn",
         "django",
-        {Feature.OPENAPI: "REST framework's", Feature.COMMAND: _UNSEEN},
+        {Feature.OPENAPI: "REST framework's"},
     ),
     Adapter(
         "REST framework",
@@ -80,7 +79,7 @@ ADAPTERS: Final = (
         "rest",
         "uvicorn",
         "rest",
-        {Feature.IMPORTS: "Django's", Feature.COMMAND: _UNSEEN},
+        {Feature.IMPORTS: "Django's"},
     ),
     Adapter("Flask", "flask.md", "flask", "gunicorn", "flask", {Feature.OPENAPI: _NO_SCHEMA}),
     Adapter(

@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.admin.export_rows import row_name
 from semel.admin.move.rows import pages_of
 from semel.admin.receivers import Behind, receivers_behind
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 from semel.core.identity import uuid_text
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
@@ -31,26 +31,26 @@ OVERDUE_MAX: Final = 100  # imports that are counted
 _OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and none of them is unpacked
 
 
-def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[Finding]:
+def look_at_messages(engine: Engine, *, full: bool, quick: bool = False) -> Iterator[DoctorFinding]:
     """The findings on events, imports and messages, and on damaged rows; none where the store keeps none.
 
-    Parameters: ``quick`` leaves out what looks at every message and row.
+    Parameters: ``quick`` leaves out what looks at every row.
     """
     if not is_kept_by(engine.store):
         return
     yield from _look_at_events(engine)
     yield from _look_at_imports(engine)
+    yield _look_at_inbox(engine)
     if not quick:
-        yield _look_at_inbox(engine)
         yield _look_at_rows(engine, full=full)
 
 
-def _look_at_events(engine: Engine) -> Iterator[Finding]:
+def _look_at_events(engine: Engine) -> Iterator[DoctorFinding]:
     events = Events(dialect_of(engine.store, "events"))
     depth = engine.perform("events", events.depth)
     if depth.parked:
         first = engine.perform("events", lambda: events.find(0, 1, parked=True))
-        yield Finding(
+        yield DoctorFinding(
             "events",
             "warning",
             (
@@ -63,7 +63,7 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
     relays = late and engine.perform("relays", Copies(engine.store).relay_us)
     behind, others_us = receivers_behind(engine) if late or depth.parked else ([], 0)
     if depth.parked and any(receiver_of(each) is None for each in engine.perform("events", events.find_disabled)):
-        yield Finding(
+        yield DoctorFinding(
             "events",
             "warning",
             "the webhook's endpoint is disabled, since it has answered 410 Gone: nothing is sent to it",
@@ -74,13 +74,13 @@ def _look_at_events(engine: Engine) -> Iterator[Finding]:
     yield from map(_receiver, slow[:NAMED_MAX])
     if len(slow) > NAMED_MAX:
         named = f"{len(slow) - NAMED_MAX} more receivers have not received their webhooks"
-        yield Finding("events", "warning", named, "list them: semel events")
+        yield DoctorFinding("events", "warning", named, "list them: semel events")
     if late and not relays:
         yield _waiting_long(depth.waiting, depth.oldest_us, relays=False)
     elif late and (others_us > WAITS_US or not slow):
         yield _waiting_long(depth.waiting, max(others_us, 0 if slow else depth.oldest_us), relays=True)
     elif not depth.parked and not slow:
-        yield Finding("events", "ok", f"{depth.waiting} waiting, none parked")
+        yield DoctorFinding("events", "ok", f"{depth.waiting} waiting, none parked")
 
 
 def _first(found: Sequence[Waiting]) -> str:
@@ -89,13 +89,13 @@ def _first(found: Sequence[Waiting]) -> str:
     )
 
 
-def _receiver(behind: Behind) -> Finding:
+def _receiver(behind: Behind) -> DoctorFinding:
     waiting, parked, oldest_us = behind.depth
     waits = f"{waiting} wait, the oldest for {span_text(oldest_us)}" if waiting else "none waits"
     why = "" if behind.reason is None else f"; the first was refused: {behind.reason}"
     topic = receiver_topic(behind.receiver)
     if behind.disabled:
-        return Finding(
+        return DoctorFinding(
             "events",
             "warning",
             f"the receiver {behind.receiver!r} is disabled, since it has answered 410 Gone: {waits}, {parked} parked",
@@ -103,7 +103,7 @@ def _receiver(behind: Behind) -> Finding:
             f"then: semel events drop --topic {topic}",
         )
     again = f"; then retry the parked events: semel events retry --topic {topic}" if parked else ""
-    return Finding(
+    return DoctorFinding(
         "events",
         "warning",
         f"the receiver {behind.receiver!r} has not received its webhooks: {waits}, {parked} parked{why}",
@@ -114,16 +114,16 @@ def _receiver(behind: Behind) -> Finding:
     )
 
 
-def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
+def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> DoctorFinding:
     detail = f"{waiting} not published, the oldest for {span_text(oldest_us)}"
     if relays:
-        return Finding(
+        return DoctorFinding(
             "events",
             "warning",
             f"{detail}, although a relay runs",
             "its log shows whether it reaches the sink; semel events lists the refused event and the events behind it",
         )
-    return Finding(
+    return DoctorFinding(
         "events",
         "warning",
         f"{detail}; no relay runs",
@@ -132,13 +132,13 @@ def _waiting_long(waiting: int, oldest_us: int, *, relays: bool) -> Finding:
     )
 
 
-def _look_at_imports(engine: Engine) -> Iterator[Finding]:
+def _look_at_imports(engine: Engine) -> Iterator[DoctorFinding]:
     """Imports that no process has taken although any could have: none where all go on."""
     rows = ImportRows(engine.store)
     found = engine.perform("import", lambda: rows.overdue(OVERDUE_US, OVERDUE_MAX))
     if found:
         first, more = found[0], "" if len(found) < OVERDUE_MAX else " or more"
-        yield Finding(
+        yield DoctorFinding(
             "imports",
             "warning",
             f"{len(found)}{more} wait, and no process runs them; the first is {uuid_text(first.id)} of "
@@ -147,11 +147,11 @@ def _look_at_imports(engine: Engine) -> Iterator[Finding]:
         )
 
 
-def _look_at_inbox(engine: Engine) -> Finding:
+def _look_at_inbox(engine: Engine) -> DoctorFinding:
     backlog = engine.perform("inbox", InboxRows(engine.store, "", 1, 0).backlog)
     if not backlog.parked:
-        return Finding("messages", "ok", f"{backlog.tried} tried and not handled yet, none parked")
-    return Finding(
+        return DoctorFinding("messages", "ok", f"{backlog.tried} tried and not handled yet, none parked")
+    return DoctorFinding(
         "messages",
         "warning",
         f"{backlog.parked} parked, the first for {span_text(backlog.parked_us)}: they failed too often and were not "
@@ -163,7 +163,7 @@ def _look_at_inbox(engine: Engine) -> Finding:
     )
 
 
-def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
+def _look_at_rows(engine: Engine, *, full: bool) -> DoctorFinding:
     seen = bad = 0
     named: list[str] = []
     whole = True
@@ -182,9 +182,11 @@ def _look_at_rows(engine: Engine, *, full: bool) -> Finding:
         seen += of_noun
     extent = "" if whole else f" (the first {ROWS_LOOKED_AT} of each kind; --full reads all)"
     if not bad:
-        return Finding("rows", "ok", f"{seen} operations, bulks, items, events, messages and steps are sound{extent}")
+        return DoctorFinding(
+            "rows", "ok", f"{seen} operations, bulks, items, events, messages and steps are sound{extent}"
+        )
     more = "" if bad <= len(named) else f" and {bad - len(named)} more"
-    return Finding(
+    return DoctorFinding(
         "rows",
         "problem",
         f"{bad} damaged{extent}: {'; '.join(named)}{more}",

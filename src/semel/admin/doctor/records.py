@@ -9,7 +9,7 @@ from typing import Final, Self
 from semel.admin.describe import state_label
 from semel.admin.filters import find_bounded, pages
 from semel.admin.reconciliations import look_at_reconciliations
-from semel.core.contract import Finding, Store
+from semel.core.contract import DoctorFinding, Store
 from semel.core.flow import Flow
 from semel.core.model import Effects, Find, Record, State
 from semel.core.timing import span_text
@@ -37,7 +37,7 @@ class _Standing:
         return cls(len(chosen), min(chosen, key=lambda record: record.created_at, default=None), more)
 
 
-def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]:
+def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[DoctorFinding]:
     """Check the records of a store, and yield findings.
 
     Parameters: ``quick`` looks at the store's own list of what needs attention alone.
@@ -60,7 +60,7 @@ def look_at_records(engine: Engine, *, quick: bool = False) -> Iterator[Finding]
     yield from _look_at_abandoned(engine)
 
 
-def _count(engine: Engine) -> Finding:
+def _count(engine: Engine) -> DoctorFinding:
     """Count the records in each state, by reading all of them."""
     counts = engine.perform("counts", engine.store.counts)
     names = {int(state): state_label(state.name).lower() for state in State}
@@ -68,7 +68,7 @@ def _count(engine: Engine) -> Finding:
         f"{count} {names.get(state, f'damaged ({state})')}" for state, count in sorted(counts.items(), key=_place)
     )
     damaged = [state for state in counts if state not in names]
-    return Finding(
+    return DoctorFinding(
         "records",
         "problem" if damaged else "ok",
         listed or "none yet",
@@ -82,13 +82,13 @@ def _place(counted: tuple[object, int]) -> tuple[bool, int, str]:
     return (False, state, "") if isinstance(state, int) else (True, 0, str(state))
 
 
-def _about_resting(resting: _Standing, now: int) -> Finding:
+def _about_resting(resting: _Standing, now: int) -> DoctorFinding:
     """The commands between their steps or items that no process holds: some of their retries never come."""
     if resting.oldest is None:
-        return Finding("resting", "ok", "none")
+        return DoctorFinding("resting", "ok", "none")
     count = f"{'more than ' if resting.more else ''}{resting.count}"
     age = span_text(now - resting.oldest.created_at)
-    return Finding(
+    return DoctorFinding(
         "resting",
         "note",
         f"{count} between their steps or items, held by no process, the oldest started {age} ago",
@@ -99,19 +99,19 @@ def _about_resting(resting: _Standing, now: int) -> Finding:
     )
 
 
-def _look_at_abandoned(engine: Engine) -> Iterator[Finding]:
+def _look_at_abandoned(engine: Engine) -> Iterator[DoctorFinding]:
     """The resumable executions that no process holds or continues. Failed ones are at rest and do not count."""
     if not engine.store.capabilities.holds_features:
         return
     [now, found] = engine.perform("abandoned", lambda: _find_abandoned(engine.store))
     left = [each for each in found if 0 < each.lease_until < now - COMPLETED_WITHIN_US]
     if not left:
-        yield Finding("abandoned", "ok", "none")
+        yield DoctorFinding("abandoned", "ok", "none")
         return
     oldest = span_text(now - min(each.lease_until for each in left))
     names = ", ".join(sorted({each.operation for each in left})[:OPERATIONS_SHOWN])
     count = f"{'at least ' if len(found) == PAGE else ''}{len(left)}"
-    yield Finding(
+    yield DoctorFinding(
         "abandoned",
         "warning",
         f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
@@ -137,24 +137,24 @@ def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list
     return page.now, records, page.next_before is not None
 
 
-def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> Finding:
+def _about(kind: _Standing, now: int, check: str, name: str, remedy: str) -> DoctorFinding:
     if kind.oldest is None:
-        return Finding(check, "ok", "none")
+        return DoctorFinding(check, "ok", "none")
     count = f"{'more than ' if kind.more else ''}{kind.count}"
-    return Finding(
+    return DoctorFinding(
         check, "warning", f"{count} {name}, the oldest for {span_text(now - kind.oldest.lease_until)}", remedy
     )
 
 
-def _about_lapsed(lapsed: _Standing, now: int) -> Finding:
+def _about_lapsed(lapsed: _Standing, now: int) -> DoctorFinding:
     oldest = lapsed.oldest
     if oldest is None:
-        return Finding("lapsed", "ok", "none")
+        return DoctorFinding("lapsed", "ok", "none")
     over = now - oldest.lease_until
     detail = f"{lapsed.count} open with a lapsed lease, the oldest for {span_text(over)}"
     if oldest.effects != Effects.IDEMPOTENT and over > REAPED_WITHIN_US:
         remedy = (
             "run semel worker, which reaps; in an ASGI application semel.install(app) or manage_engine=True also reaps"
         )
-        return Finding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
-    return Finding("lapsed", "note", detail)
+        return DoctorFinding("lapsed", "warning", f"{detail}; no reaper is running", remedy)
+    return DoctorFinding("lapsed", "note", detail)

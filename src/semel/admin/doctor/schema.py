@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Final
 
-from semel.core.contract import Finding, Identity, Store
+from semel.core.contract import DoctorFinding, Identity, Store
 from semel.core.flow import ask
 from semel.engine.sync_engine import Engine
 from semel.stores.sql.dialect import dialect_of
@@ -23,17 +23,17 @@ _ADDED: Final = re.compile(r"ALTER TABLE (semel_\w+) ADD COLUMN (?:IF NOT EXISTS
 _COLUMN: Final = re.compile(r"^ {4}([a-z]\w*) ", re.MULTILINE)  # what is no column is written in capitals
 
 
-def look_at_schema(engine: Engine, identity: Identity) -> Finding:
+def look_at_schema(engine: Engine, identity: Identity) -> DoctorFinding:
     """The finding on the version of the schema, and on its tables."""
     done, pending = engine.store.migrations[: identity.schema_version], pending_of(engine.store, identity)
     lacking = missing(engine, done)
     if lacking:
-        return Finding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
+        return DoctorFinding("schema", "problem", f"version {identity.schema_version}, but {lacking}", REMEDY)
     if not pending:
         pending = tuple(engine.perform("doctor", engine.store.missing_additions))
     if pending:
-        return Finding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
-    return Finding("schema", "ok", f"version {identity.schema_version}, nothing pending")
+        return DoctorFinding("schema", "warning", f"pending: {', '.join(pending)}", "run: semel migrate")
+    return DoctorFinding("schema", "ok", f"version {identity.schema_version}, nothing pending")
 
 
 def missing(engine: Engine, migrations: Iterable[str]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from semel.core.contract import DoctorCheck, Finding, Level, Observable
+from semel.core.contract import DoctorCheck, DoctorFinding, Level, Observable
 from semel.engine.sync_engine import Engine
 from semel.errors import StatementRefused
 
-ShowSlow = Callable[[str, Callable[[], list[Finding]]], list[Finding]]
+ShowSlow = Callable[[str, Callable[[], list[DoctorFinding]]], list[DoctorFinding]]
 """Runs slow work of this name, and shows that it goes on."""
 
 TABLES: Final = "tables"
@@ -22,7 +22,7 @@ _LEVELS: Final[Mapping[str, Level]] = {
 }
 
 
-def look_at_tables(engine: Engine) -> Finding | None:
+def look_at_tables(engine: Engine) -> DoctorFinding | None:
     """The finding on the tables that an ATOMIC transaction cannot vouch for; None of a store without a server."""
     for check in engine.store.doctor(full=False, quick=True):
         if check.name == TABLES:
@@ -36,7 +36,7 @@ def look_at_store(
     full: bool = False,
     quick: bool = False,
     show: ShowSlow = lambda name, work: work(),
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """The findings on the server's settings, about all nodes of a cluster, and those of the store's own checks.
 
     Parameters: ``full`` and ``quick`` as :meth:`~semel.core.contract.Store.doctor` has them; ``show`` runs slow checks.
@@ -45,12 +45,12 @@ def look_at_store(
     """
     if isinstance(engine.store, Observable):
         for seen in engine.perform("observe", engine.store.observe):
-            yield Finding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)
+            yield DoctorFinding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)
     for check in engine.store.doctor(full=full, quick=quick):
         yield from _perform(engine, check, show)
 
 
-def _perform(engine: Engine, check: DoctorCheck, show: ShowSlow) -> list[Finding]:
+def _perform(engine: Engine, check: DoctorCheck, show: ShowSlow) -> list[DoctorFinding]:
     try:
         if check.is_slow:
             return show(check.name, lambda: engine.perform("doctor", check.look))

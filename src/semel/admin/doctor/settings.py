@@ -12,26 +12,30 @@ from pathlib import Path
 from typing import Final
 
 from semel.cli.open_store import hide_password, source_of_url, url_of
-from semel.core.contract import Finding
+from semel.core.contract import DoctorFinding
 from semel.reference.settings import Settings
 
 _PREFIX: Final = "SEMEL_"
 VARIABLES: Final = tuple(sorted(set(re.findall(r"SEMEL_[A-Z_]+", Settings.__doc__ or ""))))
 
 
-def look_at_settings(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def look_at_settings(
+    options: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Iterator[DoctorFinding]:
     """The findings about the URL, the id secret and the variables of the environment."""
     url = f"{hide_password(url_of(options))} (by {source_of_url(options)})"
-    yield Finding("settings", "ok", url)
+    yield DoctorFinding("settings", "ok", url)
     for name in sorted(environment):
         meant = _suggest(name)
         if meant is not None:
             detail = f"nothing reads the variable {name}; did you mean {meant}?"
-            yield Finding("settings", "warning", detail, "correct or unset it")
+            yield DoctorFinding("settings", "warning", detail, "correct or unset it")
     yield from _look_at_secret(environment.get("SEMEL_ID_SECRET_FILE"))
     keys = environment.get("SEMEL_SEAL_KEYS_FILE")
     if keys and _is_shared(keys):
-        yield Finding("sealing-keys", "warning", "users other than its owner can read their file", f"chmod 600 {keys}")
+        yield DoctorFinding(
+            "sealing-keys", "warning", "users other than its owner can read their file", f"chmod 600 {keys}"
+        )
 
 
 def _suggest(name: str) -> str | None:
@@ -52,11 +56,11 @@ def _is_shared(path: str) -> bool:
     return bool(Path(path).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
-def _look_at_secret(path: str | None) -> Iterator[Finding]:
+def _look_at_secret(path: str | None) -> Iterator[DoctorFinding]:
     if not path:
-        yield Finding("id-secret", "ok", "none: anyone who can read the store can test guesses of weak keys")
+        yield DoctorFinding("id-secret", "ok", "none: anyone who can read the store can test guesses of weak keys")
         return
     if _is_shared(path):
-        yield Finding("id-secret", "note", "users other than its owner can read its file", f"chmod 600 {path}")
+        yield DoctorFinding("id-secret", "note", "users other than its owner can read its file", f"chmod 600 {path}")
     else:
-        yield Finding("id-secret", "ok", "from its file, which only its owner can read")
+        yield DoctorFinding("id-secret", "ok", "from its file, which only its owner can read")

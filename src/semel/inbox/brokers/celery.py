@@ -112,6 +112,8 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
     def _again(self, id: str, error: Exception, *, busy: bool = False) -> Any:
         if self.request.called_directly or (self.request.is_eager and is_wrong_for_all(error)):
             raise error  # it cannot be mended between two tries
+        if self.request.is_eager and self.app.conf.task_eager_propagates:
+            raise error  # its sender gets it; a Retry, which Celery would propagate, says nothing of it
         if busy:
             log_busy(id)
         else:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning
+from django.core.checks import ERROR, CheckMessage, Error, Warning
 from django.urls import Resolver404, get_resolver, resolve
 
 from semel.check.answers import answers
-from semel.check.discovery import CheckedOperation
 from semel.errors import SemelError
+from semel.integrations.django.discovery import authenticated_by_default, declared_operations, views
 from semel.integrations.django.site import Site, site
 
 MIDDLEWARE: Final = "semel.integrations.django.middleware.SemelMiddleware"
@@ -25,17 +25,24 @@ _AFTER: Final = (  # what changes answers: inside of the capture, a first answer
 
 def check_installation(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     """The checks that need no database."""
+    here = site()
     try:
-        here = site()
         here.place(here.database)
     except SemelError as error:
-        return [Error(str(error), id="semel.E001")]
+        hint = "Correct SEMEL in the project's settings; until then every declared view answers 500."
+        return [Error(str(error), hint=hint, id="semel.E001")]
     get_resolver().url_patterns  # noqa: B018 -- imports the views, which declare their operations
     try:
         here.look_at_routes()
     except SemelError as error:
         return [Error(str(error), id="semel.E006")]
-    return [*_middleware(here), *_caller(here), *_status(here), *_questions(here)]
+    return [*_middleware(here), *_caller(here), *_status(here), *_authentication(here), *_questions(here)]
+
+
+def project_mistakes() -> list[tuple[str, str]]:
+    """What ``manage.py check`` calls an error of Semel's, each with its remedy."""
+    found = check_installation()
+    return [(str(each.msg), str(each.hint or "see: manage.py check")) for each in found if each.level >= ERROR]
 
 
 def _middleware(here: Site) -> Iterator[CheckMessage]:
@@ -81,17 +88,36 @@ def _status(here: Site) -> Iterator[CheckMessage]:
         )
 
 
+def _authentication(here: Site) -> Iterator[CheckMessage]:
+    """Views of REST framework whose clients cannot read the status that their answers link to."""
+    if not here.asks_for_user:
+        return
+    told: set[str] = set()
+    for view in views():
+        if view.declared is None or view.declared.name in told:
+            continue
+        unknown = [each.__name__ for each in view.authenticated_by if each not in authenticated_by_default()]
+        if unknown and unknown != ["SessionAuthentication"]:  # whose user Django's middleware knows
+            told.add(view.declared.name)
+            yield Warning(
+                f"{view.declared.name} authenticates by {', '.join(unknown)}, and the status of operations does not: "
+                "a client that this lets in gets 401 from the links of its answers",
+                hint="Add it to REST_FRAMEWORK['DEFAULT_AUTHENTICATION_CLASSES'], or name a function that reads the "
+                "credential of the request: SEMEL = {'CALLER': 'shop.auth.caller'}.",
+                id="semel.W004",
+            )
+
+
 def _questions(here: Site) -> Iterator[CheckMessage]:
-    templates = here.look_at_routes()
-    for name, each in here.declared.items():
-        paths = sorted(templates.get(name, ()))
-        if not paths:
+    asked: set[str] = set()
+    for operation in declared_operations(here):
+        name = operation.name
+        if not operation.path:
             yield Warning(f"no path leads to the operation {name!r}", hint="Add it to urlpatterns.", id="semel.W001")
             continue
-        place = here.place(each.using)
-        operation = CheckedOperation(
-            name, ("POST",), f"/{paths[0]}", each.policy, "endpoint", place.surface, place.engine, None
-        )
+        if name in asked:  # its paths have the same answers
+            continue
+        asked.add(name)
         for answer in answers(operation):
             if answer.level == "unsafe":
                 text = f"{name}: {answer.question}: {answer.said}"

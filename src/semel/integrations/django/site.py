@@ -6,7 +6,7 @@ import atexit
 import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from django.conf import settings
@@ -15,8 +15,9 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from semel.core.model import Effects
+from semel.engine.state import EngineOptions
 from semel.engine.sync_engine import Engine
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelError
 from semel.http.caller import Caller
 from semel.http.exchange import RETRY_BYTES_MAX
 from semel.http.routing import UNSAFE_METHODS
@@ -29,6 +30,11 @@ from semel.policy import Policy
 from semel.stores.sql import django as databases
 
 _OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", "WAITERS_MAX")
+
+
+_SURFACE: Final = tuple(
+    each.name.upper() for each in fields(HttpSettings) if each.init and each.name not in ("engine", "caller")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,9 @@ class Site:
         self._templates: dict[str, set[str]] | None = None
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"SEMEL must be a dictionary of settings; it is {given!r}")
-        for name in given:
-            if name not in _OWN and (not isinstance(name, str) or not name.isupper()):
-                near = difflib.get_close_matches(str(name).upper(), _OWN, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigurationError(f"SEMEL has the unknown setting {name!r}{hint}")
+        _check_names("SEMEL", given, (*_OWN, *_SURFACE), str.upper)
+        _check_names("SEMEL['ENGINE']", given.get("ENGINE", {}), tuple(EngineOptions.__annotations__), str.lower)
+        self.wrong: SemelError | None = None
         self.database: str = given.get("DATABASE", "default")
         self._url: str | None = given.get("URL")
         self._engine_options: Mapping[str, Any] = given.get("ENGINE", {})
@@ -84,6 +88,15 @@ class Site:
         self.asks_for_user = given.get("CALLER") is None
         self._resumed_user = _function("RESUMED_USER", given.get("RESUMED_USER"))
         self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
+
+    def check(self) -> None:
+        """Raise what is wrong with the settings: nothing is served with them, and no default takes their place."""
+        if self.wrong is not None:
+            raise self.wrong
+
+    def _refuse(self, request: Any) -> Caller | None:
+        self.check()
+        return None
 
     # --- operations -------------------------------------------------------------------------------
 
@@ -99,7 +112,15 @@ class Site:
         """Declare an operation. Raises PolicyError and ConfigurationError."""
         alias = using or self.database
         with self._lock:
-            place = self.place(alias)
+            try:
+                place = self.place(alias)
+            except SemelError as error:
+                if using is not None and self.wrong is None:
+                    raise
+                # Said by `manage.py check`, which could say nothing if the module of the view could not be imported.
+                self.wrong = error
+                declared = self._declared[name] = Declared(name, policy or Policy(**options), paths, alias)
+                return declared
             found = declare_endpoint(
                 place.engine, place.surface, name, policy, options, paths=paths, taken=(*self._declared, *BULKS)
             )
@@ -134,13 +155,15 @@ class Site:
 
     @property
     def surface_options(self) -> dict[str, Any]:
-        """A surface's options from the settings."""
+        """A surface's options from the settings; where these are wrong, one whose every request raises that."""
+        if self.wrong is not None:
+            return {"caller": self._refuse}
         return {"caller": self._caller, **self._options}
 
     # --- stores -----------------------------------------------------------------------------------
 
     def place(self, alias: str) -> ProjectStore:
-        """The store of a database alias, as Django's settings are now."""
+        """The store of a database alias, as Django's settings are now. Raises SemelError where they are wrong."""
         url = self.url(alias)
         found = self._places.get(alias)
         if found is not None and found.url == url:
@@ -154,7 +177,8 @@ class Site:
             return found
 
     def url(self, alias: str) -> str:
-        """The store's URL: SEMEL['URL'], or that of the database."""
+        """The store's URL: SEMEL['URL'], or that of the database. Raises SemelError where the settings are wrong."""
+        self.check()
         if self._url is not None and alias == self.database:
             return self._url
         return databases.store_url_of(alias)
@@ -184,6 +208,7 @@ class Site:
 
     def migrate(self, alias: str) -> list[str]:
         """Make Semel's tables in a database that holds them; the names of the migrations that ran."""
+        self.check()
         aliases = {each.using for each in self._declared.values()} | ({self.database} if self._url is None else set())
         if alias not in aliases:
             return []
@@ -202,6 +227,7 @@ class Site:
 
     def resumed_user(self, caller: Caller) -> Any:
         """The user of a request that runs without its client, by SEMEL['RESUMED_USER'] or Django's own rule."""
+        self.check()
         from django.contrib.auth import get_user_model
         from django.contrib.auth.models import AnonymousUser
 
@@ -219,6 +245,7 @@ class Site:
 
         Raises ConfigurationError where a path leads to a view as it was before it was declared.
         """
+        self.check()
         templates = self._templates
         if templates is None:
             with self._lock:
@@ -233,6 +260,15 @@ class Site:
                             each.route.count_path()
                 templates = self._templates = found
         return templates
+
+
+def _check_names(where: str, given: Mapping[str, Any], known: tuple[str, ...], spell: Callable[[str], str]) -> None:
+    """Raise ConfigurationError for an unknown name, with the one that was probably meant."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(spell(str(name)), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            raise ConfigurationError(f"{where} has the unknown setting {name!r}{hint}")
 
 
 def _check_views(patterns: Any, plain: Mapping[int, tuple[Any, str]]) -> None:
@@ -357,12 +393,21 @@ atexit.register(_close_all)
 
 
 def site() -> Site:
-    """The site of this project's settings. Raises ConfigurationError."""
+    """The site of this project's settings. Where they are wrong, whatever uses them raises ConfigurationError."""
     if not _SITES:
         with _LOCK:
             if not _SITES:
-                _SITES.append(Site(getattr(settings, "SEMEL", {})))
+                _SITES.append(_make_site())
     return _SITES[0]
+
+
+def _make_site() -> Site:
+    try:
+        return Site(getattr(settings, "SEMEL", {}))
+    except SemelError as error:
+        made = Site({})
+        made.wrong = error
+        return made
 
 
 def engine(using: str | None = None) -> Engine:

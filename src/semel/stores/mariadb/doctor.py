@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
-from semel.core.contract import DoctorCheck, Finding
+from semel.core.contract import DoctorCheck, DoctorFinding
 from semel.core.flow import Flow, ask
 from semel.stores.findings import look_at_connections, names_text, size_text
 from semel.stores.sql.statements import Query, Row, statements
@@ -25,28 +25,28 @@ def checks() -> Sequence[DoctorCheck]:
     )
 
 
-def _look_at_room() -> Flow[list[Finding]]:
+def _look_at_room() -> Flow[list[DoctorFinding]]:
     size, about = yield from _row("table_room")
     detail = f"semel_record has {size_text(int(size or 0))} with its indexes, about {int(about or 0)} rows"
-    return [Finding("room", "ok", f"{detail}; the server does not tell how full its disk is")]
+    return [DoctorFinding("room", "ok", f"{detail}; the server does not tell how full its disk is")]
 
 
-def _look_at_connections() -> Flow[list[Finding]]:
+def _look_at_connections() -> Flow[list[DoctorFinding]]:
     used, most = yield from _row("connections")
     return [look_at_connections(int(used or 0), int(most or 0))]
 
 
-def _look_at_rights() -> Flow[list[Finding]]:
+def _look_at_rights() -> Flow[list[DoctorFinding]]:
     held = yield from ask(Query(SQL["rights"], {}))
     return [rights({str(right) for right, _ in held}, has_role=any(role is not None for _, role in held))]
 
 
-def _look_at_defaults() -> Flow[list[Finding]]:
+def _look_at_defaults() -> Flow[list[DoctorFinding]]:
     mode, isolation = yield from _row("defaults")
     return [defaults(str(mode), str(isolation))]
 
 
-def _look_at_tables() -> Flow[list[Finding]]:
+def _look_at_tables() -> Flow[list[DoctorFinding]]:
     """The finding on the database's tables that an ATOMIC transaction cannot vouch for."""
     found = yield from ask(Query(SQL["other_engines"], {}))
     return [tables({str(name): str(kind) for name, kind in found})]
@@ -57,17 +57,17 @@ def _row(name: str) -> Flow[Row]:
     return rows[0] if rows else (None, None)
 
 
-def tables(others: Mapping[str, str]) -> Finding:
+def tables(others: Mapping[str, str]) -> DoctorFinding:
     """The finding on the tables that know no transactions, by name, with their engine.
 
     >>> tables({"log": "MyISAM"}).detail
     'log (MyISAM) without transactions: the writes of an ATOMIC handler there survive its rollback'
     """
     if not others:
-        return Finding("tables", "ok", "every table of this database has transactions")
+        return DoctorFinding("tables", "ok", "every table of this database has transactions")
     named = names_text([f"{name} ({engine})" for name, engine in others.items()])
     ours = any(name.startswith("semel_") for name in others)
-    return Finding(
+    return DoctorFinding(
         "tables",
         "problem" if ours else "note",
         f"{named} without transactions: the writes of an ATOMIC handler there survive its rollback",
@@ -75,7 +75,7 @@ def tables(others: Mapping[str, str]) -> Finding:
     )
 
 
-def rights(held: Set[str], *, has_role: bool) -> Finding:
+def rights(held: Set[str], *, has_role: bool) -> DoctorFinding:
     """The finding on the rights that a user holds by itself.
 
     >>> rights({"SELECT", "INSERT", "UPDATE"}, has_role=False).remedy
@@ -83,14 +83,14 @@ def rights(held: Set[str], *, has_role: bool) -> Finding:
     """
     lacking = sorted(NEEDED - held)
     if not lacking:
-        return Finding("grants", "ok", "this user may do all that the store needs")
+        return DoctorFinding("grants", "ok", "this user may do all that the store needs")
     if has_role:
-        return Finding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not looked into")
+        return DoctorFinding("grants", "note", f"{', '.join(lacking)} may come from a role, which is not looked into")
     remedy = f"GRANT {', '.join(lacking)} ON this database's semel tables to this user"
-    return Finding("grants", "warning", f"this user lacks {', '.join(lacking)} on semel_record", remedy)
+    return DoctorFinding("grants", "warning", f"this user lacks {', '.join(lacking)} on semel_record", remedy)
 
 
-def defaults(sql_mode: str, isolation: str) -> Finding:
+def defaults(sql_mode: str, isolation: str) -> DoctorFinding:
     """The finding on the default settings of the handlers' connections.
 
     >>> defaults("", "REPEATABLE-READ").level
@@ -98,6 +98,6 @@ def defaults(sql_mode: str, isolation: str) -> Finding:
     """
     detail = f"ATOMIC handlers begin with {isolation} and sql_mode {sql_mode or '(empty)'}"
     if "STRICT_TRANS_TABLES" in sql_mode or "STRICT_ALL_TABLES" in sql_mode:
-        return Finding("defaults", "ok", f"{detail}; Semel's own statements set READ COMMITTED and strict mode")
+        return DoctorFinding("defaults", "ok", f"{detail}; Semel's own statements set READ COMMITTED and strict mode")
     remedy = "set sql_mode to include STRICT_TRANS_TABLES; Semel's own statements are strict in any case"
-    return Finding("defaults", "note", f"{detail}: values that are too long for a column are truncated", remedy)
+    return DoctorFinding("defaults", "note", f"{detail}: values that are too long for a column are truncated", remedy)

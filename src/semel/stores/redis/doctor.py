@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from semel.core.contract import DoctorCheck, Finding, Level
+from semel.core.contract import DoctorCheck, DoctorFinding, Level
 from semel.core.flow import Flow
 from semel.stores.findings import size_text
 from semel.stores.redis import settings
@@ -26,7 +26,7 @@ _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
 }
 
 
-_HIDDEN: Final = Finding(
+_HIDDEN: Final = DoctorFinding(
     "appendfsync", "note", "this user may not read it (CONFIG GET)", "look it up in the server's settings"
 )
 
@@ -42,7 +42,7 @@ def checks(tags: tuple[bytes, ...]) -> Sequence[DoctorCheck]:
     )
 
 
-def memory(used: int, most: int) -> Finding:
+def memory(used: int, most: int) -> DoctorFinding:
     """The finding on a server that has so many bytes in use, of so many that it may (0: no bound).
 
     >>> memory(95, 100).level, memory(95, 0).level
@@ -50,18 +50,20 @@ def memory(used: int, most: int) -> Finding:
     """
     if most == 0:
         detail = f"{size_text(used)} in use, and no maxmemory: the host's memory is the bound"
-        return Finding("memory", "note", detail, "set maxmemory, so that a full server refuses instead of being killed")
+        return DoctorFinding(
+            "memory", "note", detail, "set maxmemory, so that a full server refuses instead of being killed"
+        )
     detail = f"{size_text(used)} of {size_text(most)} in use"
     if used * 10 < most * 9:
-        return Finding("memory", "ok", detail)
-    return Finding("memory", "warning", detail, "raise maxmemory, or shorten retention; run: semel purge")
+        return DoctorFinding("memory", "ok", detail)
+    return DoctorFinding("memory", "warning", detail, "raise maxmemory, or shorten retention; run: semel purge")
 
 
-def _look_at_memory(tags: tuple[bytes, ...]) -> Flow[list[Finding]]:
+def _look_at_memory(tags: tuple[bytes, ...]) -> Flow[list[DoctorFinding]]:
     return [memory(used, most) for used, most in sorted((yield from settings.memory(tags)))]
 
 
-def _look_at_fsync(tags: tuple[bytes, ...]) -> Flow[list[Finding]]:
+def _look_at_fsync(tags: tuple[bytes, ...]) -> Flow[list[DoctorFinding]]:
     values = yield from settings.setting(tags, "appendfsync")
     judged = [_FSYNC.get(value, ("note", value, None)) for value in sorted(values)]
-    return [Finding("appendfsync", *one) for one in judged]
+    return [DoctorFinding("appendfsync", *one) for one in judged]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple, cast
 
-from semel.core.contract import DoctorCheck, Finding
+from semel.core.contract import DoctorCheck, DoctorFinding
 from semel.core.flow import Ask, Flow, ask
 from semel.core.timing import PURGE_GRACE_US, span_text
 from semel.stores.findings import size_text
@@ -88,62 +88,64 @@ def _row(name: str, params: Params | None = None) -> Flow[Row]:
     return rows[0] if rows else ("nothing",)
 
 
-def _look_at_journal() -> Flow[list[Finding]]:
+def _look_at_journal() -> Flow[list[DoctorFinding]]:
     mode = str((yield from _row("journal_mode"))[0])
     if mode == "wal":
-        return [Finding("journal", "ok", "write-ahead log")]
-    return [Finding("journal", "warning", f"journal mode is {mode}, not WAL", "run: semel migrate (it sets WAL)")]
+        return [DoctorFinding("journal", "ok", "write-ahead log")]
+    return [DoctorFinding("journal", "warning", f"journal mode is {mode}, not WAL", "run: semel migrate (it sets WAL)")]
 
 
-def _look_at_promise() -> Flow[list[Finding]]:
+def _look_at_promise() -> Flow[list[DoctorFinding]]:
     synchronous = _SYNCHRONOUS[cast("int", (yield from _row("synchronous"))[0])]
     if synchronous == "NORMAL":
         return [
-            Finding(
+            DoctorFinding(
                 "synchronous",
                 "warning",
                 "NORMAL: the last answers may be lost with the power, and their commands run twice",
                 "use synchronous=FULL (leave the option out of the URL)",
             )
         ]
-    return [Finding("synchronous", "ok", f"{synchronous}: a stored answer survives power loss (by this URL)")]
+    return [DoctorFinding("synchronous", "ok", f"{synchronous}: a stored answer survives power loss (by this URL)")]
 
 
-def _look_at_integrity(*, full: bool) -> Flow[list[Finding]]:
+def _look_at_integrity(*, full: bool) -> Flow[list[DoctorFinding]]:
     size = (yield from ask(LookAtFile())).size_bytes
     if size > CHECKED_BYTES_MAX and not full:
         detail = f"not checked: the file has {size_text(size)}"
-        return [Finding("integrity", "note", detail, "run: semel doctor --full")]
+        return [DoctorFinding("integrity", "note", detail, "run: semel doctor --full")]
     result = str((yield from _row("quick_check"))[0])
     if result == "ok":
-        return [Finding("integrity", "ok", f"the file is sound ({size_text(size)})")]
-    return [Finding("integrity", "problem", f"the file is damaged: {result}", "stop its writers and restore a backup")]
+        return [DoctorFinding("integrity", "ok", f"the file is sound ({size_text(size)})")]
+    return [
+        DoctorFinding("integrity", "problem", f"the file is damaged: {result}", "stop its writers and restore a backup")
+    ]
 
 
-def _look_at_file() -> Flow[list[Finding]]:
+def _look_at_file() -> Flow[list[DoctorFinding]]:
     file = yield from ask(LookAtFile())
     return [*_look_at_place(file), *_look_at_room(file), *_look_at_rights(file), _look_at_log(file.log_bytes)]
 
 
-def _look_at_log(size: int) -> Finding:
+def _look_at_log(size: int) -> DoctorFinding:
     if size > WAL_BYTES_MAX:
         detail = f"the write-ahead log has {size_text(size)}: something keeps a reading transaction open"
         remedy = "end long-running readers of this file; the log then shrinks by itself"
-        return Finding("wal", "warning", detail, remedy)
-    return Finding("wal", "ok", f"the write-ahead log has {size_text(size)}")
+        return DoctorFinding("wal", "warning", detail, remedy)
+    return DoctorFinding("wal", "ok", f"the write-ahead log has {size_text(size)}")
 
 
-def _look_at_backlog() -> Flow[list[Finding]]:
+def _look_at_backlog() -> Flow[list[DoctorFinding]]:
     now = yield from ask(NOW)
     row = yield from _row("overdue", {"by": now - OVERDUE_US})
     forgotten, answers, oldest = cast("tuple[int, int, int | None]", row)
     if oldest is None:
-        return [Finding("purge", "ok", "nothing is overdue")]
+        return [DoctorFinding("purge", "ok", "nothing is overdue")]
     detail = f"{forgotten} tombstones and {answers} answers are overdue, the oldest for {span_text(now - oldest)}"
     remedy = (
         "run: semel purge; and keep `semel worker` running, which purges hourly (over ASGI semel.install(app) does)"
     )
-    return [Finding("purge", "warning", detail, remedy)]
+    return [DoctorFinding("purge", "warning", detail, remedy)]
 
 
 # --- the file system ----------------------------------------------------------------------------
@@ -170,46 +172,48 @@ def mount_of(path: PurePath, mounts: str) -> Mount | None:
     return found
 
 
-def _look_at_place(file: FileFacts) -> Iterator[Finding]:
+def _look_at_place(file: FileFacts) -> Iterator[DoctorFinding]:
     mount = None if file.mounts is None else mount_of(PurePath(file.resolved), file.mounts)
     if mount is None:
-        yield Finding("filesystem", "note", "its type is not known on this system; it must be a local one")
+        yield DoctorFinding("filesystem", "note", "its type is not known on this system; it must be a local one")
         return
     where = f"{mount.kind} at {mount.place}"
     if mount.kind in _REMOTE:
         detail = f"{where}: SQLite's log needs memory shared by the processes, which no network file system has"
-        yield Finding("filesystem", "problem", detail, _ELSEWHERE)
+        yield DoctorFinding("filesystem", "problem", detail, _ELSEWHERE)
     elif "volatile" in mount.options:
         detail = f"{where}, mounted volatile: nothing is ever forced to the disk, so stored answers may be lost"
-        yield Finding("filesystem", "problem", detail, _ELSEWHERE)
+        yield DoctorFinding("filesystem", "problem", detail, _ELSEWHERE)
     elif mount.kind == "overlay":
         detail = f"{where}: a container's own layer, gone with the container; every key would be forgotten"
-        yield Finding("filesystem", "warning", detail, _ELSEWHERE)
+        yield DoctorFinding("filesystem", "warning", detail, _ELSEWHERE)
     elif mount.kind in _PASSING:
         detail = f"{where}: in memory, gone when the host restarts; every key would be forgotten"
-        yield Finding("filesystem", "warning", detail, _ELSEWHERE)
+        yield DoctorFinding("filesystem", "warning", detail, _ELSEWHERE)
     elif mount.options & {"nobarrier", "barrier=0"}:
         detail = f"{where}, mounted without barriers: what was confirmed may be lost with the power"
-        yield Finding("filesystem", "warning", detail, "mount it with barriers, or rely on the disk's own battery")
+        yield DoctorFinding(
+            "filesystem", "warning", detail, "mount it with barriers, or rely on the disk's own battery"
+        )
     else:
-        yield Finding("filesystem", "ok", where)
+        yield DoctorFinding("filesystem", "ok", where)
 
 
 # --- room and rights ----------------------------------------------------------------------------
 
 
-def _look_at_room(file: FileFacts) -> Iterator[Finding]:
+def _look_at_room(file: FileFacts) -> Iterator[DoctorFinding]:
     free = file.free_bytes
     room = "make room; on a full disk commands are refused and stored answers still replayed"
     if free < DISK_BYTES_LOW:
-        yield Finding("disk", "problem" if free < DISK_BYTES_MIN else "warning", f"{size_text(free)} free", room)
+        yield DoctorFinding("disk", "problem" if free < DISK_BYTES_MIN else "warning", f"{size_text(free)} free", room)
     else:
-        yield Finding("disk", "ok", f"{size_text(free)} free")
+        yield DoctorFinding("disk", "ok", f"{size_text(free)} free")
 
 
-def _look_at_rights(file: FileFacts) -> Iterator[Finding]:
+def _look_at_rights(file: FileFacts) -> Iterator[DoctorFinding]:
     if not file.is_writable:
-        yield Finding(
+        yield DoctorFinding(
             "writable",
             "problem",
             "this user may not write the file or its folder; answers are replayed, commands refused",
@@ -217,20 +221,22 @@ def _look_at_rights(file: FileFacts) -> Iterator[Finding]:
         )
     strangers = [name for name, owner in file.owners_beside.items() if owner != file.owner]
     if strangers:
-        yield Finding(
+        yield DoctorFinding(
             "permissions",
             "problem",
             f"{', '.join(strangers)} and the file have different owners: the service may not be able to write",
             "chown them to the file's owner, and run semel as that user",
         )
     elif file.mode & stat.S_IWOTH:
-        yield Finding("permissions", "warning", "every user of this host may write the file", f"chmod o-w {file.path}")
+        yield DoctorFinding(
+            "permissions", "warning", "every user of this host may write the file", f"chmod o-w {file.path}"
+        )
     elif file.mode & stat.S_IROTH:
-        yield Finding(
+        yield DoctorFinding(
             "permissions",
             "note",
             "every user of this host may read the stored answers",
             f"chmod o-r {file.path} (and the files beside it)",
         )
     else:
-        yield Finding("permissions", "ok", f"{stat.filemode(file.mode)}, owner {file.owner}")
+        yield DoctorFinding("permissions", "ok", f"{stat.filemode(file.mode)}, owner {file.owner}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from semel.core.contract import Finding, Restorable
+from semel.core.contract import DoctorFinding, Restorable
 from semel.core.model import AnswerKind, Find, KeyExpired, OutcomeUnknown, Proceed, Purged, Record, State
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import StatementRefused
@@ -260,7 +260,7 @@ def every_check_of_the_doctor_can_be_performed(bench: Bench) -> None:
             assert check.refused is not None, check.name
             found = [check.refused]
         assert found, check.name
-        assert all(isinstance(each, Finding) and each.check and each.detail for each in found)
+        assert all(isinstance(each, DoctorFinding) and each.check and each.detail for each in found)
     names = [check.name for check in thorough]
     assert len(set(names)) == len(names)
     assert [check.name for check in quick] == [name for name in names if name in {check.name for check in quick}]

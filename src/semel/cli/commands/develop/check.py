@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from semel.check.answers import CheckAnswer, answers, as_document
-from semel.check.application import load
+from semel.check.application import DJANGO_HINT, load
 from semel.check.discovery import Discovered, discover, discover_functions, function_operation, is_asgi, is_wsgi
 from semel.check.reconcilers import load_reconcilers
 from semel.check.server import server_answers
@@ -36,6 +36,7 @@ def add(commands: Commands[Parser]) -> None:
         "semel check shop.main:app\n"
         "semel check 'shop.main:make_app()' --json\n"
         "semel check shop.jobs                          the functions of a module\n"
+        "semel check shop.wsgi:application              a Django project; in it: manage.py semel check\n"
         "semel check shop.main:app --unprotected-ok 'POST /login'\n"
         "semel check shop.main:app --reconcile shop.reconcilers:ask_provider\n"
         "semel check --run tests.test_payments:TestPayments",
@@ -68,6 +69,8 @@ def add(commands: Commands[Parser]) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Run the check and report its result."""
+    if options.application is None and options.tests is None:
+        options.application = getattr(options.project, "application", None)
     if options.application is None and options.tests is None:
         raise UsageFailed("give an application, such as shop.main:app, or --run module:tests (see semel check --help)")
     document: dict[str, Any] = {}
@@ -163,7 +166,7 @@ def _discover(spec: str) -> Discovered:
     if not found.operations and not found.unprotected:
         raise UsageFailed(
             f"APPLICATION {spec} has no operation that can be seen: name an application with @semel.command or "
-            "SemelMiddleware, or a module with @command functions"
+            f"SemelMiddleware, or a module with @command functions{DJANGO_HINT}"
         )
     return replace(found, mistakes=tuple(dict.fromkeys(found.mistakes)))
 

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Final
 
-from semel.check.application import load
+from semel.check.application import DJANGO_HINT, load
 from semel.check.discovery import CheckedOperation, discover, is_asgi, is_wsgi, parts_of
 from semel.cli.arguments import Commands, Parser, add_command
 from semel.cli.exits import Exit, UsageFailed
@@ -40,13 +40,15 @@ def add(commands: Commands[Parser]) -> None:
         "Completes a FastAPI application's own document; for any other application, prints the operations declared to "
         "Semel. The application is imported, not started.",
     )
-    parser.add_argument("application", metavar="APPLICATION", help="module:app or module:make_app()")
+    parser.add_argument("application", nargs="?", metavar="APPLICATION", help="module:app or module:make_app()")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Print the document."""
-    spec = options.application
+    spec = options.application or getattr(options.project, "application", None)
+    if spec is None:
+        raise UsageFailed("give an application, such as shop.main:app (see semel openapi --help)")
     app = load(spec)
     if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
         raise UsageFailed(
@@ -58,7 +60,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
     except SemelError as error:
         raise UsageFailed(f"APPLICATION {spec}: {error}") from error
     if not document["paths"]:
-        raise UsageFailed(f"APPLICATION {spec} declares no operation that can be seen: use @semel.command or Operation")
+        raise UsageFailed(
+            f"APPLICATION {spec} declares no operation that can be seen: use @semel.command or Operation{DJANGO_HINT}"
+        )
     out.document(document)
     out.say(*json.dumps(document, indent=2).splitlines())
     return Exit.OK

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 
 from semel.admin.damaged import repair
 from semel.admin.describe import record_document
 from semel.admin.explain import NextAttempt, Story, tell
 from semel.admin.find import (
+    PREFIX_LENGTH_MIN,
     begins_with,
     by_whole_id,
     carries,
@@ -122,9 +124,15 @@ def _nowhere(engine: Engine, options: argparse.Namespace, key: str | None) -> st
                 f"KEY was never used in this scope (an attempt would run), but in another one: {named}; check "
                 f"{', '.join(f'--{name}' for name in given)}"
             )
+    short = ""
+    if re.fullmatch(rf"[0-9a-fA-F-]{{1,{PREFIX_LENGTH_MIN - 1}}}", options.key):
+        short = (
+            f" As the beginning of an operation id, a record id or a key hash it is too short: give at least "
+            f"{PREFIX_LENGTH_MIN} hex digits."
+        )
     return (
         "KEY has no record: it was never used here, or its tombstone has expired; an attempt would run as a new "
-        "command. Check --url, and: semel list"
+        f"command.{short} Check --url, and: semel list"
     )
 
 

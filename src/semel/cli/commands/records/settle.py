@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import os
 import re
 from pathlib import Path
@@ -36,6 +37,7 @@ from semel.policy import NEVER_REPLAYED
 from semel.steps.doubts import step_of
 from semel.steps.rules import any_begun
 
+JSON_TYPE: Final = "application/json"
 BODY_BYTES_MAX: Final = 1024 * 1024
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+").fullmatch
 _VALUE: Final = re.compile(r"[\x20-\x7e\x80-\xff]*").fullmatch
@@ -101,7 +103,11 @@ def add(commands: Commands[Parser]) -> None:
     )
     parser.add_argument("--body-file", metavar="FILE", help="with --status: the answer's body")
     parser.add_argument(
-        "--header", action="append", default=[], metavar="'NAME: VALUE'", help="with --status: one of its headers"
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="with --status: one of its headers (default for a body of JSON: 'Content-Type: application/json')",
     )
     parser.set_defaults(run=run)
 
@@ -111,7 +117,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     check_beginning(options.operation_id, "OPERATION_ID")
     reason = _text("--reason", options.reason)
     actor = _text("--actor", options.actor if options.actor is not None else _user())
-    answer = _answer(options)
+    answer, assumed = _with_type(_answer(options))
     said = _steps(options.step)
     with open_store(options) as engine:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
@@ -141,6 +147,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     )
     if options.operation_id != uuid_text(operation_id):
         out.say(name_of(record))  # a prefix was given: print what it found
+    if assumed:
+        out.say(f"content type: {assumed}, because the body is JSON (--header 'Content-Type: ...' gives another)")
     out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(word, state)}")
     return Exit.OK
 
@@ -232,6 +240,19 @@ def _answer(options: argparse.Namespace) -> Answer | None:
         return make_answer(options.status, headers, body)
     except ValueError as error:
         raise UsageFailed(f"--body-file: {error}") from error
+
+
+def _with_type(answer: Answer | None) -> tuple[Answer | None, str | None]:
+    """The answer with the content type of its body, and the type where it was not given. Raises UsageFailed."""
+    if answer is None or not answer.body or any(name == b"content-type" for name, _ in answer.headers):
+        return answer, None
+    try:
+        json.loads(answer.body)
+    except (ValueError, RecursionError):
+        raise UsageFailed(
+            "--body-file: the body is not JSON, so its content type is needed: --header 'Content-Type: text/plain'"
+        ) from None
+    return answer._replace(headers=((b"content-type", JSON_TYPE.encode()), *answer.headers)), JSON_TYPE
 
 
 def _header(line: str) -> tuple[bytes, bytes]:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.arguments import Commands, Parser, add_command, host_and_port, seconds, whole_number
 from semel.cli.exits import Exit, UsageFailed
-from semel.cli.loading import load_reconciler
+from semel.cli.loading import error_text, load_reconciler, set_up_django
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.backend import hide_password
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelError
 from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
 from semel.outbox.receivers import SLICE_SECONDS, Receivers, read_receivers
@@ -136,6 +136,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed("--health needs a worker that keeps running; leave out --once, or --health")
     if options.sink is not None and options.sink.startswith("python:") and "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it: the function is where the worker is started
+    if options.reconcile or (options.sink or "").startswith("python:"):
+        set_up_django()  # before the event loop, in which Django's ORM refuses to work
     if options.complete is None:
         return asyncio.run(_work(options, None, out))
     with redirect_stdout(sys.stderr):  # what the application prints is no line of ours
@@ -207,7 +209,15 @@ async def _work(options: argparse.Namespace, app: Any, out: Output) -> int:
 def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
     """The sink to publish to."""
     if options.receivers is None:
-        return connect_sink(options.sink)
+        try:
+            return connect_sink(options.sink)
+        except SemelError:
+            raise
+        except (Exception, SystemExit) as error:
+            if not options.sink.startswith("python:"):
+                raise
+            module = options.sink.split(":")[1]  # which may raise anything, as a user's own
+            raise UsageFailed(f"--sink: {module} could not be imported: {error_text(error)}") from None
     try:
         found = read_receivers(options.receivers)
     except ModuleNotFoundError:

@@ -65,7 +65,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     for operation in operations:
         _say_operation(out, operation)
     if not operations:
-        out.say("", "no records yet: name an application to see its policies (semel config module:app)")
+        named = getattr(options.project, "application", None) or "module:app"
+        out.say("", f"no records yet: name an application to see its policies (semel config {named})")
     return Exit.OK
 
 

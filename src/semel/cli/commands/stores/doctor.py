@@ -22,7 +22,7 @@ from semel.cli.exits import Exit
 from semel.cli.open_store import connect
 from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
-from semel.core.contract import Finding, Identity, Level, Observable
+from semel.core.contract import DoctorFinding, Identity, Level, Observable
 from semel.core.identity import made_at
 from semel.core.model import Find
 from semel.core.timing import span_text
@@ -74,17 +74,17 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def examine(
     engine: Engine, *, full: bool = False, progress: bool = False, quick: bool = False
-) -> tuple[list[Finding], bool]:
+) -> tuple[list[DoctorFinding], bool]:
     """Everything that was found in the store, and whether it can be used at all.
 
     Parameters: ``full`` checks the integrity of a large file too; ``progress`` as asked for with ``--progress``;
     ``quick`` leaves out what looks at every row.
     """
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     identity: Identity | None = None
     try:
         identity = engine.perform("identity", engine.store.identity)
-        found.append(Finding("store", "ok", f"{engine.backend.name} answers"))
+        found.append(DoctorFinding("store", "ok", f"{engine.backend.name} answers"))
         engine.core.check_identity(identity)
     except StoreError as error:
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
@@ -94,7 +94,7 @@ def examine(
     assert identity is not None
     made = made_at(identity.store_id)
     since = "" if made is None else f", made {time_text(made)}"
-    found.append(Finding("identity", "ok", f"{identity.store_id}{since}, schema {identity.schema_version}"))
+    found.append(DoctorFinding("identity", "ok", f"{identity.store_id}{since}, schema {identity.schema_version}"))
     try:
         schema = look_at_schema(engine, identity)
         if schema.level == "problem":
@@ -109,11 +109,11 @@ def examine(
         return [*found, _problem("store", error, "repair the store, then run: semel doctor")], False
     if quick:
         detail = "checks that read every row were skipped: damage, overdue rows, the number of records in each state"
-        found.append(Finding("quick", "note", detail, "run: semel doctor"))
+        found.append(DoctorFinding("quick", "note", detail, "run: semel doctor"))
     return found, True
 
 
-def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding]:
+def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[DoctorFinding]:
     """Check the server's settings for a store without an identity: it may have lost one."""
     if identity is not None or not isinstance(engine.store, Observable):
         return
@@ -127,25 +127,25 @@ def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[Finding
             )
             remedy = "find out from your own systems which commands ran before you run: semel migrate"
             level: Level = "problem" if any(finding.is_bad for finding in keeping) else "warning"
-            yield Finding("records", level, detail, remedy)
+            yield DoctorFinding("records", level, detail, remedy)
 
 
-def _problem(check: str, error: Exception, remedy: str | None) -> Finding:
+def _problem(check: str, error: Exception, remedy: str | None) -> DoctorFinding:
     # Most messages carry their remedy already.
-    return Finding(check, "problem", str(error), None if remedy is None or "run:" in str(error) else remedy)
+    return DoctorFinding(check, "problem", str(error), None if remedy is None or "run:" in str(error) else remedy)
 
 
-def _look_at_clock(engine: Engine) -> Iterator[Finding]:
+def _look_at_clock(engine: Engine) -> Iterator[DoctorFinding]:
     before = time.time_ns() // 1000
     page = next(pages(engine, Find(), 1))
     after = time.time_ns() // 1000
     ahead = max((record.created_at for record in page.records), default=0) - page.now
     if before < EPOCH_FLOOR_US:
-        yield Finding(
+        yield DoctorFinding(
             "clock", "problem", "this host's clock is not synchronised", "synchronise it (NTP); leases depend on it"
         )
     elif ahead > CLOCK_STEP_US_MAX:
-        yield Finding(
+        yield DoctorFinding(
             "clock",
             "warning",
             f"the newest record is {span_text(ahead)} in the future: the store's clock was set back",
@@ -155,7 +155,7 @@ def _look_at_clock(engine: Engine) -> Iterator[Finding]:
         yield clock_offset(before, page.now, after)
 
 
-def clock_offset(before: int, store: int, after: int) -> Finding:
+def clock_offset(before: int, store: int, after: int) -> DoctorFinding:
     """The finding on a store whose clock was read between two looks at this host's, in microseconds.
 
     >>> clock_offset(1_000_000, 1_001_500, 1_003_000).detail
@@ -165,8 +165,8 @@ def clock_offset(before: int, store: int, after: int) -> Finding:
     if off > CLOCK_STEP_US_MAX:
         ahead = "ahead" if store > after else "behind"
         detail = f"store and host are {span_text(off)} apart (the store is {ahead}); the store's counts"
-        return Finding("clock", "note", detail, "synchronise both (NTP), so that logs can be compared")
+        return DoctorFinding("clock", "note", detail, "synchronise both (NTP), so that logs can be compared")
     within = (off or after - before) / 1_000_000
-    return Finding(
+    return DoctorFinding(
         "clock", "ok", f"the store's clock agrees with its records, and with this host's within {within:.3f} s"
     )

@@ -6,9 +6,12 @@ import os
 import sys
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from semel.cli.main import main
+from semel.cli.exits import Exit
+from semel.cli.main import Project, main
+from semel.errors import SemelError
 from semel.integrations.django.site import site
 
 
@@ -37,5 +40,12 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django ships no types
 
 def _run(arguments: list[str]) -> int:
     here = site()
-    os.environ["SEMEL_URL"] = here.url(here.database)  # --url still says otherwise
-    return main(arguments)
+    try:
+        os.environ["SEMEL_URL"] = here.url(here.database)  # --url still says otherwise
+    except SemelError as error:
+        sys.stderr.write(f"semel: {error}\n")
+        return Exit.USAGE
+    named = getattr(settings, "WSGI_APPLICATION", None) or "django.core.wsgi.get_wsgi_application()"
+    module, _, name = named.rpartition(".")
+    project = Project("the project's settings", "manage.py semel", "manage.py migrate", f"{module}:{name}")
+    return main(arguments, project)
