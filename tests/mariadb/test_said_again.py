@@ -27,7 +27,7 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     make_fellow: MakeFellow, outside: Outside, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no 'nothing was written': nobody would release it, and it would read UNKNOWN though nothing ran."""
-    fellow = make_fellow(port=relay.port, patience_seconds=0.5)
+    fellow = make_fellow(port=relay.port, patience_seconds=1.0)
     fellow.run(command("before"), other)
     port, relay._server = relay._server, ("127.0.0.1", 1)  # whoever connects from now on finds nobody
     relay.lose("reply", CLAIM)
@@ -43,7 +43,7 @@ def test_a_claim_that_may_have_landed_is_released_although_saying_it_again_was_r
     make_fellow: MakeFellow, outside: Outside, relay: Relay
 ) -> None:
     """Found on Galera: the node died with the claim, and the one that was asked instead refused it."""
-    fellow = make_fellow(port=relay.port, patience_seconds=0.5)
+    fellow = make_fellow(port=relay.port, patience_seconds=1.0)
     fellow.run(command("before"), other)
     outside.fetch(
         "CREATE OR REPLACE TRIGGER semel_test BEFORE INSERT ON semel_record FOR EACH ROW "

@@ -32,7 +32,7 @@ from tests.servers.relay import Relay
 from tests.servers.running import free_port, stop
 
 MakeFellow = Callable[..., Fellow]
-PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS = 1.0
 SECRET = "hunter2/x"
 
 

@@ -19,7 +19,7 @@ from tests.servers.relay import Loss, Relay
 
 T = TypeVar("T")
 MakeFellow = Callable[..., Fellow]
-PATIENCE_SECONDS = 0.4
+PATIENCE_SECONDS = 1.0
 RETRIES_MAX = 20
 CLAIM, SETTLE, COMMIT = "(SELECT FROM known)", "1 / count(*)", "COMMIT"
 

@@ -26,7 +26,7 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     make_fellow: MakeFellow, outside: Outside, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no 'nothing was written': nobody would release it, and it would read UNKNOWN though nothing ran."""
-    fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=0.5)
+    fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=1.0)
     fellow.run(command("before"), other)
     port, relay._server = relay._server, ("127.0.0.1", 1)  # whoever connects from now on finds nobody
     relay.lose("reply", CLAIM)
@@ -45,7 +45,7 @@ def test_a_claim_that_may_have_landed_is_not_refused_where_saying_it_again_is(
     role = f"said_{schema()}"
     outside.connection.execute(f"DROP ROLE IF EXISTS {role}")
     outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
-    fellow = make_fellow(conninfo=relay.conninfo().replace("postgres@", f"{role}@"), patience_seconds=0.5)
+    fellow = make_fellow(conninfo=relay.conninfo().replace("postgres@", f"{role}@"), patience_seconds=1.0)
     fellow.run(command("before"), other)
     outside.connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")  # of new connections
     relay.lose("reply", CLAIM)

@@ -181,7 +181,7 @@ def test_what_a_handler_leaves_under_way_ends_with_its_command(
     make_fellow: MakeFellow, outside: Outside, ends: str, left: str
 ) -> None:
     """psycopg's lock is held for as long: the command, its key and its connection would wait for it for ever."""
-    fellow = make_fellow(patience_seconds=0.2)
+    fellow = make_fellow(patience_seconds=1.0)
     kept: list[Any] = []
 
     async def leaves(db: Writes) -> None:

@@ -125,7 +125,7 @@ def test_an_open_unit_does_not_delay_other_claims(conninfo: str, outside: Outsid
 
 
 def test_a_missing_free_connection_is_reported_in_time(make_fellow: MakeFellow, outside: Outside) -> None:
-    fellow = make_fellow(connections_max=1, patience_seconds=0.2)
+    fellow = make_fellow(connections_max=1, patience_seconds=1.0)
     other = command("other", policy=ATOMIC)
     met: list[BaseException] = []
 
