@@ -83,15 +83,15 @@ class GuardedObserver:
                     )
 
 
-def guarded(observer: Observer) -> Observer:
+def guard(observer: Observer) -> Observer:
     """The observer, with its exceptions caught: counted in ``errors``, logged once, never raised.
 
     Every engine does this to the observer it is given; do it yourself where you call observers of others.
 
     Raises TypeError where it has no method ``event``.
 
-    >>> guarded(Counting()).event("replays", 1, {"operation": "pay"}, {})
-    >>> guarded(print)
+    >>> guard(Counting()).event("replays", 1, {"operation": "pay"}, {})
+    >>> guard(print)
     Traceback (most recent call last):
         ...
     TypeError: an observer has a method event(name, value, labels, detail); <built-in function print> has none
@@ -129,7 +129,7 @@ class Both:
     """Hands every event to several observers in turn, each :func:`guarded`: one that raises hides nothing."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = tuple(guarded(observer) for observer in observers)
+        self._observers = tuple(guard(observer) for observer in observers)
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:
         for observer in self._observers:

@@ -164,7 +164,7 @@ def test_a_renewal_that_crosses_the_settlement_takes_nothing_back(effects: str) 
         assert driver.hold is not None
         renewing = asyncio.ensure_future(engine._upkeep.renew())
         await turns(2)
-        engine.core.renewed([permit], [False])  # what the renewal's own reply says, and it is there first
+        engine.core.note_renewals([permit], [False])  # what the renewal's own reply says, and it is there first
         driver.hold.set()
         result = await caller
         assert isinstance(result, Result)

@@ -17,7 +17,7 @@ from semel.errors import OutcomeUnknownError
 from semel.retention.worker import Reaper
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
-from semel.telemetry import REMEMBERED_MAX, Both, Counting, GuardedObserver, Logging, Silence, UnknownOutcomes, guarded
+from semel.telemetry import REMEMBERED_MAX, Both, Counting, GuardedObserver, Logging, Silence, UnknownOutcomes, guard
 
 
 def command(key: str, caller: str = "alice", **options: Any) -> Command:
@@ -117,10 +117,10 @@ def test_an_observer_without_events_is_refused_at_once() -> None:
 
 
 def test_guarding_twice_counts_once() -> None:
-    observer = guarded(Broken())
-    assert guarded(observer) is observer
+    observer = guard(Broken())
+    assert guard(observer) is observer
     silence = Silence()
-    assert guarded(silence) is silence
+    assert guard(silence) is silence
 
 
 # --- unknown and lapsed outcomes ----------------------------------------------------------------

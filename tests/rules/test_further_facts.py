@@ -24,7 +24,7 @@ SECOND = FIRST + FURTHER
 def named(body: bytes = JSON, recipe: Recipe | None = None, **facts: Any) -> tuple[str, bytes]:
     maker = Fingerprinter(Recipe() if recipe is None else recipe)
     told = FACTS._replace(**facts)
-    whole = maker.named(told, body)
+    whole = maker.identify(told, body)
     for size in (1, 5, 4096):
         assert streamed(maker.begin(told), body, size) == (whole[0] == maker.ids[1], whole[1])
     return whole
@@ -68,7 +68,7 @@ def test_a_charset_that_says_nothing_is_another_spelling(essence: str) -> None:
     digests = [{maker.digest(each, JSON) for each in maker.spellings(facts)} for facts in forms]
     assert digests[0] == digests[1] == digests[2]
     assert [maker.spellings(facts)[0] for facts in forms] == forms  # the first one is what its record was made of
-    assert {maker.named(facts, JSON)[0] for facts in forms} == {FIRST}
+    assert {maker.identify(facts, JSON)[0] for facts in forms} == {FIRST}
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/json; charset=utf-16", "application/json; v=1", ""])

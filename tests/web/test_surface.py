@@ -267,7 +267,7 @@ def test_only_the_allowed_headers_are_stored() -> None:
     capture = Capture(Keeping(Policy()))
     names = [b"Content-Type", b"LOCATION", *NEVER_REPLAYED - {b"content-length"}, b"x-own"]
     assert capture.start(200, [(name, b"1") for name in names])
-    assert capture.stored().headers == ((b"content-type", b"1"), (b"location", b"1"))
+    assert capture.to_store().headers == ((b"content-type", b"1"), (b"location", b"1"))
     assert len(capture.first().headers) == len(names)
 
 
@@ -275,14 +275,14 @@ def test_only_the_allowed_headers_are_stored() -> None:
 def test_a_value_that_would_split_a_response_is_not_stored(value: bytes) -> None:
     capture = Capture(Keeping(Policy()))
     capture.start(200, [(b"location", value), (b"etag", b"a\tb")])
-    assert capture.stored().headers == ((b"etag", b"a\tb"),)
+    assert capture.to_store().headers == ((b"etag", b"a\tb"),)
 
 
 def test_what_fits_exactly_is_kept() -> None:
     capture = Capture(Keeping(Policy(answer_bytes_max=4)))
     assert capture.start(200, [(b"content-length", b"4")])
     assert [capture.add(piece) for piece in (b"ab", b"", b"cd")] == [True, True, True]
-    assert capture.stored().body == b"abcd"
+    assert capture.to_store().body == b"abcd"
     assert not capture.add(b"e")
     assert not Capture(Keeping(Policy(answer_bytes_max=4))).start(200, [(b"content-length", b"5")])
 

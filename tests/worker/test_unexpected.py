@@ -209,13 +209,13 @@ def test_async_leases_are_renewed_after_an_unexpected_error(caplog: pytest.LogCa
             permit = await engine.claim(command("key-1", lease_seconds=1))
             assert isinstance(permit, Permit)
             driver.failures = 1
-            noted = engine.core.renewed
+            noted = engine.core.note_renewals
 
             def note(*args: Any) -> None:
                 noted(*args)
                 renewed.set()
 
-            engine.core.renewed = note  # type: ignore[assignment,method-assign]
+            engine.core.note_renewals = note  # type: ignore[assignment,method-assign]
             async with asyncio.timeout(20):
                 await renewed.wait()
             assert driver.failed == 1
@@ -233,13 +233,13 @@ def test_the_upkeep_thread_survives_an_unexpected_error(caplog: pytest.LogCaptur
         permit = engine.claim(command("key-1", lease_seconds=1))
         assert isinstance(permit, Permit)
         driver.failures = 1
-        noted = engine.core.renewed
+        noted = engine.core.note_renewals
 
         def note(*args: Any) -> None:
             noted(*args)
             renewed.set()
 
-        engine.core.renewed = note  # type: ignore[assignment,method-assign]
+        engine.core.note_renewals = note  # type: ignore[assignment,method-assign]
         assert renewed.wait(20)
         assert driver.failed == 1
         engine.core.live.clear()

@@ -165,6 +165,6 @@ def bulk_endpoint(
     headers = tuple(name.encode() for name in check_headers(surface.counts if counts is None else counts))
     if surface.key_name in headers:
         raise ConfigurationError(f"counts must not name {surface.key_header}: the key never counts")
-    honoured = surface.honoured(bulk.policy.answer_seconds)
+    honoured = surface.honour_headers(bulk.policy.answer_seconds)
     taken = ListForm(body_bytes_max, bulk.policy.item_bytes_max, items_pointer(items_at), headers, honoured)
     return BulkEndpoint(surface, kept_alive, bulk, handler, taken)

@@ -107,7 +107,7 @@ class BulkView:
         headers = tuple(name.encode() for name in (surface.counts if self._counts is None else self._counts))
         if surface.key_name in headers:
             raise ConfigurationError(f"counts must not name {surface.key_header}: the key never counts")
-        honoured = surface.honoured(policy.answer_seconds)
+        honoured = surface.honour_headers(policy.answer_seconds)
         return ListForm(self._body_bytes_max, policy.item_bytes_max, self._items_at, headers, honoured)
 
     def describe(self, operation: dict[str, Any]) -> None:

@@ -208,7 +208,7 @@ class AsyncEngine:
                     verdict = await self._wait(attempt, claim, command, verdict, wait_seconds)
                 if type(verdict) in WITHHELD:
                     verdict = await give_async(core, command, verdict)
-            met = core.met(command, claim, verdict)
+            met = core.take_verdict(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
@@ -233,7 +233,7 @@ class AsyncEngine:
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
                 flow = await_verdict(claim, running, seconds)
-                return core.waited(claim, await self._performer.drive(flow, once_more))
+                return core.finish_waiting(claim, await self._performer.drive(flow, once_more))
         return running
 
     async def _claim(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:

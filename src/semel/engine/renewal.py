@@ -189,7 +189,7 @@ class AsyncUpkeep:
         except Exception as error:  # noqa: BLE001 - likewise; it is logged, where a lost task would be silent
             self._trouble.note_error(error)
             return
-        self._core.renewed(permits, held)
+        self._core.note_renewals(permits, held)
         self._trouble.over()
 
     async def _release(self) -> None:
@@ -295,7 +295,7 @@ class SyncUpkeep:
         except Exception as error:  # noqa: BLE001 - likewise
             self._trouble.note_error(error)
             return
-        self._core.renewed(permits, held)
+        self._core.note_renewals(permits, held)
         self._trouble.over()
 
     def _release(self) -> None:

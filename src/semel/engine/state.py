@@ -83,7 +83,7 @@ from semel.sealing.rules import (
 from semel.sealing.rules import Seals as Seals
 from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
-from semel.telemetry import Observer, Silence, UnknownOutcomes, guarded
+from semel.telemetry import Observer, Silence, UnknownOutcomes, guard
 
 SCHEMA_VERSION_MAX: Final = 3
 ID_SECRET_BYTES_MIN: Final = 16
@@ -137,7 +137,7 @@ class Core:
                 raise PolicyError(f"{name} must be a whole number of at least 0; it is {count!r}")
         if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
-        self.observer: Observer = guarded(Silence() if observer is None else observer)
+        self.observer: Observer = guard(Silence() if observer is None else observer)
         self.observing = not isinstance(self.observer, Silence)
         self._unknowns = UnknownOutcomes() if observer is None else None  # logged without an observer
         self.id_secret = id_secret
@@ -260,7 +260,7 @@ class Core:
         if self.draining:
             raise StoreUnavailable("this process is shutting down; retry with the same key")
 
-    def met(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
+    def take_verdict(self, command: Command, claim: Claim, verdict: Verdict) -> Permit | Refusal:
         """The outcome of an attempt: the live permit of a grant, or the verdict that refuses it."""
         if self.observing or type(verdict) is OutcomeUnknown:
             self.tell_verdict(claim, verdict)
@@ -387,7 +387,7 @@ class Core:
             else:
                 del self.waiting_by_caller[caller]
 
-    def waited(self, claim: Claim, verdict: Verdict) -> Verdict:
+    def finish_waiting(self, claim: Claim, verdict: Verdict) -> Verdict:
         """What a waiter has met in the end; where that is an answer, the others look for theirs at once."""
         if not isinstance(verdict, InProgress | Proceed):
             self.wake(claim.id)
@@ -475,7 +475,7 @@ class Core:
         """One request for all of them, in the store's order."""
         return tuple(Renewal(permit.grant.id, permit.grant.fence, permit.grant.nonce) for permit in permits)
 
-    def renewed(self, permits: list[Permit], held: list[bool]) -> None:
+    def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
         """Note what the store said of each."""
         now = time.monotonic()
         for permit, mine in zip(permits, held, strict=True):

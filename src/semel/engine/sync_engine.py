@@ -172,7 +172,7 @@ class Engine:
             verdict = self._verdict(claim, command, wait_seconds)
             if type(verdict) in WITHHELD:
                 verdict = give(core, command, verdict)
-            met = core.met(command, claim, verdict)
+            met = core.take_verdict(command, claim, verdict)
         finally:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
@@ -216,7 +216,7 @@ class Engine:
         with core.waiter(claim, seconds) as may_wait:
             if may_wait:
                 flow = await_verdict(claim, verdict, seconds)
-                verdict = core.waited(claim, self._performer.drive(flow, once_more))
+                verdict = core.finish_waiting(claim, self._performer.drive(flow, once_more))
         return verdict
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:

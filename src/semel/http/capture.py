@@ -93,7 +93,7 @@ class Capture:
     >>> capture = Capture(Keeping(Policy()))
     >>> capture.start(201, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"a=b")]), capture.add(b"done")
     (True, True)
-    >>> capture.stored()
+    >>> capture.to_store()
     Answer(status=201, headers=((b'content-type', b'text/plain'),), body=b'done')
     """
 
@@ -179,7 +179,7 @@ class Capture:
         chunks, self.chunks = self.chunks, []
         return chunks
 
-    def stored(self) -> Answer:
+    def to_store(self) -> Answer:
         """The answer as the store gets it. The log hears once of what is left out."""
         if self._dropped:
             self._keeping.tell_dropped(self._dropped)

@@ -387,7 +387,7 @@ class Exchange:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
             facts = self._counting(maker) if route.counted else self._facts
-            recipe, fingerprint = maker.named(facts, body)
+            recipe, fingerprint = maker.identify(facts, body)
         except RequestError as error:
             return self._command_under_a_former_recipe(error)
         return self._command(fingerprint, route.recorded[recipe])
@@ -410,7 +410,7 @@ class Exchange:
     def finish(self, spool: Spool) -> Command | Answer:
         """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
         if self._hashing is None:
-            return self._made(self.command(b""))
+            return self._refuse_unreadable(self.command(b""))
         self._spool = spool
         try:
             self._check_json(spool.size, spool.chunks())
@@ -419,9 +419,9 @@ class Exchange:
             return self._command_under_a_former_recipe(error)
         recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
-        return self._made(self._command(fingerprint, self.route.recorded[recipe]))
+        return self._refuse_unreadable(self._command(fingerprint, self.route.recorded[recipe]))
 
-    def _made(self, command: Command | Answer) -> Command | Answer:
+    def _refuse_unreadable(self, command: Command | Answer) -> Command | Answer:
         return Command.of_request(command) if isinstance(command, Exchange) else command
 
     def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
@@ -544,7 +544,7 @@ class Exchange:
             # Read again after a refused settlement, and yet still ours: its meaning is open.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
-            return self.accepted(verdict.operation_id)  # it comes to its end without its client
+            return self.answer_accepted(verdict.operation_id)  # it comes to its end without its client
         answer = problems.of_verdict(verdict)
         # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
         # a quota is used up, it is not on record.
@@ -552,7 +552,7 @@ class Exchange:
             return answer
         return _with(answer, lifetime)
 
-    def accepted(self, operation_id: bytes) -> Answer:
+    def answer_accepted(self, operation_id: bytes) -> Answer:
         """202: the command is under way and comes to its end; where to look for it."""
         document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
@@ -577,7 +577,7 @@ class Exchange:
             headers += ((b"content-length", b"%d" % len(body)),)
         return tuple.__new__(Answer, (status, headers, body))
 
-    def unclaimed(self, error: SemelError) -> Answer | Unprotected:
+    def answer_unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""
         if isinstance(error, RequestError):
             return self._surface.problems.of_error(error)
@@ -604,7 +604,7 @@ class Exchange:
         ``status_code`` or ``own_status``.
         """
         if error is None and failure is None and permit.kept and capture.status in self.route.successes:
-            return Succeeded(capture.stored())  # as classify_answer: nearly every command ends so
+            return Succeeded(capture.to_store())  # as classify_answer: nearly every command ends so
         policy = self.route.policy
         if failure is not None:
             if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
@@ -615,9 +615,9 @@ class Exchange:
             return Released("answer-too-large", proven=True)
         if error is None:
             classify = classify_answer if permit.kept else classify_unread
-            return classify(capture.stored(), policy, begun=permit.begun)
+            return classify(capture.to_store(), policy, begun=permit.begun)
         # Only an error answer is what the framework made of the exception; any other is not true any more.
-        answer = capture.stored() if capture.complete and capture.status >= 500 else None
+        answer = capture.to_store() if capture.complete and capture.status >= 500 else None
         return classify_exception(error, policy, begun=permit.begun, answer=answer)
 
     def first_answer(self, permit: Permit, capture: Capture) -> Answer:

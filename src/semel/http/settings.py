@@ -202,10 +202,10 @@ class HttpSettings:
     def _check(self, route: Route) -> Route:
         if self.key_header.lower().encode() in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
-        route.honoured = self.honoured(route.policy.answer_seconds)
+        route.honoured = self.honour_headers(route.policy.answer_seconds)
         return route
 
-    def honoured(self, answer_seconds: float) -> Honoured:
+    def honour_headers(self, answer_seconds: float) -> Honoured:
         """The headers about the key on every answer of an operation after a claim."""
         return Honoured(self.lifetime_header, answer_seconds, self.problems.operations_path)
 

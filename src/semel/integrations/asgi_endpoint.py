@@ -203,7 +203,7 @@ class EndpointCommands(Generic[R]):
         """A coroutine function that the framework can route to."""
         raise NotImplementedError
 
-    def filled(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
+    def fill_parameters(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Filled:
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
         filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
@@ -221,7 +221,7 @@ class EndpointCommands(Generic[R]):
     def _response(self, answer: Answer) -> Any:
         raise NotImplementedError
 
-    def _asked(self, request: Any) -> Mapping[str, Any]:
+    def _scope_of(self, request: Any) -> Mapping[str, Any]:
         """The request as a mapping of its scope, which the ``caller`` function is asked with."""
         return request  # type: ignore[no-any-return]
 
@@ -255,7 +255,7 @@ class EndpointCommands(Generic[R]):
         if not isinstance(call, RouteCall):
             raise ConfigurationError(f"the operation {declared.name!r} is called without its capture; {self.way}")
         params = self._params(request, declared, kwargs)
-        claimed = await call.claim(self.surface, declared.route, params, self._asked(request))
+        claimed = await call.claim(self.surface, declared.route, params, self._scope_of(request))
         if isinstance(claimed, Answer):
             return self._response(claimed)
         for name in filled.permits:
@@ -267,7 +267,7 @@ class EndpointCommands(Generic[R]):
                 return await self._call_in_unit(endpoint, claimed, args, kwargs, filled.sessions)
             return await self._call(endpoint, args, kwargs)
         except BaseException as error:
-            call.failed(error, self._own_status(error, declared))
+            call.note_failure(error, self._own_status(error, declared))
             raise
 
     def _params(self, request: Any, declared: DeclaredEndpoint, kwargs: dict[str, Any]) -> Params:

@@ -46,7 +46,7 @@ class Semel(StarletteSemel):
     """
 
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
-        filled = self.filled(endpoint, declared)
+        filled = self.fill_parameters(endpoint, declared)
         hints = annotations_of(endpoint)
         # FastAPI fills one parameter with the request: the endpoint's own, where it has one.
         own = next((name for name, hint in hints.items() if _is_request(hint)), None)

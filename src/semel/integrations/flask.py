@@ -416,7 +416,7 @@ class Semel:
             return answered
         except BaseException as error:
             # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
-            call.failed(error, None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error))
+            call.note_failure(error, None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error))
             raise
 
 

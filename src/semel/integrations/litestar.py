@@ -122,7 +122,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
                 f"the operation {declared.name!r} is not protected: write @semel.command below @post, next to the "
                 "function"
             )
-        filled = self.filled(endpoint, declared)
+        filled = self.fill_parameters(endpoint, declared)
         hints = annotations_of(endpoint)
         has_request = _REQUEST in hints
 
@@ -223,7 +223,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
             idle_seconds=idle_seconds,
         )
 
-    def _asked(self, request: Request[Any, Any, Any]) -> Mapping[str, Any]:
+    def _scope_of(self, request: Request[Any, Any, Any]) -> Mapping[str, Any]:
         return _Asked(request)
 
     # --- the plugin -------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ class Semel(EndpointCommands[Response]):
                 f"@semel.command was given {kind.__name__}.as_view(...): write it on the method, such as post"
             )
         check_unrouted(iter(self._apps), endpoint, declared.name)
-        filled = self.filled(endpoint, declared)
+        filled = self.fill_parameters(endpoint, declared)
 
         @functools.wraps(endpoint)
         async def serve_claimed(*args: Any, **kwargs: Any) -> Any:
@@ -255,7 +255,7 @@ class Semel(EndpointCommands[Response]):
     def _response(self, answer: Answer) -> Response:
         return _response_of(answer)
 
-    def _asked(self, request: Any) -> Mapping[str, Any]:
+    def _scope_of(self, request: Any) -> Mapping[str, Any]:
         scope: Mapping[str, Any] = request.scope
         return scope
 

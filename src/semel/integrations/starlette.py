@@ -159,7 +159,7 @@ class Semel(EndpointCommands[Response]):
         return answer
 
     def _wrap(self, endpoint: Callable[..., Any], declared: DeclaredEndpoint) -> Callable[..., Any]:
-        filled = self.filled(endpoint, declared)
+        filled = self.fill_parameters(endpoint, declared)
 
         @functools.wraps(endpoint)
         async def serve_claimed(*args: Any) -> Any:

@@ -136,7 +136,7 @@ class ResumedApp:
             raise failure  # a page that was made of an exception is no proof of success
         if not capture.complete:
             raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
-        return capture.stored()
+        return capture.to_store()
 
     async def _call(self, kept: KeptRequest, call: ResumedCall, permit: Permit | Asking) -> None:
         messages = [{"type": "http.request", "body": kept.body, "more_body": False}]

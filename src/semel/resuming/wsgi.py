@@ -77,7 +77,7 @@ class ResumedApp:
         taken.capture.end()
         if not taken.capture.complete:
             raise IncompleteAnswer(CUT)
-        return taken.capture.stored()
+        return taken.capture.to_store()
 
     def _call(self, kept: KeptRequest, taken: _Taken, given: Given, permit: Permit | Asking) -> BaseException | None:
         """Call the application; returns its view's exception, if that is not an answer."""
@@ -96,7 +96,7 @@ class ResumedApp:
                 close = getattr(pieces, "close", None)
                 if close is not None:
                     close()
-            return None if call is None else call.failed_with(taken.capture.status)
+            return None if call is None else call.exception_of(taken.capture.status)
         finally:
             environ.pop(CALL_KEY, None)
             if call is not None:

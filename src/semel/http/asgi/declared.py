@@ -95,7 +95,7 @@ class DeclaredCall(AsgiCall):
     async def _go_unclaimed(self, error: SemelError) -> None:
         """The store could not take the command: refuse it, or run it unprotected where that was declared."""
         try:
-            refused = self._exchange.unclaimed(error)
+            refused = self._exchange.answer_unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
                 await self._place.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))

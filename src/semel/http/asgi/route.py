@@ -161,7 +161,7 @@ class RouteCall(AsgiCall):
         try:
             permit = await self._place.engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
-            return self._end_unclaimed(route, opened.unclaimed(error))
+            return self._end_unclaimed(route, opened.answer_unclaimed(error))
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
@@ -194,7 +194,7 @@ class RouteCall(AsgiCall):
         """Whether an endpoint has claimed, whatever it was given."""
         return self._permit is not None or self._instead is not None
 
-    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+    def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
         """The endpoint raised this, whatever the framework makes of it; ``own_status`` where it is an answer itself."""
         self._failure = error
         self._own_status = own_status
@@ -202,7 +202,7 @@ class RouteCall(AsgiCall):
     def note(self, error: BaseException) -> None:
         """The framework met this exception after the claim; what the endpoint itself raised counts for more."""
         if self.has_claimed and self._failure is None:
-            self.failed(error)
+            self.note_failure(error)
 
     async def outlive_client(self) -> None:
         """The client has gone: return once the application may know, which of a command is when it runs too long."""

@@ -195,16 +195,16 @@ class Fingerprinter:
         Raises:
             RequestTooLarge, InvalidBody, PolicyError: as `begin`, `Hashing.feed` and `Hashing.finish` do.
         """
-        return self.named(facts, body)[1]
+        return self.identify(facts, body)[1]
 
-    def named(self, facts: Facts, body: bytes) -> tuple[str, bytes]:
+    def identify(self, facts: Facts, body: bytes) -> tuple[str, bytes]:
         """The id that a request's fingerprint is recorded under, and the fingerprint. Parameters and errors: `digest`.
 
         >>> facts = Facts("pay", "POST", (), b"", "demo", "alice", "application/json")
         >>> fingerprints = Fingerprinter(Recipe())
-        >>> fingerprints.named(facts, b"[]")[0] == Recipe().id
+        >>> fingerprints.identify(facts, b"[]")[0] == Recipe().id
         True
-        >>> fingerprints.named(facts._replace(media_type="application/json; version=2"), b"[]")[0] == Recipe().id
+        >>> fingerprints.identify(facts._replace(media_type="application/json; version=2"), b"[]")[0] == Recipe().id
         False
         """
         kind, media, further = self._media(facts.media_type)

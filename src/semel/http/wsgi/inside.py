@@ -138,7 +138,7 @@ class InsideCall:
         try:
             permit = self._engine._claim_into(self._hold, command, exchange.wait_seconds)
         except UNCLAIMED as error:
-            return self.unclaimed(error)
+            return self.answer_unclaimed(error)
         if not isinstance(permit, Permit):
             return self.replace(exchange.present(permit))
         permit.handler_thread = get_ident()
@@ -154,7 +154,7 @@ class InsideCall:
         """Give the permit to another call of the same request, which finishes it; the client gets a 202."""
         assert self.permit is not None
         assert self.exchange is not None
-        answer = self.exchange.accepted(self.permit.grant.operation_id)
+        answer = self.exchange.answer_accepted(self.permit.grant.operation_id)
         self.permit = self._hold = None
         return self.replace(answer)
 
@@ -171,10 +171,10 @@ class InsideCall:
                 "reached its view; middlewares and decorators in front of the view must decide the same way each time"
             )
 
-    def unclaimed(self, error: SemelError) -> Answer | None:
+    def answer_unclaimed(self, error: SemelError) -> Answer | None:
         """The answer for a store that could not take the command, or None to run unprotected."""
         assert self.exchange is not None
-        refused = self.exchange.unclaimed(error)
+        refused = self.exchange.answer_unclaimed(error)
         if isinstance(refused, Answer):
             return self.replace(refused)
         self.mark, self.capture = refused.mark, None
@@ -185,7 +185,7 @@ class InsideCall:
         self.instead = answer
         return answer
 
-    def failed(self, error: BaseException, own_status: int | None = None) -> None:
+    def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
         """The view raised this, whatever the framework makes of it further outside.
 
         Parameters: ``own_status`` where the exception is an answer of the view's own, such as ``abort(redirect(...))``.

@@ -151,7 +151,7 @@ class SemelMiddleware:
         try:
             permit = self.engine._claim_into(hold, command, exchange.wait_seconds)
         except UNCLAIMED as error:
-            refused = exchange.unclaimed(error)
+            refused = exchange.answer_unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
                 pieces = self.app(environ, with_mark(start_response, refused.mark))
@@ -171,7 +171,7 @@ class SemelMiddleware:
         environ["semel.permit"] = permit
         call = WsgiCall(self.app, self.engine, exchange, permit, start_response)
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
-            return send_answer(start_response, exchange.accepted(permit.grant.operation_id))
+            return send_answer(start_response, exchange.answer_accepted(permit.grant.operation_id))
         return call.run(environ, spool)
 
     def _read(self, exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:

@@ -137,9 +137,9 @@ class RouteCall(InsideCall):
     def note(self, error: BaseException) -> None:
         """Note an exception that the framework caught after the claim; the view's own exception has priority."""
         if self.has_claimed and self.failure is None:
-            self.failed(error)
+            self.note_failure(error)
 
-    def failed_with(self, status: int) -> BaseException | None:
+    def exception_of(self, status: int) -> BaseException | None:
         """The exception of which the application has made its answer, where that says nothing of the command.
 
         Only 4xx does, and the status that the exception itself has: an error page with another one is no proof of
@@ -197,7 +197,7 @@ class _HeldAnswer(WsgiCall):
             call.leave()
         except Exception as ended:  # noqa: BLE001 -- as if the application had raised it
             left = ended
-        failure = error or left or call.failed_with(capture.status)
+        failure = error or left or call.exception_of(capture.status)
         try:
             raised = None if capture.status == call.own_status else call.failure
             answer = settle_call(self._engine, self._exchange, self._permit, capture, failure, raised)

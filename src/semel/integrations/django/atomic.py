@@ -137,7 +137,7 @@ def _capture_answer(exchange: Exchange, response: Any) -> Answer | None:
     fits = capture.start(response.status_code, lines_of(response))
     fits = capture.add(response.content) and fits
     capture.end()
-    return capture.stored() if fits else None
+    return capture.to_store() if fits else None
 
 
 def _render(response: Any, request: Any) -> Any:

@@ -55,7 +55,7 @@ def serve_kept(environ: dict[str, Any], start_response: Callable[..., Any]) -> I
         body = b"".join(response) if response.streaming else response.content
         response.close()
         if call.failure is not None:
-            outer.failed(call.failure)
+            outer.note_failure(call.failure)
         return [body]
     finally:
         call.finish()

@@ -141,10 +141,10 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     try:
         response = view(*args, **kwargs)
     except BaseException as error:
-        call.failed(error)
+        call.note_failure(error)
         raise
     if databases.rolls_back_any():
-        call.failed(RolledBackError("the view rolled back a database's transaction, so its answer is not stored"))
+        call.note_failure(RolledBackError("the view rolled back a database's transaction, so its answer is not stored"))
     return response
 
 
@@ -173,7 +173,7 @@ async def _serve_async(
     try:
         return await view(*args, **kwargs)
     except BaseException as error:
-        call.failed(error)
+        call.note_failure(error)
         raise
 
 
@@ -236,7 +236,7 @@ def _command(
     if declared.paths is None and getattr(getattr(request, "_request", request), "urlconf", None) is not None:
         route.count_path()  # routes of this request's own: they are not those that were looked at
     if route.key_from is not None or route.reference_from is not None:
-        named = {**named, **_looked_up(args[:at], kwargs)}
+        named = {**named, **_lookup_parameter(args[:at], kwargs)}
     plain = {name: str(value) for name, value in named.items() if isinstance(value, _PLAIN)}
     params: Params = tuple(sorted(plain.items()))
     if route.counts_path or len(plain) < len(named):  # a converter's object may have no text of its own
@@ -244,7 +244,7 @@ def _command(
     return place, call.command_of(place, route, params, request)
 
 
-def _looked_up(views: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
+def _lookup_parameter(views: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, str]:
     """The parameter by which a view of REST framework finds its object, as its model reads it: ``07`` is 7."""
     for view in views:
         field = getattr(view, "lookup_field", None)

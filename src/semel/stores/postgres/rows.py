@@ -156,7 +156,7 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
 
 def _claiming(claims: list[Claim], statement: Statement, unit: Statement | None, store_id: str | None) -> Query:
     if unit is not None:
-        return Query(unit, {**wanted_here(claims[0]), "store": store_id})
+        return Query(unit, {**unit_values(claims[0]), "store": store_id})
     wanted: dict[str, Argument] = {**_claim_columns(claims), "store": store_id}
     return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
@@ -212,7 +212,7 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, li
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def wanted_here(claim: Claim) -> dict[str, Argument]:
+def unit_values(claim: Claim) -> dict[str, Argument]:
     """What one claim writes, as the statements of ATOMIC units take it.
 
     A caller's names and a policy's terms come again with each command: they are written down once.

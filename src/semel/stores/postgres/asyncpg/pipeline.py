@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from semel.stores.postgres.psycopg.pipeline import written
+from semel.stores.postgres.psycopg.pipeline import to_libpq
 
 IS_KNOWN: Final = asyncpg.__version__.startswith("0.32.")
 """Whether the parts of asyncpg that this rests on were read in this version. In any other, each statement has its own
@@ -41,12 +41,12 @@ def plain(*texts: str) -> bytes:
     return said
 
 
-def prepared(name: str, values: Sequence[Any]) -> bytes:
+def execute_prepared(name: str, values: Sequence[Any]) -> bytes:
     """The messages of a prepared statement that returns no rows.
 
     Raises psycopg.DataError or UnicodeEncodeError: a text cannot be written down.
     """
-    items, forms = written(values, None)
+    items, forms = to_libpq(values, None)
     head = pack(f"!{len(forms) + 2}h", len(forms), *forms, len(items))
     texts = [_NULL if item is None else _LENGTH(len(item)) + item for item in items]
     bind = b"".join([b"\0", name.encode(), b"\0", head, *texts, _SHORT(0)])
@@ -78,4 +78,4 @@ class PipedValues(list[Any]):
         return not self._messages
 
 
-__all__ = ["IS_KNOWN", "PipedValues", "plain", "prepared"]
+__all__ = ["IS_KNOWN", "PipedValues", "execute_prepared", "plain"]

@@ -22,7 +22,7 @@ from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, open_connection, to_error
-from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, plain, prepared
+from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, execute_prepared, plain
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
@@ -79,7 +79,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
         commit = self.kept.get("COMMIT")
         if commit is None:
             commit = await self._keep("COMMIT", deadline)
-        await self._send(commit, (), prepared(state.name, values), deadline)
+        await self._send(commit, (), execute_prepared(state.name, values), deadline)
 
     async def _keep(self, text: str, deadline: Deadline) -> Any:
         async with asyncio.timeout(deadline.for_answer()):

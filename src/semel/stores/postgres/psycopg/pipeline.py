@@ -70,7 +70,7 @@ def trip(
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
-    wanted = [_NOTHING if values is None else written(values, encoding) for _, values in statements]
+    wanted = [_NOTHING if values is None else to_libpq(values, encoding) for _, values in statements]
     if pgconn.pipeline_status != _OFF:
         raise psycopg.InterfaceError("a pipeline on this connection was not ended")
     if len(statements) == 1 and statements[0][0] in names:
@@ -150,7 +150,7 @@ _FORMS: Final = _Forms()
 _WRITERS: Final = _Writers({type(None): {None: None}.get, bytes: bytes, str: lru_cache(maxsize=1024)(_text)})
 
 
-def written(values: Sequence[Any], encoding: str | None) -> Values:
+def to_libpq(values: Sequence[Any], encoding: str | None) -> Values:
     """Values as libpq takes them, each with its form; their types are the statement's to say.
 
     Parameters: ``encoding`` of the connection where it is not UTF-8.
@@ -199,4 +199,4 @@ def _rows(
     return rows
 
 
-__all__ = ["Said", "execute", "is_outdated", "names_of", "trip", "written"]
+__all__ = ["Said", "execute", "is_outdated", "names_of", "to_libpq", "trip"]
