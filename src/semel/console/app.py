@@ -58,7 +58,7 @@ from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.imports.rules import OVERDUE_US, TAKE_OVER, ImportJob, ImportState, clock_text, waiting_text
-from semel.imports.store import ANY_ID, ImportRows, Overdue
+from semel.imports.store import ANY_ID, ImportRows, OverdueImport
 from semel.inbox.store import MESSAGE_ID_MAX, InboxRows
 from semel.outbox.store import Events
 from semel.steps.doubts import step_of
@@ -363,7 +363,7 @@ class Console:
         state = int(ImportState[given["state"]]) if given["state"] else 0
         rows = self._of_database("imports", lambda: ImportRows(self._engine.store))
 
-        def read() -> Flow[tuple[list[ImportJob], list[Overdue]]]:
+        def read() -> Flow[tuple[list[ImportJob], list[OverdueImport]]]:
             page = yield from rows.page(
                 before, PAGE_ROWS, state=state, operation=given["operation"], supplier=given["supplier"]
             )

@@ -52,7 +52,7 @@ class Purged(NamedTuple):
     rows: int = 0
 
 
-class Overdue(NamedTuple):
+class OverdueImport(NamedTuple):
     """An open job that no process has taken. ``lapse_us``: for how long any could have."""
 
     id: bytes
@@ -171,10 +171,10 @@ class ImportRows:
         rows = yield from self._dialect.rows(self._sql["lapse"], {"id": job.id})
         return cast(int, rows[0][0]) if rows else 0
 
-    def overdue(self, grace_us: int, limit: int) -> Flow[list[Overdue]]:
+    def overdue(self, grace_us: int, limit: int) -> Flow[list[OverdueImport]]:
         """Open jobs that no process has taken for longer than ``grace_us`` (microseconds), the longest first."""
         rows = yield from self._dialect.rows(self._sql["overdue"], {"grace": grace_us, "limit": limit})
-        return [Overdue(*cast("tuple[bytes, str, str, int, int]", row)) for row in rows]
+        return [OverdueImport(*cast("tuple[bytes, str, str, int, int]", row)) for row in rows]
 
     def of_bulk(self, tenant: str, operation: str, bulk_id: bytes) -> Flow[Job | None]:
         """The job whose rows are those of a bulk; None: the bulk is no import's, or an earlier run's."""
