@@ -76,8 +76,8 @@ def begin_first(items: Sequence[T], workers: int) -> list[T]:
 
     Each worker gets an equal part of the list, one after another, and takes from the end of others' parts when its own
     is done. So the tests that take a seat are put at the beginning of every other part, the busy ones at two thirds of
-    these: then nobody waits for a seat while there is other work, and the longest are not what everybody waits for at
-    the end.
+    these: then no worker waits for a seat while there is other work, and the longest tests do not make up the end of
+    the run.
     """
     modules: dict[str, list[T]] = {}
     for item in items:

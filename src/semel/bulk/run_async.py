@@ -220,10 +220,9 @@ class _AsyncWork:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
             case CallHandler():
-                if needed.item.connection is None:
-                    return await self._handler(needed.item)
-                with in_own_transaction(self._engine.backend, needed.item.scope.operation):
-                    return await self._handler(needed.item)
+                item = needed.item
+                with in_own_transaction(self._engine.backend, item.scope.operation, item.connection):
+                    return await self._handler(item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return await self._drive(self._handling.inside(needed))

@@ -266,10 +266,9 @@ class _Work:
             case Read():
                 return self._spool.page(needed.first, needed.limit)
             case CallHandler():
-                if needed.item.connection is None:
-                    return self._handler(needed.item)
-                with in_own_transaction(self._engine.backend, needed.item.scope.operation):
-                    return self._handler(needed.item)
+                item = needed.item
+                with in_own_transaction(self._engine.backend, item.scope.operation, item.connection):
+                    return self._handler(item)
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return self._drive(self._handling.inside(needed))

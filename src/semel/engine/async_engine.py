@@ -401,11 +401,8 @@ class AsyncEngine:
         permit.when_lost(task.cancel)
         try:
             async with asyncio.timeout(policy.deadline_seconds if permit.unit is not None else None):
-                if permit.unit is None:
+                with in_own_transaction(self.backend, permit.asked.scope.operation, permit.unit):
                     returned = await handler(permit)
-                else:
-                    with in_own_transaction(self.backend, permit.asked.scope.operation):
-                        returned = await handler(permit)
                 answer = answer_from(returned)
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))

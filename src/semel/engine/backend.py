@@ -56,7 +56,7 @@ class Backend:
     # As ``joins``, of a transaction begun or not, for writes that need no claim. None: ``joins`` does.
     joins_to_write: Callable[[Any], Unit] | None = None
     joins_to_write_async: Callable[[Any], Awaitable[AsyncUnit]] | None = None
-    # Listens for commits of events by all processes; None: the database notifies nobody.
+    # Listens for commits of events by all processes; None: the database has no notifications.
     listens: Callable[[Callable[[bool], object]], EventListener] | None = None
     file: str | None = None  # the path of the database, where it is one file of this host
     settings: Mapping[str, str | float] = field(default_factory=dict)  # of the URL, or what they are without it

@@ -35,6 +35,10 @@ def watch(enter: Watch) -> None:
     _watches[:] = [enter]
 
 
-def in_own_transaction(backend: Backend, name: str, instead: str = _FIND) -> AbstractContextManager[None]:
-    """The context for one call."""
-    return _watches[0](OwnTransaction(backend, name, instead)) if _watches else _NOTHING
+def in_own_transaction(
+    backend: Backend, name: str, connection: object, instead: str = _FIND
+) -> AbstractContextManager[None]:
+    """The context for one call. ``connection`` is what the code is given, or its unit; None: it has no transaction."""
+    if connection is None or not _watches:
+        return _NOTHING
+    return _watches[0](OwnTransaction(backend, name, instead))

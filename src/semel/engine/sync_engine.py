@@ -388,11 +388,8 @@ class Engine:
         policy = permit.command.policy
         try:
             permit.handler_thread = get_ident()
-            if permit.unit is None:
+            with in_own_transaction(self.backend, permit.command.scope.operation, permit.unit):
                 returned = handler(permit)
-            else:
-                with in_own_transaction(self.backend, permit.command.scope.operation):
-                    returned = handler(permit)
             answer = answer_from(returned)
         except BaseException as error:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))

@@ -123,7 +123,7 @@ class _GoOn(Awaitable[T]):
                 except GeneratorExit:
                     receiving.close()
                     raise
-                except BaseException as thrown:  # noqa: BLE001 -- whoever waits decides what it means
+                except BaseException as thrown:  # noqa: BLE001 -- the receiver decides what it means
                     awaited = receiving.throw(thrown)
                 else:
                     awaited = next(receiving)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
@@ -220,7 +219,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
         if connection is not None:
             await _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
         try:
-            with nullcontext() if connection is None else in_own_transaction(backend, booking.scope.operation):
+            with in_own_transaction(backend, booking.scope.operation, connection):
                 outcome = success_outcome(listed, await booking(item))
         except Exception as error:
             if is_wrong_for_all(error):

@@ -200,7 +200,7 @@ class Inbox(_Inbox):
         if unit is None:
             return _require_receipt(met)
         try:
-            with in_own_transaction(self._backend, self.consumer, _JOIN):
+            with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
                 handler(Message(self.consumer, message_id, unit.connection))
         except Exception as error:
             met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
@@ -283,7 +283,7 @@ class AsyncInbox(_Inbox):
             if unit is None:
                 return _require_receipt(met)
             try:
-                with in_own_transaction(self._backend, self.consumer, _JOIN):
+                with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
                     await handler(Message(self.consumer, message_id, unit.connection))
             except Exception as error:
                 met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))

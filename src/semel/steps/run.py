@@ -157,7 +157,7 @@ class SyncSteps(StepBook):
                     met = drive(_into(hold, ledger.open(want, Begin())))
                 if isinstance(met, Finished):
                     return self.read_recorded(want, met, shape)
-                with in_own_transaction(self._backend, name, _AS_STEP):
+                with in_own_transaction(self._backend, name, met[1], _AS_STEP):
                     value = call(met[1].connection)
                 body, value = encode_result(name, value, shape)
                 body = self.seal_result(want, body)
@@ -238,7 +238,7 @@ class AsyncSteps(StepBook):
                 raise cancelled
             inside = self._inside.set(True)
             try:
-                with in_own_transaction(self._backend, name, _AS_STEP):
+                with in_own_transaction(self._backend, name, met[1], _AS_STEP):
                     value = call(met[1].connection)
                     if inspect.isawaitable(value):
                         value = await value

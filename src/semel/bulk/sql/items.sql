@@ -2,7 +2,7 @@
 -- transaction.
 
 -- name: relinquish
--- Give the lease back: whoever asks next goes on at once.
+-- Give the lease back: the next claim goes on at once.
 UPDATE semel_record SET lease_until = :now
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state = 1 AND lease_until > :now;
 

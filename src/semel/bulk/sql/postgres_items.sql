@@ -21,7 +21,7 @@ WITH held AS (
 SELECT 1 / count(*) FROM held;
 
 -- name: relinquish
--- Give the lease back: whoever asks next goes on at once.
+-- Give the lease back: the next claim goes on at once.
 UPDATE semel_record SET lease_until =
     coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state = 1 AND lease_until >

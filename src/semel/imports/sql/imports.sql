@@ -196,7 +196,7 @@ WHERE sha256 = :digest AND touched_at <= :now - :grace AND NOT EXISTS (
 DELETE FROM semel_import_part WHERE sha256 = :digest;
 
 -- name: doubt_blob
--- What is kept in one form is not what was sent: whoever sends it again writes it anew.
+-- What is kept in one form is not what was sent: sending it again writes it anew.
 UPDATE semel_import_blob SET whole = whole & :others WHERE sha256 = :digest;
 
 -- name: drop_form

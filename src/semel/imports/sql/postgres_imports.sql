@@ -303,7 +303,7 @@ DELETE FROM semel_import_part WHERE sha256 = :digest::bytea
 RETURNING 1;
 
 -- name: doubt_blob
--- What is kept in one form is not what was sent: whoever sends it again writes it anew.
+-- What is kept in one form is not what was sent: sending it again writes it anew.
 UPDATE semel_import_blob SET whole = whole & :others::smallint WHERE sha256 = :digest::bytea
 RETURNING 1;
 

@@ -12,7 +12,7 @@ from django.urls import get_resolver
 
 from semel.check.discovery import CheckedOperation
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.django.site import Declared, Site, find_declared, site
+from semel.integrations.django.site import Declared, Site, callbacks, find_declared, site
 from semel.integrations.endpoint import DECLARED
 
 _FORMAT: Final = ".<format>"  # the second path that a router of REST framework makes of each
@@ -58,7 +58,7 @@ def project_operations() -> list[CheckedOperation]:
 
 def views() -> Iterator[View]:
     """The project's views that take commands."""
-    for template, callback in _callbacks(get_resolver().url_patterns, ""):
+    for template, callback in callbacks(get_resolver().url_patterns):
         path = simplify_regex(template)
         kind = getattr(callback, "view_class", None) or getattr(callback, "cls", None)
         if kind is None:
@@ -89,12 +89,3 @@ def _behind(method: Any) -> Any:
     if getattr(method, "__module__", "") != "rest_framework.decorators":
         return method
     return next((cell.cell_contents for cell in method.__closure__ or () if callable(cell.cell_contents)), method)
-
-
-def _callbacks(patterns: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for pattern in patterns:
-        template = prefix + str(pattern.pattern)
-        if hasattr(pattern, "url_patterns"):
-            yield from _callbacks(pattern.url_patterns, template)
-        else:
-            yield template, pattern.callback

@@ -65,9 +65,10 @@ def _is_write(sql: str) -> bool:
 
 
 def _is_store_of(backend: Backend, connection: Any) -> bool:
-    """Whether this connection leads to the store's database, as far as its kind and its name tell."""
+    """Whether this connection may lead to the store's database, as far as its kind and its name tell."""
     name = str(connection.settings_dict["NAME"])
     if connection.vendor == "sqlite":
         return backend.file is not None and Path(name).resolve() == Path(backend.file).resolve()
     url = urlsplit(backend.url)
-    return _VENDORS.get(url.scheme.partition("+")[0]) == connection.vendor and unquote(url.path[1:]) == name
+    is_same_kind = _VENDORS.get(url.scheme.partition("+")[0]) == connection.vendor
+    return is_same_kind and unquote(url.path[1:]) in (name, "")  # "": the URL leaves the name to the server

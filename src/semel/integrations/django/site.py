@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import difflib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
@@ -250,10 +250,12 @@ class Site:
         if templates is None:
             with self._lock:
                 found: dict[str, set[str]] = {}
-                _check_views(get_resolver().url_patterns, self.plain)
-                count_bulk_paths(_functions(get_resolver().url_patterns, ""))
-                for name, template in _routes(get_resolver().url_patterns, ""):
-                    found.setdefault(name, set()).add(without_slashes(template))
+                views = list(callbacks(get_resolver().url_patterns))
+                _check_views(views, self.plain)
+                count_bulk_paths(_functions(views))
+                for template, view in views:
+                    for name in names_at(view):
+                        found.setdefault(name, set()).add(without_slashes(template))
                 for place in self._places.values():
                     for name, each in place.declared.items():
                         if each.paths is None and len(found.get(name, ())) != 1:  # none: a decorator hides the view
@@ -271,36 +273,30 @@ def _check_names(where: str, given: Mapping[str, Any], known: tuple[str, ...], s
             raise ConfigurationError(f"{where} has the unknown setting {name!r}{hint}")
 
 
-def _check_views(patterns: Any, plain: Mapping[int, tuple[Any, str]]) -> None:
+def callbacks(patterns: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every view that a path leads to, with the path's template."""
     for pattern in patterns:
+        template = prefix + str(pattern.pattern)
         if hasattr(pattern, "url_patterns"):
-            _check_views(pattern.url_patterns, plain)
-        elif (found := plain.get(id(pattern.callback))) is not None and found[0] is pattern.callback:
+            yield from callbacks(pattern.url_patterns, template)
+        else:
+            yield template, pattern.callback
+
+
+def _check_views(found: Iterable[tuple[str, Any]], plain: Mapping[int, tuple[Any, str]]) -> None:
+    for template, view in found:
+        if (declared := plain.get(id(view))) is not None and declared[0] is view:
             raise ConfigurationError(
-                f"the operation {found[1]!r} is not protected: {str(pattern.pattern)!r} leads to the undecorated view; "
+                f"the operation {declared[1]!r} is not protected: {template!r} leads to the undecorated view; "
                 "route to the view that @semel.command returned"
             )
 
 
-def _routes(patterns: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    for pattern in patterns:
-        template = prefix + str(pattern.pattern)
-        if hasattr(pattern, "url_patterns"):
-            yield from _routes(pattern.url_patterns, template)
-        else:
-            for name in names_at(pattern.callback):
-                yield name, template
-
-
-def _functions(patterns: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+def _functions(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
     """Every view, and every method of a class of views, with its template."""
-    for pattern in patterns:
-        template = prefix + str(pattern.pattern)
-        if hasattr(pattern, "url_patterns"):
-            yield from _functions(pattern.url_patterns, template)
-            continue
-        yield pattern.callback, template
-        kind = getattr(pattern.callback, "view_class", None) or getattr(pattern.callback, "cls", None)
+    for template, view in found:
+        yield view, template
+        kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
         for method in UNSAFE_METHODS if kind is not None else ():
             if (function := getattr(kind, method.lower(), None)) is not None:
                 yield function, template

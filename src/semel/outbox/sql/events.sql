@@ -11,7 +11,7 @@ UPDATE semel_event SET tries = tries + 1, reason = :reason, next_at = :now + :wa
 WHERE seq = :seq AND published_at IS NULL AND parked_at IS NULL;
 
 -- name: park
--- One that will not be tried again until somebody says so.
+-- One that will not be tried again until an operator retries it.
 UPDATE semel_event SET tries = tries + 1, reason = :reason, parked_at = :now
 WHERE id = :id AND published_at IS NULL AND parked_at IS NULL;
 

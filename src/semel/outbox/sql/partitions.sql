@@ -33,5 +33,5 @@ DELETE FROM semel_relay WHERE holder = :holder;
 DELETE FROM semel_relay WHERE lease_until < :now - :lease * 10;
 
 -- name: free
--- How many partitions nobody holds.
+-- How many partitions are free.
 SELECT COUNT(*) FROM semel_lane WHERE lease_until <= :now;

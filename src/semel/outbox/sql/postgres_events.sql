@@ -1,8 +1,8 @@
 -- The outbox on PostgreSQL: events are written by the settlement or on a user's connection; relays read and mark them.
 
 -- name: write
--- Events of one transaction, in their order. One that is there already is the same one: nothing is written. Whoever
--- writes notifies, if a relay is listening for it: a NOTIFY that nobody needs would make commits queue up.
+-- Events of one transaction, in their order. One that is there already is the same one: nothing is written. The
+-- writer notifies if a relay is listening: a NOTIFY without a listener would only make commits queue up.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -110,7 +110,7 @@ WHERE seq = :seq::bigint AND published_at IS NULL AND parked_at IS NULL
 RETURNING 1;
 
 -- name: park
--- One that will not be tried again until somebody says so.
+-- One that will not be tried again until an operator retries it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

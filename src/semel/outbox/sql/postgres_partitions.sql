@@ -27,7 +27,7 @@ WITH clock AS MATERIALIZED (
 SELECT count(*) FROM semel_relay, clock WHERE lease_until > clock.now;
 
 -- name: take
--- Partitions that nobody holds any more.
+-- Partitions whose relay is gone.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 ),
@@ -75,7 +75,7 @@ DELETE FROM semel_relay USING clock WHERE greatest(lease_until, bell_until) < cl
 RETURNING 1;
 
 -- name: free
--- How many partitions nobody holds.
+-- How many partitions are free.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )

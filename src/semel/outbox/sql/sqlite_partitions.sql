@@ -8,7 +8,7 @@ VALUES (:holder, :now + :lease, CASE WHEN :bell = 1 THEN :now + :lease ELSE 0 EN
 ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_until = excluded.bell_until;
 
 -- name: take
--- Partitions that nobody holds any more.
+-- Partitions whose relay is gone.
 UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + :lease
 WHERE lane IN (SELECT lane FROM semel_lane WHERE lease_until <= :now ORDER BY lane LIMIT :limit);
 

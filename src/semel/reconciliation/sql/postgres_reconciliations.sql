@@ -56,7 +56,7 @@ RETURNING 1;
 DELETE FROM semel_reconciliation WHERE record_id = :record_id::bytea RETURNING 1;
 
 -- name: sweep
--- What was settled by somebody else.
+-- What others have settled.
 DELETE FROM semel_reconciliation
 WHERE lease_until <= coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
     AND NOT EXISTS (

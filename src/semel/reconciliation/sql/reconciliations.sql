@@ -28,7 +28,7 @@ WHERE record_id = :record_id AND token = :token;
 DELETE FROM semel_reconciliation WHERE record_id = :record_id;
 
 -- name: sweep
--- What was settled by somebody else.
+-- What others have settled.
 DELETE FROM semel_reconciliation
 WHERE lease_until <= :now AND NOT EXISTS (
     SELECT 1 FROM semel_record AS r WHERE r.id = semel_reconciliation.record_id AND r.state = 6

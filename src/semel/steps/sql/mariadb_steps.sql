@@ -2,7 +2,7 @@
 -- What SQLite and MariaDB share is in steps.sql.
 
 -- name: lock_steps
--- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
+-- What is recorded, for the settlement of the record. It is locked: the settlement writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id
 FOR UPDATE;
 

@@ -35,7 +35,7 @@ SELECT 1 / count(*) FROM written;
 SELECT steps FROM semel_record WHERE id = :id::bytea;
 
 -- name: lock_steps (planned once)
--- What is recorded, for whoever settles the record. It is locked: whoever settles the record writes the list that it has read.
+-- What is recorded, for the settlement of the record. It is locked: the settlement writes the list that it has read.
 SELECT steps FROM semel_record WHERE id = :id::bytea
 FOR UPDATE;
 

@@ -2,7 +2,7 @@
 -- What SQLite and MariaDB share is in steps.sql.
 
 -- name: lock_steps
--- What is recorded, for whoever settles the record. The write lock is held already.
+-- What is recorded, for the settlement of the record. The write lock is held already.
 SELECT steps FROM semel_record WHERE id = :id;
 
 -- name: find_abandoned

@@ -195,7 +195,7 @@ UPDATE semel_meta SET horizon = greatest(horizon, :horizon::bigint);
 SELECT horizon FROM semel_meta;
 
 -- name: purge
--- One chunk of the purge's walk in order of creation. Rows that somebody is writing are left to the next walk; open and
+-- One chunk of the purge's walk in order of creation. Rows that are being written are left to the next walk; open and
 -- unknown records have no end and are never met.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now

@@ -147,7 +147,7 @@ FROM unnest(:id::text[]) AS u (id)
 JOIN semel_event AS t ON t.id = u.id::uuid;
 
 -- name: events_put
--- Write events, in their order. One that is there already is told that it was published, and nothing else.
+-- Write events, in their order. One that is there already is only marked as published.
 INSERT INTO semel_event (
     id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
     tries, next_at, parked_at, reason, published_at
@@ -184,7 +184,7 @@ FROM unnest(:consumer::text[], :message_id::text[]) AS u (consumer, message_id)
 JOIN semel_inbox AS t ON t.consumer = u.consumer AND t.message_id = u.message_id;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is told that it was handled, and until when to know it.
+-- Write which messages were handled. One that is there already is marked as handled, and until when it is kept.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )

@@ -61,7 +61,7 @@ VALUES (
 ON CONFLICT DO NOTHING;
 
 -- name: events_put
--- Write events, in their order. One that is there already is told that it was published, and nothing else.
+-- Write events, in their order. One that is there already is only marked as published.
 INSERT INTO semel_event (
     id, aggregatetype, aggregateid, type, payload, topic, headers, tenant, lane, operation_id, created_at,
     tries, next_at, parked_at, reason, published_at
@@ -81,7 +81,7 @@ FROM semel_inbox WHERE (consumer, message_id) > (:consumer, :message_id)
 ORDER BY consumer, message_id LIMIT :limit;
 
 -- name: messages_put
--- Write which messages were handled. One that is there already is told that it was handled, and until when to know it.
+-- Write which messages were handled. One that is there already is marked as handled, and until when it is kept.
 INSERT INTO semel_inbox (
     consumer, message_id, handled_at, tries, parked_at, reason, forget_after
 )
