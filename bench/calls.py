@@ -25,7 +25,7 @@ from bench.protected import migrate
 from bench.stores import for_semel
 from bench.subjects import ANSWER_BODY, PATH
 from semel import Answer, AsyncEngine, Command, Policy, Scope
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.model import Proceed, Settled
 from semel.core.outcomes import Succeeded
 from semel.engine.runner import AsyncPerformer
@@ -48,7 +48,7 @@ async def semel_pairs(url: str) -> AsyncIterator[Pair]:
         attempt = core.attempt(Command(scope, key, bytes(32), "bench", policy))
         verdict = await performer.store_one("claim", store.claim, attempt)
         assert isinstance(verdict, Proceed)
-        settled = await performer.store_one("settle", store.settle, settlement(verdict.grant, Succeeded(_ANSWER)))
+        settled = await performer.store_one("settle", store.settle, make_settlement(verdict.grant, Succeeded(_ANSWER)))
         assert isinstance(settled, Settled)
 
     async with engine:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from bench.subjects import ANSWER_BODY, KEY_TEMPLATE, PATH, REQUEST_BODY
 from semel import Answer, AsyncEngine, Command, Engine, Policy, Scope
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.flow import Ask, Flow, perform
 from semel.core.model import Proceed
 from semel.core.outcomes import Succeeded
@@ -193,7 +193,7 @@ def _groups(engine: Engine) -> Iterator[tuple[list[Statement], list[Statement], 
             command = Command(Scope("single", "single", f"POST {PATH}"), key, bytes(32), "bench", policy)
             [verdict] = _noted(store.claim((engine.core.attempt(command),)), reads, claims)
             assert isinstance(verdict, Proceed)
-            _noted(store.settle((settlement(verdict.grant, Succeeded(answer)),)), reads, settlements)
+            _noted(store.settle((make_settlement(verdict.grant, Succeeded(answer)),)), reads, settlements)
         yield reads, claims, settlements
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from semel import Answer, Command, Engine, Policy, Scope
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.flow import Flow
 from semel.core.model import Proceed, Replay, Settled
 from semel.core.outcomes import Succeeded
@@ -49,8 +49,8 @@ def measure(port: int, pid: int, batch: int, rounds: int) -> dict[str, list[floa
             commands = [Command(scope, f"{seed}-{number}-{way}", bytes(32), "bench", policy) for way in range(batch)]
             claims = [engine.core.attempt(command) for command in commands]
             granted = timed("claim", Proceed, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
-            words = [settlement(verdict.grant, Succeeded(_ANSWER)) for verdict in granted]
-            timed("settle", Settled, lambda words=words: store.settle(words))  # type: ignore[misc]
+            settlements = [make_settlement(verdict.grant, Succeeded(_ANSWER)) for verdict in granted]
+            timed("settle", Settled, lambda settlements=settlements: store.settle(settlements))  # type: ignore[misc]
             timed("replay", Replay, lambda claims=claims: store.claim(claims))  # type: ignore[misc]
     return found
 

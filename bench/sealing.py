@@ -38,15 +38,15 @@ def measure(size: int, rounds: int = ROUNDS, calls: int = CALLS) -> tuple[float,
     sealer, policy = Sealer({"2026-01": secrets.token_bytes(32)}), Policy(answers="seal")
     headers = ((b"content-type", b"application/json"), (b"location", b"/payments/1"))
     answer = Answer(201, headers, secrets.token_bytes(size))
-    word = Settlement(_ID, 1, _ID, State.SUCCEEDED, answer, AnswerKind.KEPT)
-    sealed = cover(word, policy, sealer).answer
+    settlement = Settlement(_ID, 1, _ID, State.SUCCEEDED, answer, AnswerKind.KEPT)
+    sealed = cover(settlement, policy, sealer).answer
     assert sealed is not None
     verdict = Unseal(_ID, sealed, _ID, State.SUCCEEDED)
     seen = reveal(verdict, sealer)
     assert isinstance(seen, Replay), seen
     assert seen.answer == answer
     return (
-        fastest_us(lambda: cover(word, policy, sealer), rounds, calls),
+        fastest_us(lambda: cover(settlement, policy, sealer), rounds, calls),
         fastest_us(lambda: reveal(verdict, sealer), rounds, calls),
     )
 

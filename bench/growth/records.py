@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from semel import Answer, Command, Policy, Scope
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.decide import first_grant
 from semel.core.identity import key_hash, record_id, uuid7_bytes
 from semel.core.model import AnswerKind, Claim, Record, State
@@ -102,7 +102,7 @@ def record(number: int, settled: int, bits: bytes, *, answer_dropped: bool) -> R
     grant = first_grant(claim, began)
     said = answer(number)
     outcome = Refused(said) if said.status == 422 else Succeeded(said)
-    _, row = settle_row(grant_row(None, claim, grant), settlement(grant, outcome), settled)
+    _, row = settle_row(grant_row(None, claim, grant), make_settlement(grant, outcome), settled)
     assert row is not None
     assert row.state in (State.SUCCEEDED, State.FAILED_REPLAYABLE)
     # What a purge leaves of an answer that is over.

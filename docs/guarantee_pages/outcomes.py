@@ -7,7 +7,7 @@ from typing import Final
 from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import table
 from semel.admin.describe import state_label
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.decide import TABLE, Situation, classify_lapsed, decide, first_grant
 from semel.core.model import Answer, Effects, Settled, State
 from semel.core.outcomes import Outcome, Released, classify_answer, classify_exception
@@ -79,8 +79,8 @@ def _after(policy: Policy, outcome: Outcome) -> str:
         verdict = type(decide(None, claim_of(policy, 2), NOW)).__name__
         return f"rolled back, no record → **{verdict}**"
     row = begun(policy)
-    word = settlement(first_grant(claim_of(policy), NOW), outcome)
-    reply, after = settle_row(row, word, NOW)
+    settlement = make_settlement(first_grant(claim_of(policy), NOW), outcome)
+    reply, after = settle_row(row, settlement, NOW)
     assert isinstance(reply, Settled)
     assert after is not None
     state = state_label(State(after.state).name) if after.lease_until else "lease released"

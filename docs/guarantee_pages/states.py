@@ -70,7 +70,7 @@ def _resolution(row: Record, *, happened: bool) -> Resolution:
 
 
 def _of_a_step(row: Record, now: int) -> Record | None:
-    """What a word about a step in doubt makes of a record, behind another step that has finished."""
+    """What the resolution of a step in doubt makes of a record, after another step that has finished."""
     if row.effects != Effects.EXTERNAL or row.state == State.CLAIMED:
         return None
     charged = Step("charge", 0, NOW, repeatable=False, finished=True)

@@ -17,7 +17,7 @@ from semel.core.settle import settle_row
 from semel.stores.memory.store import grant_row
 from semel.stores.redis.layout import encode
 from semel.stores.redis.store import RedisStore
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from tests.servers import postgres
 from tests.servers import redis as servers
 from tests.servers.schemas import migrated_schema
@@ -105,10 +105,10 @@ def batch_costs(many: int) -> dict[str, int]:
     store, now = RedisStore(), 1_700_000_000_000_000
     claims = [attempt(key=f"{key}") for key in range(many)]
     found, claim = flow_of(store.claim(claims), lambda calls: [[now, *range(now, now + many)]])
-    words = [word(verdict.grant) for verdict in found]
-    _, settle = flow_of(store.settle(words), lambda calls: [[1] * many])
+    settlements = [settlement(verdict.grant) for verdict in found]
+    _, settle = flow_of(store.settle(settlements), lambda calls: [[1] * many])
     rows = [grant_row(None, each, verdict.grant) for each, verdict in zip(claims, found, strict=True)]
-    kept = [settle_row(row, each, now)[1] for row, each in zip(rows, words, strict=True)]
+    kept = [settle_row(row, each, now)[1] for row, each in zip(rows, settlements, strict=True)]
     strings = [encode(row) for row in kept if row is not None]
     found, replay = flow_of(store.claim(claims), lambda calls: [[now, *strings]])
     assert {type(verdict) for verdict in found} == {Replay}

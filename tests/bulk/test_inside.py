@@ -103,7 +103,7 @@ def test_a_failed_item_undoes_no_other(make_fellow: Make, home: Home) -> None:
         if n == 12:
             raise ValueError("it does not fit")
         if n == 15:
-            raise NothingHappened  # it has, but says otherwise: its word is taken
+            raise NothingHappened  # it has, but says otherwise: the handler is believed
         return Done(result_id=f"r-{n}", detail=b"\x00\xff")
 
     fellow = make_fellow(chunk_items=10)

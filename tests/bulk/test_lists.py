@@ -82,7 +82,7 @@ def test_a_list_may_be_wrong_as_a_whole(
 
 @pytest.mark.parametrize("bad_item", ["refuse", "fail"])
 @pytest.mark.parametrize("stricter", [{"items_max": 2}, {"item_bytes_max": 40}])
-def test_a_limit_of_today_is_no_word_about_a_list_that_was_taken(
+def test_a_limit_of_today_does_not_apply_to_a_list_accepted_before(
     make_fellow: Make, stricter: dict[str, int], bad_item: str
 ) -> None:
     items = [{"n": 0}, {"text": "x" * 50}, {"n": 2}]

@@ -71,8 +71,8 @@ def told(engine: Engine, key: str, outcomes: tuple[Outcome, ...]) -> None:
         permit.result("payment", f"p-{key}")
         engine.settle(permit, outcome)
         if outcome is DOUBT and number < len(outcomes):
-            word = Resolution(permit.grant.id, permit.grant.fence, False, None, "me", "asked", True)
-            engine.perform("resolve", lambda word=word: engine.store.resolve(word))  # type: ignore[misc]
+            resolution = Resolution(permit.grant.id, permit.grant.fence, False, None, "me", "asked", True)
+            engine.perform("resolve", lambda resolution=resolution: engine.store.resolve(resolution))  # type: ignore[misc]
 
 
 def row(engine: Engine, key: str) -> Record | None:
@@ -194,8 +194,8 @@ def test_a_moved_command_goes_on_in_its_new_store(first: str, places: dict[str, 
         told(engine, "nothing", (Succeeded(MADE),))
         found = row(engine, "unknown")
         assert found is not None
-        word = Resolution(found.id, found.fence, True, MADE, "me", "asked", True)
-        engine.perform("resolve", lambda: engine.store.resolve(word))
+        resolution = Resolution(found.id, found.fence, True, MADE, "me", "asked", True)
+        engine.perform("resolve", lambda: engine.store.resolve(resolution))
         assert isinstance(engine.claim(command("unknown")), Replay)
 
 

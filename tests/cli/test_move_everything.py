@@ -121,8 +121,8 @@ def goes_on(url: str) -> None:
         calls: list[str] = []
         row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(STEPPED).id,)))[0]
         assert row is not None
-        word = Resolution(row.id, row.fence, False, None, "op", "asked", True)
-        engine.perform("resolve", lambda: resolve(engine.store, word))
+        resolution = Resolution(row.id, row.fence, False, None, "op", "asked", True)
+        engine.perform("resolve", lambda: resolve(engine.store, resolution))
         assert engine.run(STEPPED, lambda permit: shop(permit, calls, lost=False)).answer == DONE
         assert calls == ["ship"]  # the charge had finished in the old store
 

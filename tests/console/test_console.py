@@ -73,7 +73,7 @@ def settling(client: TestClient, *ids: str, **fields: str) -> dict[str, Any]:
     assert page.status_code == 200
     seen = re.findall(r'name="seen" value="([^"]+)"', page.text)
     assert len(seen) == len(ids)
-    said = {"word": "did-not-happen", "reason": "the provider has no charge", "force": "yes"}
+    said = {"outcome": "did-not-happen", "reason": "the provider has no charge", "force": "yes"}
     return {"token": token_of(page.text), "seen": seen, **said, **fields}
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_command_is_settled_after_a_dry_run_and_the_retry_gets_the_an
     client = console(engine)
     overview = client.get("/").text
     assert "error:TimeoutError" in overview
-    form = settling(client, id, word="succeeded", status="201", evidence="https://provider.example/ch_81")
+    form = settling(client, id, outcome="succeeded", status="201", evidence="https://provider.example/ch_81")
     looked = client.post("/settle", data=form)
     assert "Nothing is written yet" in looked.text
     assert "it succeeded; a retry gets it" in looked.text
@@ -129,7 +129,7 @@ def test_an_unknown_command_is_settled_after_a_dry_run_and_the_retry_gets_the_an
     assert "evidence: https://provider.example/ch_81" in page
 
 
-def test_a_group_is_settled_with_one_word(store: Engine) -> None:
+def test_a_group_is_settled_with_one_finding(store: Engine) -> None:
     ids = [unknown(store, f"lost-{number}") for number in range(3)]
     unknown(store, "elsewhere", "refunds.create")
     client = console(store)
@@ -202,7 +202,7 @@ TYPED = '\n {"id": "ch_81", "note": "<b>ünï</b>"}\n'
 def test_a_command_is_settled_with_a_body_that_comes_out_as_it_was_typed(engine: Engine) -> None:
     id = unknown(engine, "lost")
     client = console(engine)
-    fields = {"word": "succeeded", "status": "201", "body": TYPED.replace("\n", "\r\n")}
+    fields = {"outcome": "succeeded", "status": "201", "body": TYPED.replace("\n", "\r\n")}
     form = settling(client, id, media_type="application/json", **fields)
     looked = client.post("/settle", data=form)
     assert "Nothing is written yet" in looked.text
@@ -243,7 +243,7 @@ def test_a_step_in_doubt_is_settled_with_its_result(engine: Engine) -> None:
     client = console(engine)
     page = client.get(f"/settle?id={id}").text
     assert "The step ship succeeded" in page
-    form = settling(client, id, word="step-succeeded", result='{"parcel": 7}')
+    form = settling(client, id, outcome="step-succeeded", result='{"parcel": 7}')
     assert client.post("/settle", data={**form, "result": "parcel 7"}).status_code == 400
     looked = client.post("/settle", data=form).text
     assert "step &#39;ship&#39; succeeded; a retry" in looked, re.findall("<td>.*", looked)
@@ -275,10 +275,10 @@ def between_steps(engine: Engine, key: str, calls: list[str]) -> tuple[str, Call
 
 
 def ending(client: TestClient, id: str, **fields: str) -> dict[str, Any]:
-    return settling(client, id, **{"word": "refused", "status": "409", "reason": "refunded", **fields})
+    return settling(client, id, **{"outcome": "refused", "status": "409", "reason": "refunded", **fields})
 
 
-def test_a_command_between_its_steps_is_ended_with_a_word_on_each_of_them(engine: Engine) -> None:
+def test_a_command_between_its_steps_is_ended_with_a_finding_for_each_step(engine: Engine) -> None:
     calls: list[str] = []
     id, retry = between_steps(engine, "k", calls)
     client = console(engine)
@@ -334,10 +334,10 @@ def test_a_command_that_goes_on_after_the_page_was_loaded_is_not_ended(store: En
     assert state_of(store, id) is State.SUCCEEDED
 
 
-def test_a_word_on_a_doubt_does_not_end_a_command_that_has_left_the_doubt(store: Engine) -> None:
+def test_a_finding_about_a_doubt_does_not_end_a_command_that_has_left_the_doubt(store: Engine) -> None:
     id, _ = step_in_doubt(store, "k", [])
     client = console(store)
-    stale = settling(client, id, word="succeeded", status="201", confirmed="yes")
+    stale = settling(client, id, outcome="succeeded", status="201", confirmed="yes")
     assert client.post("/settle", data=settling(client, id, confirmed="yes")).status_code == 200
     assert state_of(store, id) is State.CLAIMED
     assert client.post("/settle", data=stale).status_code == 409
@@ -358,14 +358,14 @@ def test_a_command_in_doubt_is_ended_whole_where_its_steps_are_answered(store: E
     ("fields", "says"),
     [
         ({"step:ship": "perhaps"}, "missing: "),
-        ({"word": "did-not-happen", "status": "", f"step:{EVIL}": "not"}, "The step charge has happened"),
+        ({"outcome": "did-not-happen", "status": "", f"step:{EVIL}": "not"}, "The step charge has happened"),
         ({"status": "201", f"step:{EVIL}": "not"}, "from 400 to 599"),
         ({"status": "", f"step:{EVIL}": "not"}, "from 400 to 599"),
         ({"status": "", "no_answer": "yes", f"step:{EVIL}": "not"}, "from 400 to 599"),
-        ({"word": "step-succeeded", "status": "", "result": "1", f"step:{EVIL}": "not"}, "choose one"),
+        ({"outcome": "step-succeeded", "status": "", "result": "1", f"step:{EVIL}": "not"}, "choose one"),
     ],
 )
-def test_a_word_that_cannot_end_a_command_is_named(store: Engine, fields: dict[str, str], says: str) -> None:
+def test_a_finding_that_cannot_end_a_command_is_refused(store: Engine, fields: dict[str, str], says: str) -> None:
     id, _ = between_steps(store, "k", [])
     client = console(store)
     page = client.post("/settle", data=ending(client, id, **fields, confirmed="yes"))
@@ -376,7 +376,7 @@ def test_a_word_that_cannot_end_a_command_is_named(store: Engine, fields: dict[s
 def test_steps_are_of_one_command_alone(store: Engine) -> None:
     ids = [between_steps(store, f"k{number}", [])[0] for number in range(2)]
     client = console(store)
-    form = settling(client, *ids, word="refused", status="409", confirmed="yes")
+    form = settling(client, *ids, outcome="refused", status="409", confirmed="yes")
     assert client.post("/settle", data={**form, f"step:{EVIL}": "not"}).status_code == 400
     refused = client.post("/settle", data=form)
     assert (refused.status_code, refused.text.count("say of each step that had begun")) == (409, 2)
@@ -387,8 +387,8 @@ def test_a_result_or_a_body_is_of_one_command_alone(store: Engine) -> None:
     ids = [step_in_doubt(store, f"k{number}", [])[0] for number in range(2)]
     client = console(store)
     for fields in (
-        {"word": "step-succeeded", "result": "7"},
-        {"word": "succeeded", "status": "201", "body": "{}", "media_type": "application/json"},
+        {"outcome": "step-succeeded", "result": "7"},
+        {"outcome": "succeeded", "status": "201", "body": "{}", "media_type": "application/json"},
     ):
         refused = client.post("/settle", data=settling(client, *ids, confirmed="yes", **fields))
         assert (refused.status_code, "belong to one command" in refused.text) == (400, True)
@@ -410,32 +410,32 @@ def test_a_page_that_was_stale_stays_so_when_the_form_comes_back(store: Engine) 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"word": "succeeded", "status": "204", "body": "x", "media_type": "text/plain"}, "status 204 has no body"),
-        ({"word": "succeeded", "no_answer": "yes", "body": "x"}, "A body needs a status"),
-        ({"word": "succeeded", "status": "201", "body": "x"}, "content type, such as application/json"),
+        ({"outcome": "succeeded", "status": "204", "body": "x", "media_type": "text/plain"}, "status 204 has no body"),
+        ({"outcome": "succeeded", "no_answer": "yes", "body": "x"}, "A body needs a status"),
+        ({"outcome": "succeeded", "status": "201", "body": "x"}, "content type, such as application/json"),
         (
-            {"word": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"},
+            {"outcome": "succeeded", "status": "201", "body": "x", "media_type": "a/b\r\nX: y"},
             "content type, such as application/json",
         ),
         (
-            {"word": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"},
+            {"outcome": "succeeded", "status": "201", "body": "{'a'", "media_type": "application/json"},
             "but the body is not",
         ),
-        ({"word": "succeeded", "status": "201", "body": "ü" * 40_000, "media_type": "text/plain"}, "65536 bytes"),
-        ({"word": "step-succeeded", "result": "7"}, "no step of this command is in doubt"),
+        ({"outcome": "succeeded", "status": "201", "body": "ü" * 40_000, "media_type": "text/plain"}, "65536 bytes"),
+        ({"outcome": "step-succeeded", "result": "7"}, "no step of this command is in doubt"),
         ({"result": "7"}, "result only if the step in doubt succeeded"),
         ({"reason": "a\0b"}, "NUL"),
         ({"reason": " "}, "Explain how you know"),
-        ({"word": ""}, "Choose what you found"),
-        ({"word": "succeeded"}, "one of the two"),
-        ({"word": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
-        ({"word": "succeeded", "status": "99"}, "from 200 to 599"),
-        ({"word": "succeeded", "status": "²01"}, "from 200 to 599"),
+        ({"outcome": ""}, "Choose what you found"),
+        ({"outcome": "succeeded"}, "one of the two"),
+        ({"outcome": "succeeded", "status": "201", "no_answer": "yes"}, "one of the two"),
+        ({"outcome": "succeeded", "status": "99"}, "from 200 to 599"),
+        ({"outcome": "succeeded", "status": "²01"}, "from 200 to 599"),
         ({"status": "201"}, "Only a command that ends"),
         ({"reason": "x" * 1001}, "at most 1000 characters"),
     ],
 )
-def test_a_word_that_cannot_be_used_is_named_and_nothing_is_lost(
+def test_an_invalid_finding_is_reported_and_the_form_keeps_its_values(
     store: Engine, fields: dict[str, str], says: str
 ) -> None:
     id = unknown(store, "lost")
@@ -447,7 +447,7 @@ def test_a_word_that_cannot_be_used_is_named_and_nothing_is_lost(
     assert state_of(store, id) is State.UNKNOWN
 
 
-def test_before_its_deadline_a_word_needs_the_tick(store: Engine) -> None:
+def test_before_the_deadline_a_settlement_needs_the_tick(store: Engine) -> None:
     id = unknown(store, "lost")
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))

@@ -1,6 +1,6 @@
 """Scenario: workers run commands, and are killed at random moments and at named points; others retry the same keys.
 
-A kill counts as a hit only if the process had a command in flight: its last word on some key was ``begin``.
+A kill counts as a hit only if the process had a command in flight: its last message about some key was ``begin``.
 """
 
 from __future__ import annotations

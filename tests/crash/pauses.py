@@ -134,10 +134,10 @@ def external(folder: Folder, count: int) -> dict[str, Any]:
         resolved = keys[: count // 2]
         for place, key in enumerate(resolved):
             happened = place % 4 < 2  # of either style, both ways
-            word = Resolution(
+            resolution = Resolution(
                 id_of(key), fences[id_of(key)], happened, OPERATORS if happened else None, "test", "looked", True
             )
-            engine.resolve(word)
+            engine.resolve(resolution)
         before = records(engine, keys)
         told = paused.resume()
         after = records(engine, keys)

@@ -46,5 +46,5 @@ def run_script(module: str, *, timeout: float = 60, **options: Any) -> dict[str,
 
 
 def report(found: object) -> None:
-    """A scenario script's last word."""
+    """The last line of a scenario script's output."""
     print(json.dumps(found), flush=True)

@@ -62,10 +62,10 @@ def test_postgresql_errors(sqlstate: str | None, meant: type[SemelError]) -> Non
     ],
 )
 def test_mariadb_errors(code: int, meant: type[SemelError]) -> None:
-    word = mariadb_errors.parse_refusal(pymysql.OperationalError(code, "no"))
-    assert word is not None
-    assert type(mariadb_errors.store_error(word)) is meant
-    assert mariadb_errors.ends_connection(word) or meant is not UNDECIDED
+    refusal = mariadb_errors.parse_refusal(pymysql.OperationalError(code, "no"))
+    assert refusal is not None
+    assert type(mariadb_errors.store_error(refusal)) is meant
+    assert mariadb_errors.ends_connection(refusal) or meant is not UNDECIDED
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from semel.stores.memory.store import MemoryStore
 from semel.stores.sql.statements import Execute, Query
 from semel.stores.sqlite.connection import answering
 from semel.stores.sqlite.driver import SqliteDriver
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from semel.testing.clock import SettableClock
 from tests.servers.files import migrated_file
 
@@ -215,7 +215,12 @@ def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
     for asked in (attempt(), attempt(nonce=2), attempt(nonce=3, request=1), attempt("other"), attempt()):
         assert [quick.claim_at_once(asked)] == slow.run(partial(store.claim, (asked,)))
     grant = first_grant(attempt(), clock())
-    for said in (word(grant._replace(fence=1)), word(grant), word(grant), word(grant, State.UNKNOWN, None, doubt="x")):
+    for said in (
+        settlement(grant._replace(fence=1)),
+        settlement(grant),
+        settlement(grant),
+        settlement(grant, State.UNKNOWN, None, doubt="x"),
+    ):
         assert [quick.settle_at_once(said)] == slow.run(partial(store.settle, (said,)))
     assert [quick.claim_at_once(attempt(nonce=4))] == slow.run(partial(store.claim, (attempt(nonce=4),)))
     assert quick._table == slow._table

@@ -156,8 +156,8 @@ def test_an_operators_answer_is_the_result(stage: Stage) -> None:
     once = stage.command(charge, key="order")
     assert [once.met("A"), once.met("A")] == [TimeoutError, OutcomeUnknownError]
     row = once.record("A")
-    word = Resolution(row.id, row.fence, True, Answer(200, (), b'{"n":7}'), "olga", "found it", True)
-    stage.end(stage.engine.perform("resolve", lambda: stage.engine.store.resolve(word)))
+    resolution = Resolution(row.id, row.fence, True, Answer(200, (), b'{"n":7}'), "olga", "found it", True)
+    stage.end(stage.engine.perform("resolve", lambda: stage.engine.store.resolve(resolution)))
     assert once("A") == {"n": 7}
 
 

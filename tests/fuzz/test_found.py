@@ -23,7 +23,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.sqlite.connection import store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.store import SqliteStore
-from semel.testing.attempts import IDEMPOTENT, attempt, renewal, word
+from semel.testing.attempts import IDEMPOTENT, attempt, renewal, settlement
 from semel.testing.clock import START_US
 from tests.web.driving import ALICE, AsgiWeb, Reply
 
@@ -65,7 +65,7 @@ DAMAGES: dict[str, dict[str, Any]] = {
 def test_a_damaged_record_is_unreadable_and_is_left_as_it_is(columns: dict[str, Any]) -> None:
     claim = attempt()
     grant = first_grant(claim, START_US)
-    _, row = settle_row(grant_row(None, claim, grant), word(grant), START_US)
+    _, row = settle_row(grant_row(None, claim, grant), settlement(grant), START_US)
     assert row is not None
     row = row._replace(**columns)
     verdict = decide(row, attempt(nonce=2), START_US + 10**9)
@@ -84,7 +84,7 @@ def test_a_running_record_with_a_damaged_time_stops_neither_its_holder_nor_the_r
     assert mark_row(row, renewal(grant)) is None
     assert abandon_row(row, row.nonce, START_US) is None
     assert lapse_row(row, START_US + 10**12) is None
-    assert settle_row(row, word(grant), START_US) == (Superseded(None), None)
+    assert settle_row(row, settlement(grant), START_US) == (Superseded(None), None)
     assert resolve_row(row, Resolution(row.id, row.fence, False, None, "ops", "why"), START_US) == (
         MovedOn(None),
         None,

@@ -16,7 +16,7 @@ from semel.core.flow import Ask, Flow, perform
 from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Settlement, State
 from semel.policy import Command, Policy
 from semel.stores.memory.store import MemoryStore, Table
-from semel.testing.attempts import attempt, renewal, word
+from semel.testing.attempts import attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 from verification.history.engines import read_words, resolve_words
 from verification.history.events import (
@@ -150,7 +150,7 @@ class Story:
             self.clock.advance(seconds=LEASE_SECONDS * 1.1)
             yield None
         state = self.random.choice(STATES[self.effects])
-        said = word(grant, state, Answer(200, (), str(grant.fence).encode()))
+        said = settlement(grant, state, Answer(200, (), str(grant.fence).encode()))
         reply = yield from self.last_of(self.settling(who, said))
         return bool(reply == "died")
 

@@ -114,7 +114,7 @@ SPOKEN = ("succeeded", "refused", "unknown")
 
 
 def unfenced_write(operations: list[Operation], rng: random.Random) -> bool:
-    """A holder that was superseded before it spoke is told that its word stands."""
+    """A superseded holder is told that its settlement was written."""
     found = [
         op
         for op in operations

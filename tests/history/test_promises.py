@@ -170,7 +170,7 @@ def test_a_process_tells_a_duplicate_what_its_own_granted_attempt_means() -> Non
 
 
 @pytest.mark.parametrize("state", ["released", "given-back"])
-def test_a_word_that_frees_the_record_may_meet_what_came_after_it(state: str) -> None:
+def test_a_settlement_that_frees_the_record_may_meet_what_came_after_it(state: str) -> None:
     """Found by lost replies: released, granted to another, settled; then the repetition is told "superseded"."""
     first = ask(0, 0, 1, "proceed", to_fence=5)
     twice = say(1, 2, 9, 5, state, to_settling="superseded")
@@ -180,7 +180,7 @@ def test_a_word_that_frees_the_record_may_meet_what_came_after_it(state: str) ->
     assert judge(first, say(1, 5, 9, 5, state, to_settling="superseded"), *other) is Stuck  # granted before it began
 
 
-def test_an_operators_word_may_meet_itself_on_the_wire() -> None:
+def test_an_operators_resolution_may_meet_itself_on_the_wire() -> None:
     """Found by lost replies: one of two settled it, its answer was lost, and both were told "moved on"."""
     doubt = [ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "unknown")]
     word = {"fence": 5, "happened": False, "answer": None, "to_resolving": "moved-on"}

@@ -115,7 +115,7 @@ def test_every_listed_module_still_has_a_switch() -> None:
         "dialect is not postgres.POSTGRES",
         "self._dialect.name == 'mariadb'",
         "backend.name in ('sqlite', 'memory')",
-        "needed.statement.name == 'claim_here'",
+        "needed.statement.name == 'claim_in_unit'",
         "_FOLDERS.get(engine.backend.name)",
         "match store:\n    case PostgresStore():\n        pass",
     ],

@@ -34,7 +34,7 @@ from semel.operations.store import OperationRows
 from semel.stores.mariadb import protocol as spoken
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
-from semel.testing.attempts import attempt, renewal, word
+from semel.testing.attempts import attempt, renewal, settlement
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain
 from tests.servers.mariadb import MARK, at, connect, resume, start, url
@@ -139,8 +139,8 @@ def test_a_lock_wait_that_times_out_rolls_everything_back_and_holds_nothing(
     assert all(type(verdict) is Proceed for verdict in verdicts)
     last = max(grants, key=lambda grant: grant.id)
     make: dict[str, Any] = {
-        "settle": lambda: store.settle([word(last)]),
-        "settle many": lambda: store.settle([word(grant) for grant in grants]),
+        "settle": lambda: store.settle([settlement(last)]),
+        "settle many": lambda: store.settle([settlement(grant) for grant in grants]),
         "renew": lambda: store.renew([renewal(last)]),
     }
     server = fellow.backend.driver.server
@@ -170,7 +170,7 @@ def test_a_statement_that_deadlocks_is_retried(make_fellow: MakeFellow, outside:
         replies: list[Any] = []
 
         def settle() -> None:
-            replies.extend(fellow.performs("settle", lambda: store.settle([word(grant) for grant in grants])))
+            replies.extend(fellow.performs("settle", lambda: store.settle([settlement(grant) for grant in grants])))
 
         thread = threading.Thread(target=settle)
         thread.start()
@@ -293,11 +293,11 @@ def test_an_answer_larger_than_a_packet_is_reported_and_the_record_is_not_lost(k
         large, fits = [verdict.grant for verdict in app.performs("claim", lambda: store.claim(claims))]
         body = Answer(200, (), bytes(40_000))
         with pytest.raises(StatementRefused, match="max_allowed_packet"):
-            app.performs("settle", lambda: store.settle([word(large, answer=body)]))
-        assert app.performs("settle", lambda: store.settle([word(fits)])) == [Settled()]
+            app.performs("settle", lambda: store.settle([settlement(large, answer=body)]))
+        assert app.performs("settle", lambda: store.settle([settlement(fits)])) == [Settled()]
         [row] = app.performs("read", lambda: store.read([large.id]))
         assert row.state == State.PROCESSING  # until its lease is over: then it is UNKNOWN, and an operator's
-        assert app.performs("settle", lambda: store.settle([word(large)])) == [Settled()]
+        assert app.performs("settle", lambda: store.settle([settlement(large)])) == [Settled()]
 
 
 def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -> None:
@@ -305,8 +305,8 @@ def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -
         store = app.backend.store
         claims = [attempt(f"{kind}-{key}") for key in range(100)]
         verdicts = app.performs("claim", lambda: store.claim(claims))
-        words = [word(verdict.grant, answer=Answer(200, (), bytes(2_000))) for verdict in verdicts]
-        assert app.performs("settle", lambda: store.settle(words)) == [Settled()] * 100
+        settlements = [settlement(verdict.grant, answer=Answer(200, (), bytes(2_000))) for verdict in verdicts]
+        assert app.performs("settle", lambda: store.settle(settlements)) == [Settled()] * 100
 
 
 def test_a_transaction_is_over_whatever_the_server_makes_of_a_commit(kind: Any, small: Running) -> None:

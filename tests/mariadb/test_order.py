@@ -11,7 +11,7 @@ from typing import Any
 from semel.core.decide import first_grant
 from semel.core.flow import Flow
 from semel.stores.mariadb.store import MariadbStore
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 
 CLAIMS = [attempt(f"k{number}") for number in range(50)]
 IDS = [claim.id for claim in CLAIMS]
@@ -25,6 +25,6 @@ def sent(flow: Flow[Any]) -> list[bytes]:
 
 def test_a_batch_is_sorted_and_each_record_is_in_it_once() -> None:
     assert sorted(IDS) != IDS
-    words = [word(first_grant(claim, 1)) for claim in CLAIMS]
+    settlements = [settlement(first_grant(claim, 1)) for claim in CLAIMS]
     assert sent(MariadbStore().claim([*CLAIMS, CLAIMS[0]])) == sorted(IDS)
-    assert sent(MariadbStore().settle([*words, words[0]])) == sorted(IDS)
+    assert sent(MariadbStore().settle([*settlements, settlements[0]])) == sorted(IDS)

@@ -42,5 +42,5 @@ def given() -> dict[str, Any]:
 
 
 def tell(found: object) -> None:
-    """The script's last word."""
+    """The last line of the script's output."""
     print(json.dumps(found), flush=True)

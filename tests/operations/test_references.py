@@ -135,8 +135,8 @@ def test_an_unknown_outcome_keeps_the_reference_until_it_is_settled(each: World)
     row = shell.row(paying("a"))
     assert row is not None
     assert isinstance(shell.claim(paying("b")), OutcomeUnknown)
-    word = Resolution(row.id, row.fence, False, None, "olga", "no charge", forced=True)
-    shell.perform("resolve", lambda: resolve(shell.engine.store, word))
+    resolution = Resolution(row.id, row.fence, False, None, "olga", "no charge", forced=True)
+    shell.perform("resolve", lambda: resolve(shell.engine.store, resolution))
     assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False)]
     shell.run(paying("b"), cashier)
     assert len(cashier.ran) == 1

@@ -97,7 +97,7 @@ def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place
         partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
         engine.perform("attend", lambda: partitions.attend("relay-1", 60_000_000, listens=False))
     again = findings(semel("doctor", "--json"))["events"]
-    assert again[1].startswith("the receiver 'shop'")  # and no word of a relay that does not get on
+    assert again[1].startswith("the receiver 'shop'")  # and nothing about a relay that does not get on
     listed = semel("events")
     assert ["shop", "3", "8", "min", "0"] in [line.split() for line in listed.out.splitlines()]
     [behind] = json.loads(semel("events", "--json").out)["receivers"]

@@ -1,4 +1,4 @@
-"""asyncpg's connections that the server has ended a moment ago: its last word is read, the end of the stream is not."""
+"""asyncpg connections that the server has just ended: its last message is read, the end of the stream is not."""
 
 from __future__ import annotations
 

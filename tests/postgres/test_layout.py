@@ -26,7 +26,7 @@ WHERE i.indrelid = 'semel_record'::regclass
 REPORTS = compose("reports", "SELECT pg_stat_force_next_flush()::text")
 
 
-@pytest.mark.parametrize("name", ["settle", "settle_here"])
+@pytest.mark.parametrize("name", ["settle", "settle_in_unit"])
 def test_no_index_has_a_column_that_a_settlement_changes(name: str, outside: Outside) -> None:
     """A settlement may then be a HOT update, where its page has room: that is what the fillfactor keeps."""
     _, _, changes = postgres_rows.SQL[name].text.partition("SET\n")

@@ -13,7 +13,7 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from semel import Engine
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.decide import first_grant
 from semel.core.flow import Flow, ask
 from semel.core.model import Find, InProgress, Proceed, Replay
@@ -42,8 +42,11 @@ def claim(fellow: Fellow, claims: list[Any]) -> list[Any]:
 
 def settle(fellow: Fellow, claims: list[Any], grants: list[Any]) -> None:
     pairs = zip(claims, grants, strict=True)
-    words = [fellow.engine.core.word(fellow.engine.core.permit(command("x"), *pair), Succeeded(MADE)) for pair in pairs]
-    fellow.performs("settle", lambda: fellow.engine.store.settle(words))
+    settlements = [
+        fellow.engine.core.make_settlement(fellow.engine.core.permit(command("x"), *pair), Succeeded(MADE))
+        for pair in pairs
+    ]
+    fellow.performs("settle", lambda: fellow.engine.store.settle(settlements))
 
 
 def test_a_table_that_was_empty_when_it_was_analyzed_is_not_scanned_for_ever(
@@ -116,7 +119,7 @@ def test_a_unit_is_planned_anew_until_no_plan_of_it_scans_the_table(conninfo: st
             assert isinstance(asked, Query)
             texts.append(asked.statement.numbered)
         assert [texts.index(text) for text in dict.fromkeys(texts)] == [0, 9, 99, 999]
-        last = store.settle_within(settlement(first_grant(claims[0], 1), Succeeded(MADE)))
+        last = store.settle_within(make_settlement(first_grant(claims[0], 1), Succeeded(MADE)))
         assert isinstance(last, Query)
         outside.connection.execute("ALTER TABLE semel_record SET (autovacuum_enabled = off)")
         outside.connection.execute("ANALYZE semel_record")
@@ -153,7 +156,7 @@ def test_every_batch_is_sent_in_the_order_of_its_ids(conninfo: str) -> None:
         assert not isinstance(asked.params, tuple)
         ids: Any = asked.params["id"]
         assert ids == sorted(one.id for one in claims) != [one.id for one in claims]
-        settlements = [settlement(first_grant(one, 1), Succeeded(MADE)) for one in claims]
+        settlements = [make_settlement(first_grant(one, 1), Succeeded(MADE)) for one in claims]
         told = next(engine.store.settle(settlements))
         assert isinstance(told, Query)
         assert not isinstance(told.params, tuple)

@@ -1,6 +1,6 @@
 """Every system call on the store's files fails, one by one: what a caller is told, and that no restart is needed.
 
-Where the claim failed the handler did not run; where the last word failed the caller is told that it is not known yet,
+Where the claim failed the handler did not run; where the settlement failed the caller is told that it is not known yet,
 and it is written once the disk works again; each refusal names its remedy.
 """
 
@@ -45,7 +45,7 @@ def test_every_call_fails(error: str, on: bool, effects: str, style: str, places
         check(effects, life)
     kinds = {life["said"][0][0] for life in lives}
     assert kinds >= {"StoreUnavailable"}
-    if effects != "atomic" and on:  # also at the last word: the handler had run, and it is not lost
+    if effects != "atomic" and on:  # also at the settlement: the handler had run, and it is not lost
         assert any(kind == "StoreTimeout" and ran for kind, _, ran in (life["said"][0] for life in lives))
 
 

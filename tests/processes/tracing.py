@@ -146,7 +146,7 @@ class Traced:
         _ptrace(_INTERRUPT, pid)
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         self._worker.tell()  # that its calls are traced, so that it may filter them
-        self._worker.tell()  # the word that its work waits for
+        self._worker.tell()  # the message that its work waits for
         try:
             while True:
                 task, status = os.waitpid(-1, _WALL)

@@ -319,8 +319,8 @@ def test_an_execution_that_is_unknown_again_is_asked_about_anew(one: World) -> N
     assert round_of(shell, down).gave_up == 1
     row = shell.row(what)
     assert row is not None
-    word = Resolution(row.id, row.fence, False, None, "olga", "asked by telephone")
-    shell.perform("resolve", lambda: shell.engine.store.resolve(word))
+    resolution = Resolution(row.id, row.fence, False, None, "olga", "asked by telephone")
+    shell.perform("resolve", lambda: shell.engine.store.resolve(resolution))
     lose(shell, what)
     assert round_of(shell, down) == Round(asked=1, gave_up=1)
 

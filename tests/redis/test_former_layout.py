@@ -18,7 +18,7 @@ from semel import Policy
 from semel.core.model import Claim, State
 from semel.engine.backend import Backend
 from semel.stores.redis.url import redis_backend
-from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, settlement
 from semel.testing.clock import SettableClock
 
 FORMER: Final = Path(__file__).with_name("former_layout.json")
@@ -45,7 +45,7 @@ def written(port: int) -> dict[str, Any]:
     clock.advance(1_500_000)
     for key in SETTLED:
         state = State.FAILED_REPLAYABLE if key == "declined" else State.SUCCEEDED
-        run(made, "settle", (word(grants[key], state),))
+        run(made, "settle", (settlement(grants[key], state),))
     made.driver.close()
     return dumped(port)
 

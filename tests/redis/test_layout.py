@@ -16,7 +16,7 @@ from semel.stores.redis.keys import TAGS, below, newer_first
 from semel.stores.redis.layout import HEAD_BYTES, Damaged, decode, decode_any, encode, record_prefix
 from semel.stores.redis.rows import LUA, due_at
 from semel.stores.redis.store import RedisStore
-from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, word
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, settlement
 
 NOW = 1_700_000_000_000_000
 
@@ -24,7 +24,7 @@ NOW = 1_700_000_000_000_000
 def settled() -> Record:
     claim = attempt()
     grant = first_grant(claim, NOW)
-    _, row = settle_row(grant_row(None, claim, grant), word(grant), NOW + 1)
+    _, row = settle_row(grant_row(None, claim, grant), settlement(grant), NOW + 1)
     assert row is not None
     return row
 

@@ -14,7 +14,7 @@ from semel import Answer
 from semel.core.model import AlreadyMine, Proceed, Settled, State
 from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError, StoreError, StoreTimeout, StoreUnavailable
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from semel.testing.bench import Bench, Mode, Subject, bench
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, command
@@ -150,7 +150,7 @@ def test_one_bad_call_of_a_batch_does_not_fail_its_neighbours(own: int, between:
             met: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
             for permit in met:
                 if not isinstance(permit, Exception):
-                    await engine.perform("settle", partial(store.settle, (word(permit.grant),)))
+                    await engine.perform("settle", partial(store.settle, (settlement(permit.grant),)))
             return met
 
     met = asyncio.run(story())

@@ -11,7 +11,7 @@ from redis import Redis
 from semel import AsyncEngine, Policy
 from semel.core.model import Replay, Settled, State
 from semel.policy import Command
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
 from tests.servers.relay import REDIS, relay
@@ -45,7 +45,7 @@ def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
         return found
 
     grants = [verdict.grant for verdict in counted(lambda: made.store.claim(claims))]
-    assert counted(lambda: made.store.settle([word(grant) for grant in grants])) == [Settled()] * together
+    assert counted(lambda: made.store.settle([settlement(grant) for grant in grants])) == [Settled()] * together
     assert {type(verdict) for verdict in counted(lambda: made.store.claim(claims))} == {Replay}
     made.driver.close()
     assert heard_each == [
@@ -56,7 +56,7 @@ def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
 
 
 def _own(said: list[str]) -> list[str]:
-    return [word for word in said if word not in ("CLIENT", "SELECT", "HELLO", "ECHO")]
+    return [command for command in said if command not in ("CLIENT", "SELECT", "HELLO", "ECHO")]
 
 
 def test_callers_who_come_together_share_their_round_trips(own: int) -> None:

@@ -15,7 +15,7 @@ from semel.engine.backend import Backend
 from semel.errors import StatementRefused
 from semel.stores.redis.keys import TAGS
 from semel.stores.redis.layout import HEAD_BYTES, PLACES, decode, decode_any
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from tests.redis.conftest import backend
 from tests.servers import redis as servers
 
@@ -46,7 +46,7 @@ def test_nothing_is_settled_on_a_damaged_head(own: int, made: Backend, byte: byt
         plain.setrange(key, place, byte)
         damaged = plain.get(key)
         assert isinstance(damaged, bytes)
-        [reply] = made.driver.run(lambda: made.store.settle((word(verdict.grant),)))
+        [reply] = made.driver.run(lambda: made.store.settle((settlement(verdict.grant),)))
         left = plain.get(key)
     assert isinstance(left, bytes)
     row = decode_any(damaged, attempt().id)
@@ -67,7 +67,7 @@ def test_a_head_that_is_written_in_another_way_is_unreadable(own: int, made: Bac
     [verdict] = claimed(made, attempt())
     with Redis(port=own) as plain:
         plain.setrange(store.keys.record(attempt().id), PLACES[name][0] + (name != "lease_until"), byte)
-    [reply] = made.driver.run(lambda: made.store.settle((word(verdict.grant),)))
+    [reply] = made.driver.run(lambda: made.store.settle((settlement(verdict.grant),)))
     assert reply != Settled()
     assert isinstance(claimed(made, attempt())[0], Unreadable)
 
@@ -80,7 +80,7 @@ def test_twins_in_one_batch_are_granted_once(made: Backend) -> None:
     assert isinstance(others, InProgress)
     assert isinstance(again, Proceed)
     assert again.grant == mine.grant
-    settled = made.driver.run(lambda: made.store.settle((word(mine.grant), word(mine.grant))))
+    settled = made.driver.run(lambda: made.store.settle((settlement(mine.grant), settlement(mine.grant))))
     assert Settled() in settled
     assert len(settled) == 2
 
@@ -105,12 +105,14 @@ def test_a_large_batch_is_answered_in_its_order(cluster: bool) -> None:
     claims = [attempt(key=f"{key}") for key in range(3 * TAGS)]
     granted = claimed(opened, *claims)
     assert [verdict.grant.nonce for verdict in granted] == [claim.nonce for claim in claims]
-    words = [word(verdict.grant, answer=Answer(201, (), b"%d" % n)) for n, verdict in enumerate(granted)]
-    words[5] = words[5]._replace(fence=1)
-    settled = opened.driver.run(lambda: opened.store.settle(words))
-    assert [type(reply) for reply in settled] == [Superseded if place == 5 else Settled for place in range(len(words))]
+    settlements = [settlement(verdict.grant, answer=Answer(201, (), b"%d" % n)) for n, verdict in enumerate(granted)]
+    settlements[5] = settlements[5]._replace(fence=1)
+    settled = opened.driver.run(lambda: opened.store.settle(settlements))
+    assert [type(reply) for reply in settled] == [
+        Superseded if place == 5 else Settled for place in range(len(settlements))
+    ]
     again = claimed(opened, *[claim._replace(nonce=bytes(16)) for claim in claims])
-    assert [type(verdict) for verdict in again] == [InProgress if n == 5 else Replay for n in range(len(words))]
+    assert [type(verdict) for verdict in again] == [InProgress if n == 5 else Replay for n in range(len(settlements))]
     bodies = [verdict.answer.body for verdict in again if isinstance(verdict, Replay)]
-    assert bodies == [b"%d" % place for place in range(len(words)) if place != 5]
+    assert bodies == [b"%d" % place for place in range(len(settlements)) if place != 5]
     opened.driver.close()

@@ -25,7 +25,7 @@ from semel.core.model import (
 from semel.core.outcomes import Outcome, Released
 from semel.engine.backend import Backend
 from semel.errors import NothingHappened
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import Shell, command
@@ -59,7 +59,7 @@ class Bare:
         return verdict.grant
 
     def settle(self, grant: Grant, state: State) -> Settling:
-        [reply] = self.do(lambda: self.backend.store.settle((word(grant, state),)))
+        [reply] = self.do(lambda: self.backend.store.settle((settlement(grant, state),)))
         return reply
 
     def row(self, id: bytes) -> Record:
@@ -116,7 +116,7 @@ def test_the_first_attempt_speaks_for_the_whole_command(stores: Callable[[Settab
     shell.close()
 
 
-def test_a_repeated_word_is_recognised(stores: Callable[[SettableClock], Backend]) -> None:
+def test_a_repeated_settlement_is_recognised(stores: Callable[[SettableClock], Backend]) -> None:
     """The store's reply was lost, and the settlement is sent again."""
     clock = SettableClock()
     bare = Bare(stores(clock))

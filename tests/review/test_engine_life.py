@@ -12,7 +12,7 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.core.atomic_flow import settle_unit
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.decide import decide
 from semel.core.flow import MakeFlow
 from semel.core.model import Proceed, Replay, Resolution, Resolved, Settled, Superseded
@@ -193,7 +193,7 @@ def test_a_joined_command_leaves_the_one_alone_that_waits_for_it(tmp_path: Path)
 
 
 def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> None:
-    """The handler was cancelled, and nobody cancelled its caller: a CancelledError would end it without a word."""
+    """The handler was cancelled, and nobody cancelled its caller: a CancelledError would end it silently."""
 
     async def scenario() -> None:
         clock = SettableClock()
@@ -245,7 +245,7 @@ def test_a_commit_that_cannot_be_read_back_is_not_called_undone() -> None:
         JoinedUnit(None, lambda text, params: ([], 0), SettableClock()),
         MemoryStore(),
     )
-    flow = settle_unit(store, unit, claim, verdict.grant, outcome, settlement(verdict.grant, outcome))
+    flow = settle_unit(store, unit, claim, verdict.grant, outcome, make_settlement(verdict.grant, outcome))
     assert isinstance(next(flow), Perform)  # is it visible from outside?
     assert isinstance(flow.send([None]), Within)  # no: settle it inside
     assert isinstance(flow.send([Settled()]), Commit)
@@ -308,10 +308,10 @@ def test_what_holds_instead_is_read_by_the_recipe_of_the_record(mode: str) -> No
     run = backend.driver.run
 
     def settled_by_an_operator(permit: Permit) -> None:
-        word = Resolution(permit.grant.id, permit.grant.fence, True, MADE, "operator", "seen", forced=True)
+        resolution = Resolution(permit.grant.id, permit.grant.fence, True, MADE, "operator", "seen", forced=True)
         clock: Any = backend.driver._clock
         clock.advance(seconds=31)
-        assert isinstance(run(lambda: backend.store.resolve(word)), Resolved)
+        assert isinstance(run(lambda: backend.store.resolve(resolution)), Resolved)
 
     def free(engine_settle: Any, permit: Any) -> Any:
         assert isinstance(permit, Permit)

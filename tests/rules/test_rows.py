@@ -24,7 +24,7 @@ from semel.core.record import answer_digest, pack_headers
 from semel.core.settle import abandon_row, may_have_begun_before, resolve_row, settle_row
 from semel.policy import Policy
 from semel.stores.memory.store import grant_row
-from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement
 
 NOW = 1_700_000_000_000_000
 LATER = NOW + 7_000_000
@@ -71,7 +71,7 @@ EMPTY: dict[str, Any] = {"doubt": None, "error_code": None, "answer_kind": Answe
 )
 def test_a_settlement_writes(said: State, kept: bool, changes: dict[str, Any]) -> None:
     grant, row = first(Policy())
-    last = word(grant, said, kept=kept, doubt="why")._replace(
+    last = settlement(grant, said, kept=kept, doubt="why")._replace(
         business_ref="order-7", resource_type="payment", resource_id="7", error_code="e"
     )
     reply, written = settle_row(row, last, LATER)
@@ -83,10 +83,10 @@ def test_a_settlement_writes(said: State, kept: bool, changes: dict[str, Any]) -
 def test_the_digest_is_of_status_headers_and_body() -> None:
     """A repeated settlement is recognised by it: the same state with another answer is somebody else's."""
     grant, row = first(Policy())
-    _, written = settle_row(row, word(grant), LATER)
-    assert settle_row(written, word(grant), LATER) == (AlreadyMine(), None)
+    _, written = settle_row(row, settlement(grant), LATER)
+    assert settle_row(written, settlement(grant), LATER) == (AlreadyMine(), None)
     for other in (OK._replace(status=200), OK._replace(headers=()), OK._replace(body=b"other")):
-        assert settle_row(written, word(grant, answer=other), LATER) == (Superseded(State.SUCCEEDED), None)
+        assert settle_row(written, settlement(grant, answer=other), LATER) == (Superseded(State.SUCCEEDED), None)
 
 
 # --- an attempt before this one may have had its effect ---
@@ -102,17 +102,17 @@ def test_only_a_later_attempt_of_an_idempotent_command_may_follow_an_effect(effe
 
 def test_a_second_attempt_that_proves_nothing_gives_its_lease_back() -> None:
     grant, row = second()
-    reply, written = settle_row(row, word(grant, State.FAILED_NOT_REPLAYABLE, doubt="http-401"), LATER)
+    reply, written = settle_row(row, settlement(grant, State.FAILED_NOT_REPLAYABLE, doubt="http-401"), LATER)
     assert reply == Settled()
     assert written == row._replace(**EMPTY)._replace(state=State.PROCESSING, lease_until=0, doubt="http-401")
-    again = word(grant, State.FAILED_NOT_REPLAYABLE)
+    again = settlement(grant, State.FAILED_NOT_REPLAYABLE)
     assert settle_row(written, again, LATER) == (AlreadyMine(), None)
 
 
 @pytest.mark.parametrize("said", [State.SUCCEEDED, State.FAILED_REPLAYABLE, State.UNKNOWN, State.PROCESSING])
 def test_every_other_outcome_of_a_second_attempt_is_kept(said: State) -> None:
     grant, row = second()
-    reply, written = settle_row(row, word(grant, said), LATER)
+    reply, written = settle_row(row, settlement(grant, said), LATER)
     assert reply == Settled()
     assert written is not None
     assert written.state == said
@@ -163,8 +163,8 @@ def test_a_resolution_writes(happened: bool, answer: Answer | None, changes: dic
     if left:
         row = row._replace(answer_kind=AnswerKind.KEPT, answer_digest=b"x" * 16, status=500, headers=b"", body=b"no")
     now = row.deadline_at
-    word = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the bank")
-    reply, written = resolve_row(row, word, now)
+    settlement = Resolution(grant.id, grant.fence, happened, answer, "olga", "asked the bank")
+    reply, written = resolve_row(row, settlement, now)
     state = State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE
     nothing: dict[str, Any] = {
         "answer_digest": None,

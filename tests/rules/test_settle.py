@@ -36,7 +36,7 @@ from semel.core.settle import (
 from semel.policy import Policy
 from semel.steps.rules import Step, Steps
 from semel.stores.memory.store import grant_row
-from semel.testing.attempts import OK, attempt, renewal, word
+from semel.testing.attempts import OK, attempt, renewal, settlement
 
 NOW = 1_700_000_000_000_000
 LEASE_US, DAY_US = 30_000_000, 86_400_000_000
@@ -51,11 +51,11 @@ def grant_and_row(policy: Policy | None = None) -> tuple[Grant, Record]:
 
 
 @pytest.mark.parametrize(("state", "said"), list(itertools.product(State, WORDS)))
-def test_a_word_of_the_holder_in_every_state(state: State, said: State) -> None:
+def test_a_settlement_by_the_holder_in_every_state(state: State, said: State) -> None:
     """Open or UNKNOWN: it stands. Ended: recognised if it says the same, refused if not; nothing is written."""
     grant, row = grant_and_row()
     row = row._replace(state=state)
-    reply, written = settle_row(row, word(grant, said, None), NOW)
+    reply, written = settle_row(row, settlement(grant, said, None), NOW)
     if state in (State.CLAIMED, State.PROCESSING, State.UNKNOWN):
         assert reply == Settled()
         assert written is not None
@@ -66,15 +66,15 @@ def test_a_word_of_the_holder_in_every_state(state: State, said: State) -> None:
 
 
 @pytest.mark.parametrize(("state", "said", "guess"), list(itertools.product(State, WORDS, ["fence", "nonce"])))
-def test_a_word_of_anybody_else_in_every_state(state: State, said: State, guess: str) -> None:
+def test_a_settlement_by_another_holder_in_every_state(state: State, said: State, guess: str) -> None:
     grant, row = grant_and_row()
     other = grant._replace(fence=grant.fence - 1) if guess == "fence" else grant._replace(nonce=bytes(16))
-    assert settle_row(row._replace(state=state), word(other, said), NOW) == (Superseded(state), None)
+    assert settle_row(row._replace(state=state), settlement(other, said), NOW) == (Superseded(state), None)
 
 
 def test_a_record_that_is_gone() -> None:
     grant, _ = grant_and_row()
-    assert settle_row(None, word(grant), NOW) == (Superseded(None), None)
+    assert settle_row(None, settlement(grant), NOW) == (Superseded(None), None)
     assert renew_row(None, renewal(grant), NOW) is None
     assert mark_row(None, renewal(grant)) is None
     assert abandon_row(None, grant.nonce, NOW) is None
@@ -83,7 +83,7 @@ def test_a_record_that_is_gone() -> None:
 @pytest.mark.parametrize("said", WORDS)
 def test_retention_starts_where_something_ends(said: State) -> None:
     grant, row = grant_and_row()
-    _, written = settle_row(row, word(grant, said), NOW + 5)
+    _, written = settle_row(row, settlement(grant, said), NOW + 5)
     assert written is not None
     ends = said not in (State.UNKNOWN, State.PROCESSING)
     wanted = (NOW + 5, NOW + 5 + DAY_US, NOW + 5 + 30 * DAY_US) if ends else (None, None, None)
@@ -92,10 +92,10 @@ def test_retention_starts_where_something_ends(said: State) -> None:
 
 def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
     grant, row = grant_and_row()
-    _, unknown = settle_row(row, word(grant, State.UNKNOWN, doubt="error"), NOW)
+    _, unknown = settle_row(row, settlement(grant, State.UNKNOWN, doubt="error"), NOW)
     assert unknown is not None
     assert unknown.doubt == "error"
-    reply, written = settle_row(unknown, word(grant), NOW)
+    reply, written = settle_row(unknown, settlement(grant), NOW)
     assert reply == Settled()
     assert written is not None
     assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
@@ -103,22 +103,22 @@ def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
 
 def test_an_answer_that_is_not_kept_leaves_its_status_only() -> None:
     grant, row = grant_and_row()
-    _, written = settle_row(row, word(grant, kept=False), NOW)
+    _, written = settle_row(row, settlement(grant, kept=False), NOW)
     assert written is not None
     assert (written.status, written.headers, written.body) == (201, None, None)
     assert written.answer_digest is not None  # so that a repeated settlement is recognised
-    assert settle_row(written, word(grant, kept=False), NOW) == (AlreadyMine(), None)
+    assert settle_row(written, settlement(grant, kept=False), NOW) == (AlreadyMine(), None)
 
 
 def test_a_lease_given_back_is_over_for_its_holder() -> None:
     grant, row = grant_and_row(Policy(effects="idempotent"))
-    _, back = settle_row(row, word(grant, State.PROCESSING), NOW)
+    _, back = settle_row(row, settlement(grant, State.PROCESSING), NOW)
     assert back is not None
     assert is_relinquished(back)
     assert back.lease_until == 0
     for said in WORDS:
         mine = AlreadyMine() if said is State.PROCESSING else Superseded(State.PROCESSING)
-        assert settle_row(back, word(grant, said), NOW) == (mine, None)
+        assert settle_row(back, settlement(grant, said), NOW) == (mine, None)
     assert renew_row(back, renewal(grant), NOW) is None
     assert mark_row(back, renewal(grant)) is None
     assert abandon_row(back, grant.nonce, NOW) is None
@@ -246,7 +246,7 @@ def test_a_resolution_supersedes_the_holder_and_starts_retention(happened: bool)
     assert written.generation == (0 if happened else 1)  # new derived keys only where nothing had happened
     assert written.body == (OK.body if happened else None)  # "did not happen" has no answer, whatever was given
     assert (written.settled_at, written.doubt) == (row.deadline_at, None)
-    assert settle_row(written, word(grant), NOW) == (Superseded(State(written.state)), None)
+    assert settle_row(written, settlement(grant), NOW) == (Superseded(State(written.state)), None)
 
 
 CHARGE = Step("charge", 0, NOW, repeatable=False)
@@ -281,7 +281,7 @@ def test_a_resolution_where_steps_had_begun(
     assert reply == Resolved(state)
     assert (written.state, written.doubt, written.generation) == (state, left, generation)
     assert written.fence == row.deadline_at > row.fence
-    assert settle_row(written, word(grant), NOW) == (Superseded(state), None)
+    assert settle_row(written, settlement(grant), NOW) == (Superseded(state), None)
     if state is State.CLAIMED:
         gone_on = row._replace(
             state=state, fence=written.fence, lease_until=0, doubt=None, error_code=None, answer_kind=0, status=None
@@ -309,7 +309,7 @@ def test_the_attempts_that_a_completer_has_are_counted_anew() -> None:
         (None, "lapsed", b"1", False),
     ],
 )
-def test_a_word_about_a_step_is_about_that_step(
+def test_a_resolution_of_a_step_applies_to_that_step(
     seen: str | None, doubt: str, result: bytes | None, stands: bool
 ) -> None:
     grant, row = grant_and_row()
@@ -338,7 +338,7 @@ def test_a_resolution_names_what_was_made_or_leaves_its_name(named: str | None) 
     assert (written.resource_type, written.resource_id) == (named or "invoice", named or "7")
 
 
-def test_a_word_about_a_step_of_a_record_that_reads_unknown_tells_that_it_moved_on() -> None:
+def test_a_resolution_of_a_step_of_a_record_that_reads_unknown_reports_that_it_moved_on() -> None:
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt="step:ship")
     asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True, step="charge")
@@ -392,6 +392,6 @@ def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
 def test_a_state_that_does_not_exist_is_refused_and_not_an_error() -> None:
     grant, row = grant_and_row()
     damaged = row._replace(state=99)
-    assert settle_row(damaged, word(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)
+    assert settle_row(damaged, settlement(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)
     resolution = Resolution(damaged.id, damaged.fence, True, None, "op", "because")
     assert resolve_row(damaged, resolution, NOW) == (MovedOn(None), None)

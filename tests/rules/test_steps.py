@@ -306,7 +306,7 @@ def said(row: Record, happened: bool = False, result: bytes | None = None, fence
     [
         ("step:charge", (DONE._replace(name="a"), CHARGE), False, None, (DONE._replace(name="a"), GONE)),
         ("step:charge", (CHARGE,), True, b'"ch_1"', (DONE,)),
-        ("step:charge", (CHARGE,), True, None, None),  # a word about the whole execution
+        ("step:charge", (CHARGE,), True, None, None),  # a resolution of the whole execution
         ("step:charge", (), False, None, ()),
         ("attempts-over", (DONE,), False, None, (DONE,)),
         ("attempts-over", (), False, None, None),

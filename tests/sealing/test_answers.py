@@ -71,8 +71,8 @@ def test_an_old_key_behind_a_new_one_opens_and_the_new_one_seals(place: Place) -
 def test_a_settlement_is_sealed_once_so_that_it_may_be_repeated(place: Place) -> None:
     process = place.process()
     permit = process.permit(command(policy=SEAL))
-    word = process.engine.core.word(permit, Succeeded(PAID))
-    replies = [process.perform("settle", lambda: process.engine.store.settle((word,))) for _ in range(2)]
+    settlement = process.engine.core.make_settlement(permit, Succeeded(PAID))
+    replies = [process.perform("settle", lambda: process.engine.store.settle((settlement,))) for _ in range(2)]
     assert replies == [[Settled()], [AlreadyMine()]]
     process.engine.core.conclude(permit)
     assert process.run(command(policy=SEAL), never).answer == PAID
@@ -383,8 +383,8 @@ def test_the_answer_of_a_refused_settlement_is_opened(place: Place) -> None:
     """Somebody else has settled it: the loser gives what the store holds, in clear."""
     process = place.process()
     permit = process.permit(command(policy=SEAL))
-    word = process.engine.core.word(permit, Succeeded(PAID))
-    process.perform("settle", lambda: process.engine.store.settle((word,)))
+    settlement = process.engine.core.make_settlement(permit, Succeeded(PAID))
+    process.perform("settle", lambda: process.engine.store.settle((settlement,)))
     seen = process._end(process.engine.reread(permit)) if process.mode == "async" else process.engine.reread(permit)
     process.engine.core.conclude(permit)
     assert seen.answer == PAID

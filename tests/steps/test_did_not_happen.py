@@ -79,10 +79,12 @@ class Shop:
 
 
 def settle(process: Process, key: str = "k", *, happened: bool = False, **given: Any) -> Resolving:
-    """An operator's word, as the command line gives it."""
+    """An operator's resolution, as the command line writes it."""
     row = process.row(stepped(key))
-    word = Resolution(row.id, row.fence, happened, None, "op", "asked the provider", forced=True)._replace(**given)
-    reply: Resolving = process.perform("resolve", lambda: resolve(process.engine.store, word))
+    resolution = Resolution(row.id, row.fence, happened, None, "op", "asked the provider", forced=True)._replace(
+        **given
+    )
+    reply: Resolving = process.perform("resolve", lambda: resolve(process.engine.store, resolution))
     return reply
 
 
@@ -250,7 +252,7 @@ def test_where_the_list_cannot_be_read_nothing_is_begun_anew(process: Process, t
     assert process.run(stepped(), shop.buy).answer.status == 409
 
 
-def test_a_word_about_the_whole_ends_it(process: Process) -> None:
+def test_a_resolution_of_the_whole_command_ends_it(process: Process) -> None:
     shop = Shop("ship")
     doubted(process, shop)
     assert settle(process, happened=True, answer=OK) == Resolved(State.SUCCEEDED)
@@ -260,8 +262,8 @@ def test_a_word_about_the_whole_ends_it(process: Process) -> None:
 # --- each database ----------------------------------------------------------------------------
 
 
-def test_a_word_about_a_step_that_is_not_in_doubt_any_more_is_refused(database: World) -> None:
-    """A holder that was slow goes on while somebody looks: the word was about its last step, not about this one."""
+def test_a_resolution_of_a_step_that_is_not_in_doubt_any_more_is_refused(database: World) -> None:
+    """A slow holder goes on while an operator looks: the resolution was about its previous step, not about this one."""
     process, shop = database.process(), Shop()
     permit = process.engine.claim(stepped())
     run = Run(permit, is_async=False)
@@ -368,7 +370,7 @@ def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Pr
 
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
-def test_a_fault_at_every_ask_of_a_word(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+def test_a_fault_at_every_ask_of_a_resolution(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
     """Whatever of it fails or dies, a finished charge is not made again; said again where it was lost, it stands."""
     template, shop = tmp_path / "template.db", Shop("ship")
     with closing(Engine(sqlite(template))) as engine:
@@ -377,17 +379,17 @@ def test_a_fault_at_every_ask_of_a_word(kind: Kind, when: When, once: bool, tmp_
             engine.run(stepped(), shop.in_thread)
         row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))[0]
         assert row is not None
-        word = Resolution(row.id, row.fence, False, None, "op", "asked", forced=True, step="ship")
+        resolution = Resolution(row.id, row.fence, False, None, "op", "asked", forced=True, step="ship")
     for fault in every_fault(kind, when, once=once):
         path, again = tmp_path / f"{fault.n}.db", Shop()
         shutil.copy(template, path)
         faults = Faults(fault)
         faulty = faulty_sqlite(str(path), SettableClock(), faults)
         with suppress(StoreError, Crash):
-            faulty.backend.driver.run(partial(resolve, faulty.backend.store, word))
+            faulty.backend.driver.run(partial(resolve, faulty.backend.store, resolution))
         faulty.bury()
         with closing(Engine(sqlite(path))) as engine:
-            reply = engine.perform("resolve", partial(resolve, engine.store, word))
+            reply = engine.perform("resolve", partial(resolve, engine.store, resolution))
             assert reply in (Resolved(State.CLAIMED), MovedOn(State.CLAIMED)), fault
             ended = engine.run(stepped(), again.in_thread)
         assert ended.answer == OK, fault

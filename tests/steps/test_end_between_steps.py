@@ -61,7 +61,7 @@ def rests(process: Process, shop: Shop) -> None:
 
 
 def end(process: Process, word: str = "refused", *steps: tuple[str, bool], **given: Any) -> Resolving:
-    """An operator's word on the whole command."""
+    """An operator's resolution of the whole command."""
     row = process.row(stepped())
     answer = None if word == "not" else REFUNDED
     said = Resolution(row.id, row.fence, word != "not", answer, "olga", "asked", forced=True, ends=steps)
@@ -129,7 +129,7 @@ def test_a_success_without_an_answer_is_final(process: Process) -> None:
 
 
 def test_a_step_that_began_since_the_operator_looked_is_asked_about(database: World) -> None:
-    """A holder that lost its lease and lives begins another step: the word answers for what is recorded now."""
+    """A holder that lost its lease and lives begins another step: the resolution answers for what is recorded now."""
     process = database.process()
     replies: list[Any] = []
 
@@ -300,7 +300,7 @@ def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.Capt
         assert engine.run(command("k", policy=STEPS), lambda permit: Answer(201, (), b"")).answer.status == 409
 
 
-def test_a_word_on_a_doubt_may_end_the_whole(url: str) -> None:
+def test_a_resolution_of_a_doubt_may_end_the_whole_command(url: str) -> None:
     """UNKNOWN in a step: the command ends with an answer for each step, those that may be repeated among them."""
     calls: Callable[[], str] = _dies
 
@@ -333,7 +333,7 @@ def test_what_rests_before_its_first_step_did_not_happen(url: str, capsys: pytes
         assert engine.run(command("k", policy=STEPS), lambda permit: REFUNDED).answer == REFUNDED
 
 
-def test_a_bulk_is_not_ended_by_a_word_on_steps(url: str) -> None:
+def test_a_bulk_is_not_ended_by_a_resolution_of_steps(url: str) -> None:
     id = left(url)
     with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
         other.execute("UPDATE semel_record SET recipe = 'bulk-2', deadline_at = 1")

@@ -89,8 +89,8 @@ def _refuses(process: Any, permit: Permit) -> None:
 def _is_settled_by_an_operator(process: Any, permit: Permit) -> None:
     process.engine.settle(permit, Unprovable("nobody knows"))
     row = process.row(paying())
-    word = Resolution(row.id, row.fence, True, Answer(201, (), b"paid"), "operator:ann", "asked")
-    process.perform("resolve", lambda: process.engine.store.resolve(word))
+    resolution = Resolution(row.id, row.fence, True, Answer(201, (), b"paid"), "operator:ann", "asked")
+    process.perform("resolve", lambda: process.engine.store.resolve(resolution))
 
 
 def _outcome(answer: Answer) -> Any:

@@ -78,7 +78,7 @@ class Stage:
 def test_what_may_be_committed_with_a_local_step_is_not_written_over() -> None:
     """Found by seed 171 of format 1: its commit was not answered, nor could it be read back.
 
-    At the end of its run its holder wrote the list that it knew, without the step. A crash before the last word would
+    At the end of its run its holder wrote the list that it knew, without the step. A crash before the settlement would
     have left an execution that may go on, and the local writes would have been made twice.
     """
     stage = Stage()

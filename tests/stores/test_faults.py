@@ -20,7 +20,7 @@ from semel.core.model import Grant, Proceed, Resolution, State
 from semel.errors import StoreError
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.store import SqliteStore
-from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, word
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
 
@@ -33,9 +33,9 @@ Verb = Callable[[dict[str, Grant]], MakeFlow[Any]]
 VERBS: dict[str, Verb] = {
     "claim": lambda grants: partial(STORE.claim, [attempt(key, nonce=7) for key in ("new", "old", "done", "newer")]),
     "claim_in_unit": lambda grants: partial(STORE.claim_in_unit, attempt("new", nonce=7)),
-    "settle": lambda grants: partial(STORE.settle, [word(grants["open"]), word(grants["old"])]),
-    "settle unknown": lambda grants: partial(STORE.settle, [word(grants["open"], State.UNKNOWN)]),
-    "give back": lambda grants: partial(STORE.settle, [word(grants["idempotent"], State.PROCESSING)]),
+    "settle": lambda grants: partial(STORE.settle, [settlement(grants["open"]), settlement(grants["old"])]),
+    "settle unknown": lambda grants: partial(STORE.settle, [settlement(grants["open"], State.UNKNOWN)]),
+    "give back": lambda grants: partial(STORE.settle, [settlement(grants["idempotent"], State.PROCESSING)]),
     "renew": lambda grants: partial(STORE.renew, [renewal(grants[key]) for key in ("young", "open", "done")]),
     "mark_not_kept": lambda grants: partial(STORE.mark_not_kept, [renewal(grants[key]) for key in ("young", "open")]),
     "abandon": lambda grants: partial(STORE.abandon, [(grants[k].id, grants[k].nonce) for k in ("young", "open")]),
@@ -65,7 +65,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Gra
     for key in ("open", "old", "done", "released"):
         grant(key)
     grant("idempotent", policy=IDEMPOTENT)
-    driver.run(partial(STORE.settle, [word(grants["done"]), word(grants["released"], State.FAILED_NOT_REPLAYABLE)]))
+    driver.run(
+        partial(STORE.settle, [settlement(grants["done"]), settlement(grants["released"], State.FAILED_NOT_REPLAYABLE)])
+    )
     clock.set(LATER)
     grant("young")
     driver.close()

@@ -29,7 +29,7 @@ from semel.core.model import (
     State,
 )
 from semel.policy import Policy
-from semel.testing.attempts import EXTERNAL, OK, RECIPE, attempt, renewal, word
+from semel.testing.attempts import EXTERNAL, OK, RECIPE, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 from semel.testing.interleave import MemoryWorld, SqliteWorld
 
@@ -125,7 +125,7 @@ class Histories(RuleBasedStateMachine):
         doubt=st.sampled_from(["", "error"]),
     )
     def settle(self, data: st.DataObject, state: State, answer: Answer, kept: bool, doubt: str) -> None:
-        last = word(self.pick(data), state, answer, kept=kept, doubt=doubt)
+        last = settlement(self.pick(data), state, answer, kept=kept, doubt=doubt)
         named = last._replace(business_ref=doubt or None, resource_type="payment", resource_id="7", error_code="E")
         [reply] = self.both("settle", (named,))
         assert not isinstance(reply, Settled) or last.fence >= self.fences[last.id]
@@ -168,8 +168,8 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         id = data.draw(st.sampled_from(sorted(self.ids)))
         fence = self.fences.get(id, 0) if current else 1
-        word = Resolution(id, fence, happened, answer if happened else None, "olga", "asked", forced)
-        self.both("resolve", word._replace(refused=refused and happened, ends=() if ends else None))
+        settlement = Resolution(id, fence, happened, answer if happened else None, "olga", "asked", forced)
+        self.both("resolve", settlement._replace(refused=refused and happened, ends=() if ends else None))
 
     @rule(limit=st.integers(1, 3))
     def lapse(self, limit: int) -> None:

@@ -34,7 +34,7 @@ from semel.core.model import (
 from semel.core.requests import Perform
 from semel.core.timing import PURGE_GRACE_US
 from semel.policy import Policy
-from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, word
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, renewal, settlement
 from semel.testing.interleave import Act, MemoryWorld, Program, Run, SqliteWorld, World, interleavings
 
 LEASE_US = 30_000_000
@@ -68,7 +68,7 @@ def runs(claim: Claim) -> Program:
 
 
 def settles(grant: Grant, state: State = State.SUCCEEDED, *, kept: bool = True) -> Program:
-    last = word(grant, state, kept=kept)
+    last = settlement(grant, state, kept=kept)
 
     def program(world: World) -> Flow[Settling]:
         [reply] = yield from ask(Perform("settle", lambda: world.store.settle((last,))))
@@ -380,7 +380,7 @@ def test_a_purge_meets_a_replay(make: Callable[[], World]) -> None:
 
     def start(world: World) -> None:
         grant = granted(world, claim)
-        world.do(lambda: world.store.settle((word(grant),)))
+        world.do(lambda: world.store.settle((settlement(grant),)))
         world.clock.advance(DAY_US - 1)  # both its end and the purge's grace fall into the run
 
     programs = [moves_the_clock(1), moves_the_clock(PURGE_GRACE_US), purges, claims(attempt(nonce=2))]
@@ -399,7 +399,7 @@ def test_a_purge_that_forgets_meets_a_claim(make: Callable[[], World], policy: P
 
     def start(world: World) -> None:
         grant = granted(world, claim)
-        world.do(lambda: world.store.settle((word(grant),)))
+        world.do(lambda: world.store.settle((settlement(grant),)))
         world.clock.advance(31 * DAY_US)
 
     for run in interleavings(after(start, make), [purges, purges, claims(attempt(nonce=2, policy=policy))]):

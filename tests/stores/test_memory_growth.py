@@ -10,7 +10,7 @@ import pytest
 from semel.core.model import Find, Proceed, Record
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore, Table
-from semel.testing.attempts import attempt, word
+from semel.testing.attempts import attempt, settlement
 from semel.testing.clock import SettableClock
 
 MANY = 3_000
@@ -40,7 +40,7 @@ class World:
         for number in range(MANY):
             [verdict] = self.driver.run(partial(self.store.claim, (attempt(f"k{number}"),)))
             assert isinstance(verdict, Proceed)
-            self.driver.run(partial(self.store.settle, (word(verdict.grant),)))
+            self.driver.run(partial(self.store.settle, (settlement(verdict.grant),)))
         self.driver.run(lambda: self.store.claim((attempt("open"),)))
         self.records = self.table.records = Counted(self.table.records)
 

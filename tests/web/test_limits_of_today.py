@@ -1,4 +1,4 @@
-"""A limit that became stricter is no word about what was taken before: a retry finds the record of its command."""
+"""A stricter limit does not apply to commands accepted before: a retry finds the record of its command."""
 
 from __future__ import annotations
 

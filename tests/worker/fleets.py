@@ -128,7 +128,7 @@ class Fleet:
             heapq.heappush(self._wakes, (wakes, len(self.engines), worker))
 
     def kill(self, *numbers: int) -> None:
-        """End these processes without a word."""
+        """Kill these processes."""
         self._wakes = [each for each in self._wakes if each[1] not in numbers]
         heapq.heapify(self._wakes)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from semel.core.atomic_flow import claim_unit, settle_unit
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.flow import Flow
 from semel.core.model import Grant, InProgress, Proceed, Record, Replay, Settled, Settling, Verdict
 from semel.core.outcomes import Outcome, classify_answer, classify_exception
@@ -162,9 +162,9 @@ def _end(
     mine = unit is not None and unit.nonce == worker.nonce
     staged = unit.row if mine and unit is not None else world.row
     transaction = _Transaction(world, staged, reply_is_lost=unheard)
-    word = settlement(grant, outcome)
+    settlement = make_settlement(grant, outcome)
     attempt = store.claim_of(worker.nonce, mode.policy)
-    flow = settle_unit(store.STORE, transaction, attempt, grant, outcome, word)  # type: ignore[arg-type]
+    flow = settle_unit(store.STORE, transaction, attempt, grant, outcome, settlement)  # type: ignore[arg-type]
     reply: Settling | None = None
     try:
         reply = transaction.perform(flow)
@@ -178,6 +178,6 @@ def _end(
         after = written(after, transaction.committed, by=worker.nonce)
     if transaction.commits and unit is not None and mine and unit.wrote:
         after = effected(after, mode.policy)
-    if isinstance(reply, Settled) and word.answer is not None:
-        after = told(after, word.answer)
+    if isinstance(reply, Settled) and settlement.answer is not None:
+        after = told(after, settlement.answer)
     return f"worker {worker.nonce} {how}: {label}", put(after, place, Worker())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.model import (
     InProgress,
     KeyReused,
@@ -55,8 +55,8 @@ def _everything_ends(row: Record | None, now: int, policy: Policy) -> None:
     verdict, after = store.claim(row, now, store.claim_of(_STRANGER, policy))
     match verdict:
         case Proceed(grant):
-            word = settlement(grant, classify_answer(store.answer_by(_STRANGER), policy, begun=True))
-            reply, after = store.settle(after, now, word)
+            settlement = make_settlement(grant, classify_answer(store.answer_by(_STRANGER), policy, begun=True))
+            reply, after = store.settle(after, now, settlement)
             again, _ = store.claim(after, now, store.claim_of(_STRANGER + 1, policy))
             if not isinstance(reply, Settled) or not isinstance(again, Replay):
                 raise Broken("I6", "a granted command could not be settled and replayed")

@@ -67,8 +67,12 @@ def canonical(world: World) -> Form:
         tuple(sorted([(until - true, names.key(key)) for key, until in world.remembered])),
         tuple(
             [
-                (names.nonce(nonce), None if word is None else (names.fences[word.fence], word.state), steps)
-                for nonce, word, steps in world.letters
+                (
+                    names.nonce(nonce),
+                    None if settlement is None else (names.fences[settlement.fence], settlement.state),
+                    steps,
+                )
+                for nonce, settlement, steps in world.letters
             ]
         ),
         None if world.unit is None else (names.nonce(world.unit.nonce), world.unit.wrote),

@@ -22,23 +22,25 @@ def step_operator(world: World, mode: Mode) -> Iterator[Taken]:
     if place is None:
         return
     part, account = mode.script[place], world.accounts[place]
-    word = Resolution(row.id, row.fence, bool(account.effects), None, "olga", "asked the provider", step=part.name)
+    resolution = Resolution(
+        row.id, row.fence, bool(account.effects), None, "olga", "asked the provider", step=part.name
+    )
     if mode.habits.operator_guesses:
-        word = word._replace(happened=not word.happened)
+        resolution = resolution._replace(happened=not resolution.happened)
     world = world._replace(left=world.left._replace(resolutions=world.left.resolutions - 1))
-    if not word.happened:
+    if not resolution.happened:
         unopened = with_account(world, place, account._replace(open=0))
-        yield from _resolved(world, word, f"{part.name} did not happen", unopened)
+        yield from _resolved(world, resolution, f"{part.name} did not happen", unopened)
         return
-    yield from _resolved(world, word._replace(result=RESULT), f"{part.name} happened", world)
+    yield from _resolved(world, resolution._replace(result=RESULT), f"{part.name} happened", world)
     answer = store.answer_by(int.from_bytes(row.nonce))
     whole = world._replace(spec=world.spec._replace(effects=1))
-    yield from _resolved(world, word._replace(answer=answer), "all of it was done by hand", whole)
+    yield from _resolved(world, resolution._replace(answer=answer), "all of it was done by hand", whole)
 
 
-def _resolved(world: World, word: Resolution, what: str, then: World) -> Iterator[Taken]:
+def _resolved(world: World, resolution: Resolution, what: str, then: World) -> Iterator[Taken]:
     assert world.row is not None
-    reply, row, steps = step_rows.resolve(world.row, world.steps, world.now, word)
+    reply, row, steps = step_rows.resolve(world.row, world.steps, world.now, resolution)
     if isinstance(reply, Resolved):
         after = written(then, row, operator=True)._replace(steps=steps)
         yield f"an operator settles that {what}: {State(reply.state).name}", after

@@ -88,11 +88,11 @@ def call(row: Record | None, steps: bytes | None, now: int, make: MakeFlow[Any])
 
 
 def resolve(
-    row: Record, steps: bytes | None, now: int, word: Resolution
+    row: Record, steps: bytes | None, now: int, resolution: Resolution
 ) -> tuple[Resolving, Record | None, bytes | None]:
     """One settlement by an operator, of a step or of the whole, as the SQL stores make it."""
-    after = steps_after(row, word, steps, now)
-    reply, written = resolve_row(row, word, now, after)
+    after = steps_after(row, resolution, steps, now)
+    reply, written = resolve_row(row, resolution, now, after)
     if written is None or not isinstance(reply, Resolved):
         return reply, row, steps
     return reply, written, steps if after is None else pack_steps(written.generation, after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.flow import Flow
 from semel.core.identity import derive_key
 from semel.core.model import OPEN_STATES, Proceed, State
@@ -88,7 +88,7 @@ def _without_steps(world: World, mode: Mode) -> Iterator[Taken]:
     if any(account.open or account.effects for account in world.accounts):
         raise Broken("I4", "a version without steps may run, and a step had begun")
     after = granted(world._replace(serial=nonce), row, nonce)
-    refused = settlement(verdict.grant, classify_exception(_RELEASED, mode.undeclared, begun=True))
+    refused = make_settlement(verdict.grant, classify_exception(_RELEASED, mode.undeclared, begun=True))
     reply, row = store.settle(after.row, after.now, refused)
     yield f"a version without steps runs {nonce}, and does nothing", after_settling(after, nonce, reply, row)
 
@@ -322,7 +322,7 @@ def _fail(world: World, mode: Mode, place: int, worker: Worker, book: Book, erro
 def _closes(
     world: World, mode: Mode, place: int, worker: Worker, book: Book, outcome: Outcome, how: str
 ) -> Iterator[Taken]:
-    """Before the last word: results that were not written yet are written, or are in doubt."""
+    """Before the settlement: results that were not written yet are written, or are in doubt."""
     label = f"worker {worker.nonce} {how}"
     for fault in _faults(world):
         ledger = _ledger(worker, book)
@@ -341,17 +341,17 @@ def _settles(world: World, mode: Mode, place: int, worker: Worker, book: Book) -
     if not closed:
         yield from _closes(world, mode, place, worker, book, outcome, "ends its run")
         return
-    word = settlement(grant, outcome)
-    reply, row = store.settle(world.row, world.now, word)
+    settlement = make_settlement(grant, outcome)
+    reply, row = store.settle(world.row, world.now, settlement)
     settled = after_settling(world, worker.nonce, reply, row)
     ended = put(settled, place, Worker())
     label = f"{who} settles {type(outcome).__name__}: {type(reply).__name__}"
     mine = type(reply).__name__ != "Superseded"
-    yield label, told(ended, word.answer) if word.answer is not None and mine else ended
+    yield label, told(ended, settlement.answer) if settlement.answer is not None and mine else ended
     if world.left.losses:
         yield f"{who} settles; the reply is lost", after_settling(lost(world), worker.nonce, reply, row)
     if world.left.crashes:
-        late = world._replace(letters=(*world.letters, Letter(worker.nonce, word)))
+        late = world._replace(letters=(*world.letters, Letter(worker.nonce, settlement)))
         yield f"{who} crashes with its settlement on the way", crashed(late, place)
 
 

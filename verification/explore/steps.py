@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.model import (
     AlreadyMine,
     Effects,
@@ -156,49 +156,49 @@ def _holder(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[St
         flying = world._replace(flights=(*world.flights, flight))
         yield f"{who} calls the downstream", put(flying, place, worker._replace(pc=Pc.FLYING))
         if mode.habits.settles_before_the_effect:
-            settled = _settle(world, place, worker, _word(grant, worker.nonce, mode.policy))[1]
+            settled = _settle(world, place, worker, _settlement(grant, worker.nonce, mode.policy))[1]
             flying = settled._replace(flights=(*world.flights, flight))
             yield f"{who} settles, and its call is yet to leave", settled
             yield f"{who} settles, and calls the downstream", flying
     # That a handler which runs again refuses, although its first run had its effect, is nothing that Semel could see.
     if worker.pc is Pc.HOLDS and grant.fence <= grant.first_started_at:
         refused = classify_answer(store.answer_by(worker.nonce, 409), mode.policy, begun=not mode.policy.marks_effects)
-        yield _settle(world, place, worker, settlement(grant, refused), "refuses")
+        yield _settle(world, place, worker, make_settlement(grant, refused), "refuses")
     # A handler that is called has begun, unless its operation marks the point of no return.
     begun = worker.pc is not Pc.HOLDS or not mode.policy.marks_effects
-    failed = settlement(grant, classify_exception(_FAILED, mode.policy, begun=begun))
+    failed = make_settlement(grant, classify_exception(_FAILED, mode.policy, begun=begun))
     yield _settle(world, place, worker, failed, "raises")
     if worker.pc is Pc.DONE:
         yield from _done(world, mode, place, worker, grant)
 
 
-def _word(grant: Grant, nonce: int, policy: Policy) -> Settlement:
-    return settlement(grant, classify_answer(store.answer_by(nonce), policy, begun=True))
+def _settlement(grant: Grant, nonce: int, policy: Policy) -> Settlement:
+    return make_settlement(grant, classify_answer(store.answer_by(nonce), policy, begun=True))
 
 
 def _done(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> Iterator[Step]:
-    word, who = _word(grant, worker.nonce, mode.policy), f"worker {worker.nonce}"
-    yield _settle(world, place, worker, word, "settles and answers")
-    reply, row = store.settle(world.row, world.now, word)
+    settlement, who = _settlement(grant, worker.nonce, mode.policy), f"worker {worker.nonce}"
+    yield _settle(world, place, worker, settlement, "settles and answers")
+    reply, row = store.settle(world.row, world.now, settlement)
     if world.left.losses:
         after = after_settling(lost(world), worker.nonce, reply, row)
         yield f"{who} settles; the reply is lost", after
     if world.left.crashes:
         after = after_settling(world, worker.nonce, reply, row)
         yield f"{who} settles and crashes before it answers", crashed(after, place)
-        late = world._replace(letters=(*world.letters, Letter(worker.nonce, word)))
+        late = world._replace(letters=(*world.letters, Letter(worker.nonce, settlement)))
         yield f"{who} crashes with its settlement on the way", crashed(late, place)
     if mode.habits.answers_before_settling and world.spec.acked is None:
         yield f"{who} answers before it settles", told(world, store.answer_by(worker.nonce))
 
 
-def _settle(world: World, place: int, worker: Worker, word: Settlement, how: str = "settles") -> Step:
-    """A last word and its reply; what the client is told then."""
-    reply, row = store.settle(world.row, world.now, word)
+def _settle(world: World, place: int, worker: Worker, settlement: Settlement, how: str = "settles") -> Step:
+    """A settlement, its reply, and the client's answer."""
+    reply, row = store.settle(world.row, world.now, settlement)
     after = put(after_settling(world, worker.nonce, reply, row), place, Worker())
     label = f"worker {worker.nonce} {how}: {type(reply).__name__}"
-    if word.answer is not None and not isinstance(reply, Superseded):
-        return label, told(after, word.answer)
+    if settlement.answer is not None and not isinstance(reply, Superseded):
+        return label, told(after, settlement.answer)
     return label, after
 
 

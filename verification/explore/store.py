@@ -57,9 +57,9 @@ def claim(row: Record | None, now: int, attempt: Claim) -> tuple[Verdict, Record
     return replies[0], after
 
 
-def settle(row: Record | None, now: int, word: Settlement) -> tuple[Settling, Record | None]:
+def settle(row: Record | None, now: int, settlement: Settlement) -> tuple[Settling, Record | None]:
     """One settlement."""
-    replies, after = call(row, now, lambda: STORE.settle((word,)))
+    replies, after = call(row, now, lambda: STORE.settle((settlement,)))
     return replies[0], after
 
 

@@ -124,13 +124,13 @@ def lapses_what_is_settled() -> Iterator[None]:
 
 
 def settles_what_is_settled() -> AbstractContextManager[None]:
-    """The last word of any holder counts, also after somebody else's."""
+    """A settlement by any holder counts, also after another's."""
 
     def made(original: Any) -> Any:
-        def settled_row(row: Record | None, word: Settlement, now: int) -> Any:
-            if row is not None and row.nonce == word.nonce:
-                row = row._replace(state=State.PROCESSING, fence=word.fence, lease_until=max(1, row.lease_until))
-            return original(row, word, now)
+        def settled_row(row: Record | None, settlement: Settlement, now: int) -> Any:
+            if row is not None and row.nonce == settlement.nonce:
+                row = row._replace(state=State.PROCESSING, fence=settlement.fence, lease_until=max(1, row.lease_until))
+            return original(row, settlement, now)
 
         return settled_row
 

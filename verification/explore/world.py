@@ -50,7 +50,7 @@ class Phase(IntEnum):
     READY = 0  # nothing of it was asked for
     STARTED = 1  # its start is recorded
     FLYING = 2  # its call is on its way
-    ENDED = 3  # the run is over, and its holder has not said its last word
+    ENDED = 3  # the run is over, and its holder has not settled it
 
 
 class Book(NamedTuple):

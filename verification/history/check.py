@@ -192,11 +192,11 @@ def _attempt_ends_ns(op: Operation, deaths_ns: Mapping[str, int]) -> int:
 
 
 def _softened(op: Operation, by_wire: bool) -> Operation:
-    """A word that frees the record for others and whose reply was lost: its repetition may meet what came after it.
+    """A settlement that frees the record and whose reply was lost: its repetition may meet what came after it.
 
     It is told "superseded" then, although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
-    its repetition meets its own word in the same way. So this reply leaves open whether it wrote. An operator's word,
-    ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
+    its repetition meets its own write in the same way. So this reply leaves open whether it wrote. An operator's
+    resolution, ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
     """
     if by_wire and op.kind == "resolve" and op.result is not None and op.result["resolving"] == "moved-on":
         return _unanswered(op, "moved on, if only by itself")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Self, Unpack
 
-from semel.core.command_flow import settlement
+from semel.core.command_flow import make_settlement
 from semel.core.identity import record_id
 from semel.core.model import Record, Resolution, Resolving, Settling, State, Verdict
 from semel.core.outcomes import Outcome
@@ -36,21 +36,21 @@ EARLY: Final[Words] = {"settling": "early"}  # the handler's transaction was com
 
 
 def settle_words(permit: Permit, outcome: Outcome) -> Words:
-    """What the model needs of a holder's last word."""
-    word = settlement(permit.grant, outcome, kept=permit.kept)
-    state = "given-back" if word.state is State.PROCESSING else STATE_WORDS[word.state]
+    """What the model needs of a holder's settlement."""
+    settlement = make_settlement(permit.grant, outcome, kept=permit.kept)
+    state = "given-back" if settlement.state is State.PROCESSING else STATE_WORDS[settlement.state]
     return {
         "fence": permit.grant.fence,
         "effects": permit.effects.name.lower(),
         "state": state,
-        "answer": digest(word.answer),
+        "answer": digest(settlement.answer),
         "kept": permit.kept,
     }
 
 
-def resolve_words(word: Resolution) -> Words:
+def resolve_words(resolution: Resolution) -> Words:
     """What the model needs of an operator's settlement."""
-    return {"fence": word.fence, "happened": word.happened, "answer": digest(word.answer)}
+    return {"fence": resolution.fence, "happened": resolution.happened, "answer": digest(resolution.answer)}
 
 
 def read_words(row: Record | None) -> Words:
@@ -114,11 +114,11 @@ class RecordingEngine(Engine):
         self.recorder.ok(op, **verdict_words(seen))
         return seen
 
-    def resolve(self, word: Resolution) -> Resolving:
+    def resolve(self, resolution: Resolution) -> Resolving:
         """An operator's settlement, recorded."""
-        op = self.recorder.invoke("resolve", word.id, **resolve_words(word))
+        op = self.recorder.invoke("resolve", resolution.id, **resolve_words(resolution))
         try:
-            reply = self.perform("resolve", lambda: self.store.resolve(word))
+            reply = self.perform("resolve", lambda: self.store.resolve(resolution))
         except BaseException as error:
             self.recorder.unknown(op, type(error).__name__)
             raise
@@ -184,11 +184,11 @@ class AsyncRecordingEngine(AsyncEngine):
         self.recorder.ok(op, **verdict_words(seen))
         return seen
 
-    async def resolve(self, word: Resolution) -> Resolving:
+    async def resolve(self, resolution: Resolution) -> Resolving:
         """An operator's settlement, recorded."""
-        op = self.recorder.invoke("resolve", word.id, **resolve_words(word))
+        op = self.recorder.invoke("resolve", resolution.id, **resolve_words(resolution))
         try:
-            reply = await self.perform("resolve", lambda: self.store.resolve(word))
+            reply = await self.perform("resolve", lambda: self.store.resolve(resolution))
         except BaseException as error:
             self.recorder.unknown(op, type(error).__name__)
             raise

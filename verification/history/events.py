@@ -101,7 +101,7 @@ def verdict_words(met: Permit | Refusal | Verdict) -> Words:
             return {"verdict": "proceed", "fence": grant.fence, "generation": grant.generation}
         case Replay(answer, _, state):
             return {"verdict": "replay", "state": STATE_WORDS[state], "answer": digest(answer)}
-        case Unseal(_, answer, _, state):  # opened by engines; a store's own word is what it holds
+        case Unseal(_, answer, _, state):  # opened by engines; a store reports what it holds
             return {"verdict": "replay", "state": STATE_WORDS[state], "answer": digest(answer)}
         case Rebuild(_, _, state):
             return {"verdict": "rebuild", "state": STATE_WORDS[state]}
@@ -124,7 +124,7 @@ def verdict_words(met: Permit | Refusal | Verdict) -> Words:
 
 
 def settling_words(reply: Settling) -> Words:
-    """What a holder's last word was told."""
+    """The reply to a holder's settlement."""
     if isinstance(reply, Superseded):
         return {"settling": "superseded"}
     return {"settling": "settled"}  # AlreadyMine is the same truth, told twice

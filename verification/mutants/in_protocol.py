@@ -52,8 +52,8 @@ def _settle_believed(original: Any) -> Any:
 
 
 def _zero_rows_commit(_: Any) -> Any:
-    def settle_inside(store: Any, unit: Unit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
-        yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+    def settle_inside(store: Any, unit: Unit, grant: Grant, settlement: Settlement) -> Flow[Settling | None]:
+        yield from ask(Within(unit, "settle", lambda: store.settle((settlement,))))
         return Settled()
 
     return settle_inside
@@ -286,7 +286,7 @@ MUTANTS: Final = (
         breaks="I2",
         part="http",
         patch=_at(
-            "semel.core.command_flow:settlement",
+            "semel.core.command_flow:make_settlement",
             lambda original: lambda *given, **named: _unkept(original(*given, **named)),
         ),
     ),
@@ -296,7 +296,7 @@ MUTANTS: Final = (
         breaks="I4",
         part="faults",
         patch=_at(
-            "semel.core.command_flow:settlement",
+            "semel.core.command_flow:make_settlement",
             lambda original: lambda *given, **named: _released(original(*given, **named)),
         ),
     ),
@@ -308,12 +308,12 @@ def _nothing() -> Flow[bool]:
     return False
 
 
-def _unkept(word: Settlement) -> Settlement:
-    return word._replace(answer_kind=AnswerKind.NOT_KEPT) if word.answer is not None else word
+def _unkept(settlement: Settlement) -> Settlement:
+    return settlement._replace(answer_kind=AnswerKind.NOT_KEPT) if settlement.answer is not None else settlement
 
 
-def _released(word: Settlement) -> Settlement:
-    return word._replace(state=State.FAILED_NOT_REPLAYABLE) if word.state == State.UNKNOWN else word
+def _released(settlement: Settlement) -> Settlement:
+    return settlement._replace(state=State.FAILED_NOT_REPLAYABLE) if settlement.state == State.UNKNOWN else settlement
 
 
 def _counted(original: Any) -> Any:

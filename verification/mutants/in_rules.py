@@ -33,8 +33,8 @@ def _with_row(changes: Any) -> Any:
 
     def make(original: Any) -> Any:
         def rule(row: Record | None, *given: Any, **named: Any) -> Any:
-            word, now, *_ = [*given, *named.values()]
-            return original(None if row is None else row._replace(**changes(row, word, now)), *given, **named)
+            request, now, *_ = [*given, *named.values()]
+            return original(None if row is None else row._replace(**changes(row, request, now)), *given, **named)
 
         return rule
 
@@ -184,12 +184,12 @@ MUTANTS: Final = (
         part="contract",
         patch=_rule(
             f"{_SETTLE}:renew_row",
-            _with_row(lambda row, word, now: {"deadline_at": now + row.lease_us + 1}),
+            _with_row(lambda row, settlement, now: {"deadline_at": now + row.lease_us + 1}),
         ),
     ),
     Mutant(
         name="settle-after-resolve",
-        does="a holder's late word replaces an operator's settlement",
+        does="a holder's late settlement replaces an operator's settlement",
         breaks="I3",
         part="contract",
         patch=variants.settles_what_is_settled,
@@ -202,7 +202,7 @@ MUTANTS: Final = (
         patch=_rule(
             f"{_SETTLE}:settle_row",
             _with_row(
-                lambda row, word, now: (
+                lambda row, settlement, now: (
                     {"nonce": bytes(16)} if row.state in (State.SUCCEEDED, State.FAILED_REPLAYABLE) else {}
                 )
             ),
@@ -216,10 +216,10 @@ MUTANTS: Final = (
         patch=_rule(
             f"{_SETTLE}:write_settlement",
             lambda original: (
-                lambda row, word, block, digest, now: (
-                    original(row, word, block, digest, now)
-                    if word.state in (State.UNKNOWN, State.PROCESSING)
-                    else original(row, word, block, digest, now)._replace(answer_until=row.created_at + row.answer_us)
+                lambda row, given, block, digest, now: (
+                    original(row, given, block, digest, now)
+                    if given.state in (State.UNKNOWN, State.PROCESSING)
+                    else original(row, given, block, digest, now)._replace(answer_until=row.created_at + row.answer_us)
                 )
             ),
         ),
@@ -298,7 +298,7 @@ MUTANTS: Final = (
         does="an operator settles a record that is not the one that was seen",
         breaks="I3",
         part="contract",
-        patch=_rule(f"{_SETTLE}:resolve_row", _with_row(lambda row, word, now: {"fence": word.fence})),
+        patch=_rule(f"{_SETTLE}:resolve_row", _with_row(lambda row, resolution, now: {"fence": resolution.fence})),
     ),
     Mutant(
         name="resolve-too-early",
@@ -307,7 +307,7 @@ MUTANTS: Final = (
         part="contract",
         patch=_rule(
             f"{_SETTLE}:resolve_row",
-            lambda original: lambda row, word, *given: original(row, word._replace(forced=True), *given),
+            lambda original: lambda row, resolution, *given: original(row, resolution._replace(forced=True), *given),
         ),
     ),
     Mutant(

@@ -105,7 +105,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="sqlite-settle-after-giving-back",
-        does="SQLite's settle takes a word from a holder that gave its lease back",
+        does="SQLite's settle accepts a settlement from a holder that gave its lease back",
         breaks="I3",
         part="contract",
         patch=_says("settle", "AND lease_until > 0", "AND lease_until >= 0"),
@@ -130,7 +130,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="sqlite-doubt-not-compared",
-        does="a renewal undoes the holder's own word that nobody knows",
+        does="a renewal undoes the holder's own statement that the outcome is unknown",
         breaks="I3",
         part="orders",
         patch=_says("write_record", "AND doubt IS ?", "AND ifnull(?, 1) IS NOT NULL"),

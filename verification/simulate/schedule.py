@@ -261,13 +261,15 @@ class Schedule:
             return Resolution(row.id, row.fence, False, None, "olga", "no step had begun")  # of a run without steps
         life = ledger.life(row.id)
         effects = ledger.account(row.id, life, name).effects
-        word = Resolution(row.id, row.fence, bool(effects), None, "olga", "asked the provider", step=name)
+        resolution = Resolution(row.id, row.fence, bool(effects), None, "olga", "asked the provider", step=name)
         if not effects:
-            return word
+            return resolution
         if self.world.happens(0.7):
-            return word._replace(result=b"%d" % effects[0])  # of the step: the execution goes on
+            return resolution._replace(result=b"%d" % effects[0])  # of the step: the execution goes on
         ledger.completed_by_hand(row.id)
-        return word._replace(answer=Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0])))
+        return resolution._replace(
+            answer=Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0]))
+        )
 
     def _may_happen(self, id: bytes) -> bool:
         """Whether some process, paused or not, still holds a permit for it, or is on its way to one."""

@@ -159,7 +159,7 @@ class StepWatch(Watch):
         if not begun or (account.finished is not None and self.faultless):
             raise Violated("I6 progress", f"{verb} names a step that is not in doubt: {describe(row)}")
 
-    def _held(self, verb: str, words: Any, was: Record | None, row: Record, now: int) -> None:
+    def _held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
         if verb == "renew" and was is not None and was.state == State.UNKNOWN and (was.doubt or "").startswith(STEP):
             if row.doubt != was.doubt or row.state != State.PROCESSING:
                 raise Violated("I6 progress", f"a renewal lost a doubt: {describe(was)} -> {describe(row)}")
@@ -167,7 +167,7 @@ class StepWatch(Watch):
         given_back = was is not None and was.state == State.CLAIMED and was.lease_until == 0
         if given_back and verb != "keep_request":  # a request that comes late is the one that was kept before
             raise Violated("I3 fenced", f"what its holder had given back was written once more: {describe(was)}")
-        super()._held(verb, words, was, row, now)
+        super()._held(verb, held, was, row, now)
 
     def _may_be_granted(self, was: Record, row: Record, now: int) -> None:
         super()._may_be_granted(was, row, now)
@@ -179,12 +179,12 @@ class StepWatch(Watch):
         if row.state == State.FAILED_NOT_REPLAYABLE and self._steps.anything_happened(row.id):
             raise Violated("I4 no blind rerun", f"a claim freed a key whose steps had happened: {describe(row)}")
 
-    def _resolved(self, word: Any, was: Record | None, row: Record, now: int) -> None:
+    def _resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
         seen = f"resolve: {describe(was)} -> {describe(row)}"
-        kept = row if was is None or word.happened else row._replace(generation=was.generation + 1)
-        super()._resolved(word, was, kept, now)  # its own word on the generation is for handlers without steps
+        kept = row if was is None or resolution.happened else row._replace(generation=was.generation + 1)
+        super()._resolved(resolution, was, kept, now)  # its rule for the generation is for handlers without steps
         assert was is not None
-        if word.happened:
+        if resolution.happened:
             return
         doubt = was.doubt or ""
         if not doubt.startswith(STEP):

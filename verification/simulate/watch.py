@@ -154,8 +154,8 @@ class Watch:
             ):
                 raise Violated("I1 one effect", f"a takeover forgot when the command began: {seen}")
 
-    def _held(self, verb: str, words: Any, was: Record | None, row: Record, now: int) -> None:
-        mine = was is not None and any(w.id == was.id and w.fence == was.fence and w.nonce == was.nonce for w in words)
+    def _held(self, verb: str, held: Any, was: Record | None, row: Record, now: int) -> None:
+        mine = was is not None and any(w.id == was.id and w.fence == was.fence and w.nonce == was.nonce for w in held)
         seen = f"{verb}: {describe(was)} -> {describe(row)}"
         if was is None or not mine:
             raise Violated("I3 fenced", f"the write of a superseded holder took effect: {seen}")
@@ -188,15 +188,15 @@ class Watch:
         if self.on_lapse is not None:
             self.on_lapse(was)
 
-    def _resolved(self, word: Any, was: Record | None, row: Record, now: int) -> None:
+    def _resolved(self, resolution: Any, was: Record | None, row: Record, now: int) -> None:
         seen = f"resolve: {describe(was)} -> {describe(row)}"
-        if was is None or was.fence != word.fence or row.fence <= was.fence:
+        if was is None or was.fence != resolution.fence or row.fence <= was.fence:
             raise Violated("I3 fenced", f"a resolution is a compare-and-set on the fence, and moves it: {seen}")
         if was.state != State.UNKNOWN and not (was.state == State.PROCESSING and now >= was.lease_until):
             raise Violated("I2 one answer", f"what is not UNKNOWN was resolved: {seen}")
-        if now < was.deadline_at and not word.forced:
+        if now < was.deadline_at and not resolution.forced:
             raise Violated("I4 no blind rerun", f"resolved while the handler may still be running: {seen}")
-        if not word.happened and row.generation != was.generation + 1:
+        if not resolution.happened and row.generation != was.generation + 1:
             raise Violated("I4 no blind rerun", f"'did not happen' must begin a new generation: {seen}")
 
     def _answer_dropped(self, was: Record | None, row: Record, now: int) -> None:
@@ -236,20 +236,22 @@ class Watch:
                     for claim, verdict in zip(claims, verdicts, strict=False):
                         self._attempted(who, claim, before.get(claim.id), verdict, now, fault)
                 case "settle":
-                    for word, ended in zip(given[0], reply if isinstance(reply, list) else [reply], strict=False):
+                    for settlement, ended in zip(given[0], reply if isinstance(reply, list) else [reply], strict=False):
                         late = isinstance(ended, Superseded)
-                        self._count(before.get(word.id), now, "settle: superseded" if late else _GIVEN[word.state])
+                        self._count(
+                            before.get(settlement.id), now, "settle: superseded" if late else _GIVEN[settlement.state]
+                        )
                         if fault:
-                            self._count(before.get(word.id), now, f"settle, {fault}")
+                            self._count(before.get(settlement.id), now, f"settle, {fault}")
                 case "renew":
-                    for word, mine in zip(given[0], reply, strict=True):
-                        self._count(before.get(word.id), now, "renew" if mine else "renew: refused")
+                    for renewal, mine in zip(given[0], reply, strict=True):
+                        self._count(before.get(renewal.id), now, "renew" if mine else "renew: refused")
                 case "abandon":
                     for (id, nonce), seen in zip(given[0], reply, strict=True):
                         self._given_up(before.get(id), nonce, seen, now)
                 case "mark_not_kept":
-                    for word in given[0]:
-                        self._count(before.get(word.id), now, "mark not kept")
+                    for mark in given[0]:
+                        self._count(before.get(mark.id), now, "mark not kept")
                 case "lapse" | "purge":
                     for row in before.values():
                         self._count(row, now, verb)
@@ -292,8 +294,8 @@ class Watch:
         now = self._clock()
         for verb, given in asked:
             if verb in ("claim", "settle"):
-                for word in given[0]:
-                    self._count(rows.get(word.id), now, f"{verb}, lost request")
+                for request in given[0]:
+                    self._count(rows.get(request.id), now, f"{verb}, lost request")
             elif verb == "abandon":
                 self.given_up.update(nonce for _, nonce in given[0])
 

@@ -49,7 +49,7 @@ def has_lapsed(record: Record, now: int) -> bool:
 
 def is_unknown_by_lapse(record: Record) -> bool:
     """Whether a record is UNKNOWN because its holder stopped renewing its lease."""
-    # A step's doubt with a cause is its holder's own word.
+    # A step's doubt with a cause was stated by its holder.
     by_step = step_of(record.doubt) is not None and record.error_code is None
     return record.state == State.UNKNOWN and (by_step or record.doubt in DOUBTS.values())
 

@@ -56,24 +56,24 @@ def parse_step_result(step: str | None, text: str) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def settle(engine: Engine, record: Record, word: Resolution, *, force: str = FORCE) -> State:
-    """Write an operator's word; the state that the record has then.
+def settle(engine: Engine, record: Record, resolution: Resolution, *, force: str = FORCE) -> State:
+    """Write an operator's resolution, and return the state that the record then has.
 
-    Parameters: ``force`` how this surface asks for a word before the deadline.
+    Parameters: ``force`` how this surface asks for a resolution before the deadline.
 
     Raises CommandFailed, saying why it was refused, and StoreError.
     """
     _check_sound(record)
     try:
-        covered = engine.core.cover(record.operation, word)
+        covered = engine.core.cover(record.operation, resolution)
         reply = engine.perform("resolve", lambda: resolve(engine.store, covered))
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error
     return _state_of(reply, record, force)
 
 
-def foresee(record: Record, word: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
-    """The state that a record would have behind an operator's word; nothing is written.
+def foresee(record: Record, resolution: Resolution, now: int, *, listed: object = None, force: str = FORCE) -> State:
+    """Preview the state that a record would have after an operator's resolution; nothing is written.
 
     Parameters: ``listed`` its steps, as :func:`read_steps` reads them.
 
@@ -81,11 +81,11 @@ def foresee(record: Record, word: Resolution, now: int, *, listed: object = None
     """
     _check_sound(record)
     try:
-        # Without the list, what it makes of a word is left open; only an end of the whole needs it.
-        steps = None if listed is None and word.ends is None else steps_after(record, word, listed, now)
+        # Without the list, what a resolution does to the steps is left open; only an end of the whole command needs it.
+        steps = None if listed is None and resolution.ends is None else steps_after(record, resolution, listed, now)
     except (ResolveRefused, StepError) as error:
         raise CommandFailed(f"refused: {error}") from error
-    return _state_of(resolve_row(record, word, now, steps)[0], record, force)
+    return _state_of(resolve_row(record, resolution, now, steps)[0], record, force)
 
 
 def read_steps(engine: Engine, record: Record) -> Any:
@@ -134,23 +134,27 @@ def _state_of(reply: Resolving, record: Record, force: str) -> State:
             )
 
 
-def consequence(word: Resolution, state: State) -> str:
+def consequence(resolution: Resolution, state: State) -> str:
     """Describe how a record was settled, and the effect on retries.
 
     >>> consequence(Resolution(bytes(16), 1, False, None, "ops", "no charge"), State.FAILED_NOT_REPLAYABLE)
     'it did not happen; a retry runs it'
     """
-    if word.refused:
+    if resolution.refused:
         return "it was refused; a retry gets that refusal, and nothing runs"
-    if word.happened and word.result is None:
-        then = "a retry gets it" if word.answer is not None else "a retry learns this and gets no answer; this is final"
+    if resolution.happened and resolution.result is None:
+        then = (
+            "a retry gets it"
+            if resolution.answer is not None
+            else "a retry learns this and gets no answer; this is final"
+        )
         return f"it succeeded; {then}"
-    what = "it" if word.step is None else f"step {word.step!r}"
-    said = f"{what} {'succeeded' if word.happened else 'did not happen'}"
+    what = "it" if resolution.step is None else f"step {resolution.step!r}"
+    sentence = f"{what} {'succeeded' if resolution.happened else 'did not happen'}"
     match state:
         case State.UNKNOWN:
-            return f"{said}; another step is in doubt, see: semel explain"
+            return f"{sentence}; another step is in doubt, see: semel explain"
         case State.CLAIMED:
-            return f"{said}; a retry continues, and repeats no finished step"
+            return f"{sentence}; a retry continues, and repeats no finished step"
         case _:
-            return f"{said}; a retry runs it"
+            return f"{sentence}; a retry runs it"

@@ -328,7 +328,7 @@ def _commit(
             raise HandlerRefused(ROLLED_BACK)
         raise StoreUnavailable(MOVED)
     if run.store.capabilities.settles_by_proof:
-        stands = yield from ask(SettleWithin(unit, run.items.hold_here(run.grant)))
+        stands = yield from ask(SettleWithin(unit, run.items.hold_in_unit(run.grant)))
     else:
         stands = yield from ask(Within(unit, "bulk", lambda: run.items.hold(run.grant)))
         if stands:

@@ -130,7 +130,7 @@ class Bulk:
 
     def _let_go(self, permit: Permit, error: BaseException | None) -> None:
         """Handle an interrupted caller: keep the finished items, so that another run continues."""
-        if permit.last_word is not None or permit.handler_thread is None:
+        if permit.requested_outcome is not None or permit.handler_thread is None:
             self._engine._drop(permit, error)
         elif permit.grant.nonce in self._engine.core.live:
             relinquish(self._engine, self._items, permit)

@@ -87,10 +87,14 @@ class Items:
         """Verify the grant and renew its lease; until the commit it cannot be granted to another run."""
         return (yield from self._dialect.write(self._sql["hold"], _holder(grant))) == 1
 
-    def hold_here(self, grant: Grant) -> Ask[Any]:
+    def hold_in_unit(self, grant: Grant) -> Ask[Any]:
         """As :meth:`hold`, as the one ask with which a store that settles by proof ends a unit."""
         params = _holder(grant)
-        return Query(self._sql["hold_here"], params) if "hold_here" in self._sql else Execute(self._sql["hold"], params)
+        return (
+            Query(self._sql["hold_in_unit"], params)
+            if "hold_in_unit" in self._sql
+            else Execute(self._sql["hold"], params)
+        )
 
     def standing(self, grant: Grant) -> Flow[BulkStanding | None]:
         """The progress of the bulk, for its holder only; None: superseded."""

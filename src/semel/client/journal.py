@@ -299,7 +299,7 @@ class Journal:
             )
 
     def release(self, claim: SendingClaim) -> None:
-        """Give a claim back without a word about the outcome."""
+        """Give a claim back without recording an outcome."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE semel_intent SET claim_token = NULL WHERE intent_key = ? AND claim_token = ?",

@@ -587,7 +587,7 @@ class Plan:
         return Finish(Refused(REDIRECT, "new", answer, detail))
 
     def _finish_refusal(self, answer: Answered) -> Finish:
-        """A 4xx that no retry helps. After a lost attempt only the operation's own word counts as one."""
+        """A 4xx that no retry helps. After a lost attempt only the operation's own record counts as one."""
         problem = answer.problem
         action = problem.get("keyAction")
         own_word = problem.get("code") not in _WITHOUT_A_LOOK and (

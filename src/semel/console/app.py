@@ -42,14 +42,14 @@ from semel.console.settling import (
     ANSWER_BYTES_MAX,
     STEP_FIELD,
     TEXTS,
+    Finding,
     NotSettled,
     RecordedSteps,
-    Word,
     call_names,
     form_fields,
+    parse_finding,
     recorded_steps,
     settle_all,
-    word_of,
 )
 from semel.core.flow import Flow
 from semel.core.identity import derive_key, uuid_bytes, uuid_text
@@ -495,7 +495,7 @@ class Console:
             records = [self._find(id)[1] for id in dict.fromkeys(ids[: PAGE_ROWS + 1])]
         if not 1 <= len(records) <= PAGE_ROWS:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
-        return _settle_context(records, Word(), {}, recorded_steps(self._engine, records))
+        return _settle_context(records, Finding(), {}, recorded_steps(self._engine, records))
 
     def _settle(self, request: Request, form: list[tuple[str, str]]) -> Response:
         seen = [value for name, value in form if name == "seen"]
@@ -503,15 +503,15 @@ class Console:
             raise _Answer(400, "Choose records", f"Choose 1 to {PAGE_ROWS} records to settle.")
         records = [self._find(each.partition(":")[0])[1] for each in seen]
         recorded = recorded_steps(self._engine, records)
-        word, errors = word_of(dict(form), records, recorded)
-        context = _settle_context(records, word, errors, recorded)
+        finding, errors = parse_finding(dict(form), records, recorded)
+        context = _settle_context(records, finding, errors, recorded)
         if errors or ("change", "yes") in form:
             stale = {"seen_before": seen}
             return self._page(request, "settle", {**context, **stale}, 400 if errors else 200)
         operator = request.state.operator
         confirmed = ("confirmed", "yes") in form
         results = settle_all(
-            self._engine, list(zip(seen, records, strict=True)), word, operator, self._now(), write=confirmed
+            self._engine, list(zip(seen, records, strict=True)), finding, operator, self._now(), write=confirmed
         )
         name = "settled" if confirmed else "confirm"
         refused = any(isinstance(result, NotSettled) for _, result in results)
@@ -587,13 +587,13 @@ def _base(request: Request) -> str:
 
 
 def _settle_context(
-    records: list[Record], word: Word, errors: dict[str, str], recorded: RecordedSteps
+    records: list[Record], finding: Finding, errors: dict[str, str], recorded: RecordedSteps
 ) -> dict[str, Any]:
     return {
         "title": "Settle",
         "records": [form_fields(each) for each in records],
         "step": step_of(records[0].doubt) if len(records) == 1 else None,
-        "word": word,
+        "finding": finding,
         "recorded": recorded,
         "step_field": STEP_FIELD,
         "texts": TEXTS,

@@ -31,7 +31,7 @@ from semel.steps.findings import find_unfinished, state_text
 from semel.steps.rules import Unpackable, unpack_steps
 
 FORCE: Final = "confirm that the handler has stopped"
-WORDS: Final = ("succeeded", "refused", "did-not-happen", "step-succeeded")
+OUTCOMES: Final = ("succeeded", "refused", "did-not-happen", "step-succeeded")
 STEP_FIELD: Final = "step:"  # and the step's name
 _SAID: Final = {"happened": True, "not": False}
 ANSWER_BYTES_MAX: Final = 64 * 1024
@@ -40,10 +40,10 @@ _MEDIA_TYPE: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Finding:
     """The values of a form, as text."""
 
-    word: str = ""
+    outcome: str = ""
     status: str = ""
     body: str = ""
     media_type: str = ""
@@ -60,7 +60,7 @@ class Word:
         return bool(self.steps)
 
 
-TEXTS: Final = tuple(each.name for each in fields(Word) if each.name != "steps")
+TEXTS: Final = tuple(each.name for each in fields(Finding) if each.name != "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +113,23 @@ def call_names(record: Record, listed: object) -> list[str]:
         return []
 
 
-def word_of(
+def parse_finding(
     form: Mapping[str, str], records: Sequence[Record] = (), recorded: RecordedSteps | None = None
-) -> tuple[Word, dict[str, str]]:
-    """The settlement in a form, and its errors by field.
+) -> tuple[Finding, dict[str, str]]:
+    """Read the finding in a form, and its errors by field.
 
     Parameters: ``recorded`` the steps of the only record.
 
-    >>> word_of({"word": "did-not-happen", "reason": "the provider has no charge"})[1]
+    >>> parse_finding({"outcome": "did-not-happen", "reason": "the provider has no charge"})[1]
     {}
-    >>> sorted(word_of({"word": "succeeded"})[1])
+    >>> sorted(parse_finding({"outcome": "succeeded"})[1])
     ['reason', 'status']
-    >>> word_of({"word": "refused", "status": "409", "reason": "refunded", "step:mail": "not"})[0].steps
+    >>> parse_finding({"outcome": "refused", "status": "409", "reason": "refunded", "step:mail": "not"})[0].steps
     {'mail': False}
     """
     given = {name: form.get(name, "") for name in TEXTS}
     # A browser sends each line's end as CR LF, whatever was typed.
-    word = Word(
+    finding = Finding(
         **{name: text.replace("\r\n", "\n") if name in _VERBATIM else text.strip() for name, text in given.items()},
         steps={
             name.removeprefix(STEP_FIELD): _SAID[value]
@@ -138,51 +138,51 @@ def word_of(
         },
     )
     errors = {}
-    if word.word not in WORDS:
-        errors["word"] = "Choose what you found."
-    if not word.reason:
+    if finding.outcome not in OUTCOMES:
+        errors["outcome"] = "Choose what you found."
+    if not finding.reason:
         errors["reason"] = "Explain how you know; the audit trail keeps it."
-    elif len(_reason(word)) > REASON_LENGTH_MAX:
+    elif len(_reason(finding)) > REASON_LENGTH_MAX:
         errors["reason"] = f"Reason and evidence must have at most {REASON_LENGTH_MAX} characters together."
-    elif "\0" in _reason(word):
+    elif "\0" in _reason(finding):
         errors["reason"] = "Reason and evidence must be text without a NUL character."
-    if status := _wrong_status(word):
+    if status := _wrong_status(finding):
         errors["status"] = status
-    if body := _wrong_body(word):
+    if body := _wrong_body(finding):
         errors["body"] = body
-    if steps := _wrong_steps(word, recorded or RecordedSteps()):
+    if steps := _wrong_steps(finding, recorded or RecordedSteps()):
         errors["steps"] = steps
-    if len(records) > 1 and word.steps:
+    if len(records) > 1 and finding.steps:
         errors["one"] = "Steps belong to one command: settle each record by itself."
-    elif len(records) > 1 and (word.body or word.word == "step-succeeded"):
+    elif len(records) > 1 and (finding.body or finding.outcome == "step-succeeded"):
         errors["one"] = "A body and a step's result belong to one command: settle each record by itself."
-    elif word.word == "step-succeeded":
+    elif finding.outcome == "step-succeeded":
         try:
             for record in records:
-                parse_step_result(step_of(record.doubt), word.result)
+                parse_step_result(step_of(record.doubt), finding.result)
         except ValueError as error:
             errors["result"] = f"The step's result {error}."
         except CommandFailed as error:
             errors["result"] = f"{error}."
-    elif word.result.strip():
+    elif finding.result.strip():
         errors["result"] = "Give a step's result only if the step in doubt succeeded."
-    return word, errors
+    return finding, errors
 
 
-def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
+def _wrong_steps(finding: Finding, recorded: RecordedSteps) -> str | None:
     """The store's rules for steps, in the words of the form. The store decides under the record's lock."""
-    if word.word == "step-succeeded" and word.ends:
+    if finding.outcome == "step-succeeded" and finding.ends:
         return (
             "Either the step in doubt succeeded and the command continues, or the outcome of each step ends it: "
             "choose one."
         )
-    if not (word.ends or recorded.resting) or word.word not in WORDS or recorded.damage is not None:
+    if not (finding.ends or recorded.resting) or finding.outcome not in OUTCOMES or recorded.damage is not None:
         return None
-    unanswered = [name for name in recorded.open if name not in word.steps]
+    unanswered = [name for name in recorded.open if name not in finding.steps]
     if unanswered:
         return f"For each step that had begun, choose whether it happened; missing: {', '.join(unanswered)}."
-    happened = [name for name in (*recorded.finished, *word.steps) if word.steps.get(name, True)]
-    if word.word == "did-not-happen" and happened:
+    happened = [name for name in (*recorded.finished, *finding.steps) if finding.steps.get(name, True)]
+    if finding.outcome == "did-not-happen" and happened:
         return (
             f"The step {happened[0]} has happened, so the whole command may not run again. If it was undone, settle "
             "the command as refused, with an answer that explains it."
@@ -190,33 +190,33 @@ def _wrong_steps(word: Word, recorded: RecordedSteps) -> str | None:
     return None
 
 
-def _wrong_status(word: Word) -> str | None:
-    is_status = word.status.isascii() and word.status.isdecimal() and 200 <= int(word.status[:4]) <= 599
-    if word.status and not is_status:
+def _wrong_status(finding: Finding) -> str | None:
+    is_status = finding.status.isascii() and finding.status.isdecimal() and 200 <= int(finding.status[:4]) <= 599
+    if finding.status and not is_status:
         return "A status is a number from 200 to 599."
-    if word.word in ("did-not-happen", "step-succeeded") and (word.status or word.no_answer):
+    if finding.outcome in ("did-not-happen", "step-succeeded") and (finding.status or finding.no_answer):
         return "Only a command that ends has an answer."
-    if word.word == "refused" and (word.no_answer or not is_status or int(word.status) < 400):
+    if finding.outcome == "refused" and (finding.no_answer or not is_status or int(finding.status) < 400):
         return "A refusal needs the status that retries get, from 400 to 599, such as 409."
-    if word.word == "succeeded" and bool(word.status) == bool(word.no_answer):
+    if finding.outcome == "succeeded" and bool(finding.status) == bool(finding.no_answer):
         return "Give the status that retries get, or confirm that they get no answer: one of the two."
-    if word.status and word.body and int(word.status) in BODYLESS_STATUSES:
-        return f"An answer with status {word.status} has no body."
+    if finding.status and finding.body and int(finding.status) in BODYLESS_STATUSES:
+        return f"An answer with status {finding.status} has no body."
     return None
 
 
-def _wrong_body(word: Word) -> str | None:
-    if not word.body:
+def _wrong_body(finding: Finding) -> str | None:
+    if not finding.body:
         return None
-    if not word.status:
+    if not finding.status:
         return "A body needs a status: give both, or neither."
-    if len(word.body.encode()) > ANSWER_BYTES_MAX:
+    if len(finding.body.encode()) > ANSWER_BYTES_MAX:
         return f"A body has at most {ANSWER_BYTES_MAX} bytes here; for a longer one: semel settle --body-file"
-    if not _MEDIA_TYPE(word.media_type):
+    if not _MEDIA_TYPE(finding.media_type):
         return "Give the body's content type, such as application/json."
-    if word.media_type.partition(";")[0].strip().lower().endswith(("/json", "+json")):
+    if finding.media_type.partition(";")[0].strip().lower().endswith(("/json", "+json")):
         try:
-            json.loads(word.body)
+            json.loads(finding.body)
         except (ValueError, RecursionError) as error:
             return f"The content type is JSON, but the body is not: {error}."
     return None
@@ -244,7 +244,7 @@ def seen_stamp(record: Record) -> str:
 
 
 def settle_all(
-    engine: Engine, chosen: Sequence[tuple[str, Record]], word: Word, operator: str, now: int, *, write: bool
+    engine: Engine, chosen: Sequence[tuple[str, Record]], finding: Finding, operator: str, now: int, *, write: bool
 ) -> list[tuple[dict[str, str], str]]:
     """Settle each record, or preview it; a :class:`Refused` for each that cannot be settled."""
     results: list[tuple[dict[str, str], str]] = []
@@ -254,7 +254,7 @@ def settle_all(
             result = NotSettled(f"refused: the record has changed since you loaded it{_by_whom(engine, record)}")
         else:
             try:
-                resolution = _resolution(record, word, operator)
+                resolution = _resolution(record, finding, operator)
                 if write:
                     state = settle(engine, record, resolution, force=FORCE)
                 else:
@@ -266,27 +266,27 @@ def settle_all(
     return results
 
 
-def _resolution(record: Record, word: Word, operator: str) -> Resolution:
-    happened = word.word != "did-not-happen"
+def _resolution(record: Record, finding: Finding, operator: str) -> Resolution:
+    happened = finding.outcome != "did-not-happen"
     answer = None
-    if word.word in ("succeeded", "refused") and word.status:
-        headers = ((b"content-type", word.media_type.encode()),) if word.body else ()
-        answer = make_answer(int(word.status), headers, word.body.encode())
-    ends = tuple(word.steps.items()) if word.ends or record.state == State.CLAIMED else None
-    is_of_step = ends is None and word.word in ("did-not-happen", "step-succeeded")
+    if finding.outcome in ("succeeded", "refused") and finding.status:
+        headers = ((b"content-type", finding.media_type.encode()),) if finding.body else ()
+        answer = make_answer(int(finding.status), headers, finding.body.encode())
+    ends = tuple(finding.steps.items()) if finding.ends or record.state == State.CLAIMED else None
+    is_of_step = ends is None and finding.outcome in ("did-not-happen", "step-succeeded")
     step = step_of(record.doubt) if is_of_step else None
-    result = parse_step_result(step, word.result) if word.word == "step-succeeded" else None
+    result = parse_step_result(step, finding.result) if finding.outcome == "step-succeeded" else None
     return Resolution(
-        *(record.id, record.fence, happened, answer, operator, _reason(word), bool(word.force)),
+        *(record.id, record.fence, happened, answer, operator, _reason(finding), bool(finding.force)),
         step=step,
         result=result,
-        refused=word.word == "refused",
+        refused=finding.outcome == "refused",
         ends=ends,
     )
 
 
-def _reason(word: Word) -> str:
-    return f"{word.reason} (evidence: {word.evidence})" if word.evidence else word.reason
+def _reason(finding: Finding) -> str:
+    return f"{finding.reason} (evidence: {finding.evidence})" if finding.evidence else finding.reason
 
 
 def _by_whom(engine: Engine, record: Record) -> str:

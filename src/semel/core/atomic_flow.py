@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from semel.core.command_flow import Under, look_once, recast, settlement
+from semel.core.command_flow import Under, look_once, make_settlement, recast
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
@@ -97,7 +97,7 @@ def settle_unit(
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
-    word: Settlement,
+    settlement: Settlement,
     under: Under | None = None,
 ) -> Flow[Settling]:
     """End an ATOMIC command: settle and commit, or roll back; a definite refusal is stored on its own.
@@ -108,7 +108,7 @@ def settle_unit(
         StoreTimeout: the commit was not answered, and the record could not be read back.
     """
     try:
-        reply = yield from _end_unit(store, unit, claim, grant, outcome, word, under)
+        reply = yield from _end_unit(store, unit, claim, grant, outcome, settlement, under)
     except StoreError:
         if not has_left_writes(unit):
             raise
@@ -124,25 +124,25 @@ def _end_unit(
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
-    word: Settlement,
+    settlement: Settlement,
     under: Under | None,
 ) -> Flow[Settling]:
     if isinstance(outcome, Succeeded):
-        return (yield from _settle_and_commit(store, unit, grant, word))
+        return (yield from _settle_and_commit(store, unit, grant, settlement))
     yield from ask(Rollback(unit))
     if (yield from is_visible(store, grant)):
         raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused) or has_left_writes(unit):
         return Settled()
-    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under, word)))
+    reply = yield from ask(Perform("refuse", lambda: refuse(store, claim, outcome, under, settlement)))
     return reply if isinstance(reply, Settled) else Superseded(None)
 
 
-def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling]:
+def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlement) -> Flow[Settling]:
     if store.capabilities.settles_by_proof:
-        return (yield from _settle_with_commit(store, unit, grant, word))
+        return (yield from _settle_with_commit(store, unit, grant, settlement))
     try:
-        reply = yield from settle_inside(store, unit, grant, word)
+        reply = yield from settle_inside(store, unit, grant, settlement)
     except SemelError:
         yield from ask(Rollback(unit))
         raise
@@ -159,10 +159,10 @@ def _settle_and_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settleme
     return reply
 
 
-def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling]:
+def _settle_with_commit(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlement) -> Flow[Settling]:
     """Settle and COMMIT in one round trip; what the settle does not prove to be its own, the server rolls back."""
     try:
-        stands = yield from ask(SettleWithin(unit, store.settle_within(word)))
+        stands = yield from ask(SettleWithin(unit, store.settle_within(settlement)))
     except NotReplicated:  # it can be seen here, which proves nothing of the standby
         raise
     except StoreTimeout:
@@ -195,16 +195,16 @@ def _confirm_commit(store: Store, grant: Grant) -> Flow[None]:
         raise StoreUnavailable("the transaction did not commit; nothing of it remains") from None
 
 
-def settle_inside(store: Store, unit: AnyUnit, grant: Grant, word: Settlement) -> Flow[Settling | None]:
+def settle_inside(store: Store, unit: AnyUnit, grant: Grant, settlement: Settlement) -> Flow[Settling | None]:
     """Settle in the unit's transaction; None where the claim was committed early, by whomever."""
     if store.capabilities.settles_by_proof:
-        if (yield from ask(SettleWithin(unit, store.settle_within(word)))):
+        if (yield from ask(SettleWithin(unit, store.settle_within(settlement)))):
             return Settled()
         [row] = yield from ask(Perform("read", lambda: store.read((grant.id,))))
         return None if holds(row, grant.fence, grant.nonce) else Superseded(None if row is None else state_of(row))
     if (yield from is_visible(store, grant)):
         return None
-    [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((word,))))
+    [reply] = yield from ask(Within(unit, "settle", lambda: store.settle((settlement,))))
     return reply
 
 
@@ -216,7 +216,7 @@ def is_visible(store: Store, grant: Grant) -> Flow[bool]:
 
 def note_early_commit(store: Store, grant: Grant) -> Flow[EarlyCommit]:
     """Make a record that was committed without its answer UNKNOWN; returns the error to raise."""
-    doubtful = settlement(grant, Unprovable(COMMITTED_EARLY))
+    doubtful = make_settlement(grant, Unprovable(COMMITTED_EARLY))
     with suppress(StoreError):  # where it cannot be written now, the record reads UNKNOWN when its lease is over
         yield from ask(Perform("settle", lambda: store.settle((doubtful,))))
     return EarlyCommit(
@@ -245,12 +245,12 @@ def _stands(row: Record | None, grant: Grant) -> bool:
 
 
 def refuse(
-    store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None, word: Settlement | None = None
+    store: Store, claim: Claim, outcome: Refused | Unprovable, under: Under | None, settlement: Settlement | None = None
 ) -> Flow[Verdict | Settled]:
     """Store a definite refusal whose business writes were rolled back, or a doubt: claim and settle in one commit.
 
-    If another answer is there by then, that verdict is returned and nothing is written. ``word``: the holder's, whose
-    answer is the refusal's as it is to be stored.
+    If another answer is there by then, that verdict is returned and nothing is written. ``settlement``: the holder's,
+    whose answer is the refusal's as it is to be stored.
     """
     yield from store.commit_together()
     if claim.quota is not None:  # it has run: what became of it is stored and counted, whatever others took meanwhile
@@ -261,9 +261,9 @@ def refuse(
         claim = again
     if not isinstance(verdict, Proceed):
         return verdict
-    refusal = settlement(verdict.grant, outcome)
-    if word is not None:
-        refusal = refusal._replace(answer=word.answer, answer_kind=word.answer_kind)
+    refusal = make_settlement(verdict.grant, outcome)
+    if settlement is not None:
+        refusal = refusal._replace(answer=settlement.answer, answer_kind=settlement.answer_kind)
     [reply] = yield from store.settle((refusal,))
     if not isinstance(reply, Settled):
         raise StoreUnavailable("the refusal could not be stored beside its own claim")

@@ -93,7 +93,8 @@ def look_once(store: Store, claim: Claim, under: Under | None) -> Flow[tuple[Ver
 def look_before_refusing(
     store: Store, claim: Claim, under: Under | None, refusal: RequestError
 ) -> Flow[Verdict | None]:
-    """What a command gets whose request breaks a limit: a limit of today is no word about what was taken before.
+    """What a command gets whose request breaks a limit: today's limit says nothing about a command that was
+    accepted before.
 
     None where it may go on as any other: its key is on record, although it would not be taken for a new command.
 
@@ -160,7 +161,7 @@ def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdi
     return verdict
 
 
-def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Flow[Settling]:
+def settle_until_confirmed(store: Store, settlement: Settlement, seconds: float) -> Flow[Settling]:
     """Settle; where the store fails, again with the same fence and nonce until it answers.
 
     Raises:
@@ -170,7 +171,7 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
     tried = 0
     while True:
         try:
-            [reply] = yield from ask(settling(store, word))
+            [reply] = yield from ask(settling(store, settlement))
             return reply
         except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
             raise
@@ -181,18 +182,18 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
         tried += 1
 
 
-def settlement(
+def make_settlement(
     grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
 ) -> Settlement:
     """The settlement for an outcome. ``kept`` False: the answer went through and was not captured."""
-    word: Settlement
+    settlement: Settlement
     if type(outcome) is Succeeded and kept:  # nearly every command ends so
         answer = outcome.answer
-        word = _new(
+        settlement = _new(
             Settlement,
             (grant.id, grant.fence, grant.nonce, _SUCCEEDED, answer, _KEPT, None, None, None, *resource, False, ()),
         )
-        return word
+        return settlement
     state, stored, doubt, cause = _settlement_fields(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
     return Settlement(grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource)

@@ -142,7 +142,7 @@ class AnswersAtOnce(Protocol):
     def claim_at_once(self, claim: Claim) -> Verdict:
         """Decide one attempt, and write what it grants. Raises StoreError as a claim does."""
 
-    def settle_at_once(self, word: Settlement) -> Settling:
+    def settle_at_once(self, settlement: Settlement) -> Settling:
         """Write one settlement, if the record still has its fence and nonce. Raises StoreError as ``settle`` does."""
 
 

@@ -1,4 +1,4 @@
-"""The words of Semel as values: what crosses from one layer to the next.
+"""Semel's vocabulary as values: what passes from one layer to the next.
 
 Everything here is immutable. Values made once per request on the hot path are named tuples, which are built several
 times faster than frozen dataclasses; the rest are those. This file holds values only: what follows from them is decided
@@ -432,7 +432,7 @@ class Resolution(NamedTuple):
 
     @property
     def state(self) -> State:
-        """The state of an execution that ends with this word."""
+        """The state of an execution that ends with this resolution."""
         if not self.happened:
             return State.FAILED_NOT_REPLAYABLE
         return State.FAILED_REPLAYABLE if self.refused else State.SUCCEEDED
@@ -454,7 +454,10 @@ class TooEarly:
 
 @dataclass(frozen=True, slots=True)
 class MovedOn:
-    """The record is no longer what the operator saw (None: gone, or unreadable), if only by a word said twice."""
+    """The record is no longer what the operator saw (None: gone, or unreadable).
+
+    Perhaps only because the same resolution was sent twice.
+    """
 
     state: State | None
 

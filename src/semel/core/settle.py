@@ -60,23 +60,23 @@ def holds(row: Record | None, fence: int, nonce: bytes) -> bool:
     return row is not None and row.fence == fence and row.nonce == nonce
 
 
-def settle_row(row: Record | None, word: Settlement, now: int) -> tuple[Settling, Record | None]:
+def settle_row(row: Record | None, settlement: Settlement, now: int) -> tuple[Settling, Record | None]:
     """The reply to a settlement, and the row to write (None: write nothing)."""
     if row is None or not is_sound(row):
         return Superseded(None), None
-    if not holds(row, word.fence, word.nonce):
+    if not holds(row, settlement.fence, settlement.nonce):
         return Superseded(state_of(row)), None
-    if word.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
-        word = word._replace(state=relinquished_state(row))
+    if settlement.state == _FAILED_NOT_REPLAYABLE and may_have_begun_before(row):
+        settlement = settlement._replace(state=relinquished_state(row))
     block = digest = None
-    if word.answer is not None:
-        status, headers, body = word.answer
+    if settlement.answer is not None:
+        status, headers, body = settlement.answer
         block = pack_headers(headers)
         digest = answer_digest(status, block, body)
     if (row.state != _PROCESSING or row.lease_until == 0) and (row.state not in SETTLEABLE or is_relinquished(row)):
-        mine = row.state == word.state and row.answer_digest == digest
+        mine = row.state == settlement.state and row.answer_digest == digest
         return (AlreadyMine() if mine else Superseded(state_of(row))), None
-    return _SETTLED, write_settlement(row, word, block, digest, now)
+    return _SETTLED, write_settlement(row, settlement, block, digest, now)
 
 
 def is_relinquished(row: Record) -> bool:
@@ -99,10 +99,10 @@ def may_have_begun_before(row: Record) -> bool:
 
 
 def write_settlement(
-    row: Record, word: Settlement, header_block: bytes | None, digest: bytes | None, now: int
+    row: Record, settlement: Settlement, header_block: bytes | None, digest: bytes | None, now: int
 ) -> Record:
     """The row after the settlement: retention starts here, and never for UNKNOWN or relinquished."""
-    _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = word
+    _, _, _, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id, _, _ = settlement
     if answer is None:
         status = body = None
     else:
@@ -194,7 +194,7 @@ def lapse_row(row: Record, now: int) -> Record | None:
 
 
 def resolve_row(
-    row: Record | None, word: Resolution, now: int, steps: Steps | None = None
+    row: Record | None, resolution: Resolution, now: int, steps: Steps | None = None
 ) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
     """The reply to an operator's or reconciler's settlement, and the row to write.
 
@@ -202,37 +202,43 @@ def resolve_row(
     """
     if row is not None and not is_sound(row):
         return MovedOn(None), None
-    if row is None or row.fence != word.fence:
+    if row is None or row.fence != resolution.fence:
         return MovedOn(None if row is None else state_of(row)), None
-    if row.state != State.UNKNOWN and not (may_be_settled(row, word) and now >= row.lease_until):
+    if row.state != State.UNKNOWN and not (may_be_settled(row, resolution) and now >= row.lease_until):
         return MovedOn(state_of(row)), None
     in_doubt = step_of(row.doubt)
-    if word.step not in (None, in_doubt) or (word.result is not None and in_doubt is None):
+    if resolution.step not in (None, in_doubt) or (resolution.result is not None and in_doubt is None):
         return MovedOn(state_of(row)), None  # its holder has gone on since it was read
-    if now < row.deadline_at and not word.forced:
+    if now < row.deadline_at and not resolution.forced:
         return TooEarly(row.deadline_at - now), None
-    of_steps = steps is not None or (not word.happened and in_doubt is not None)
-    if of_steps and word.ends is None and (goes_on := continue_row(row, steps or (), now)) is not None:
+    of_steps = steps is not None or (not resolution.happened and in_doubt is not None)
+    if of_steps and resolution.ends is None and (goes_on := continue_row(row, steps or (), now)) is not None:
         return Resolved(State(goes_on.state)), goes_on
-    state = word.state
+    state = resolution.state
     kept = retention(now, row.answer_us, row.tombstone_us)
-    answer = word.answer if word.happened else None
+    answer = resolution.answer if resolution.happened else None
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    kind = word.answer_kind if answer is not None else AnswerKind.NOT_KEPT if word.happened else AnswerKind.NONE
+    kind = (
+        resolution.answer_kind
+        if answer is not None
+        else AnswerKind.NOT_KEPT
+        if resolution.happened
+        else AnswerKind.NONE
+    )
     is_kept = kind in STORED_ANSWERS
     return Resolved(state), row._replace(
         state=state,
         fence=next_fence(row.fence, now),
         # Of a step the first call may still arrive: under the same derived key it is one with the next one.
-        generation=row.generation + (0 if word.happened or of_steps else 1),
+        generation=row.generation + (0 if resolution.happened or of_steps else 1),
         settled_at=now,
         answer_until=kept.answer_until,
         forget_after=kept.forget_after,
         doubt=None,
-        resource_type=word.resource_type or row.resource_type,
-        resource_id=word.resource_id or row.resource_id,
-        error_code=None if word.refused else row.error_code,  # of an attempt that failed; a refusal has its status
+        resource_type=resolution.resource_type or row.resource_type,
+        resource_id=resolution.resource_id or row.resource_id,
+        error_code=None if resolution.refused else row.error_code,  # of a failed attempt; a refusal has its status
         answer_kind=kind,
         answer_digest=digest,
         status=answer.status if answer is not None else None,
@@ -242,13 +248,13 @@ def resolve_row(
     )
 
 
-def may_be_settled(row: Record, word: Resolution) -> bool:
+def may_be_settled(row: Record, resolution: Resolution) -> bool:
     """Whether an open record whose lease is over may be settled by hand.
 
     Between its steps nothing is in doubt, and the next attempt goes on: only a finding that ends the execution counts.
     """
     return row.state == State.PROCESSING or (
-        row.state == State.CLAIMED and word.ends is not None and row.settled_at is None
+        row.state == State.CLAIMED and resolution.ends is not None and row.settled_at is None
     )
 
 
@@ -292,10 +298,11 @@ def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
     )
 
 
-def action_of(word: Resolution, seen: Record) -> str:
+def action_of(resolution: Resolution, seen: Record) -> str:
     """What a settlement is called in the audit trail."""
-    said = f"resolve:{'refused' if word.refused else 'succeeded' if word.happened else 'did-not-happen'}"
-    if word.ends is not None:
-        return " ".join((said, *(f"{name}={'happened' if happened else 'not'}" for name, happened in word.ends)))
-    of_step = names_a_step(seen.doubt) and (word.result is not None or not word.happened)
-    return f"{said} {seen.doubt}" if of_step else said
+    action = f"resolve:{'refused' if resolution.refused else 'succeeded' if resolution.happened else 'did-not-happen'}"
+    if resolution.ends is not None:
+        steps = (f"{name}={'happened' if happened else 'not'}" for name, happened in resolution.ends)
+        return " ".join((action, *steps))
+    of_step = names_a_step(seen.doubt) and (resolution.result is not None or not resolution.happened)
+    return f"{action} {seen.doubt}" if of_step else action

@@ -290,11 +290,11 @@ class AsyncEngine:
                 return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
             return await self._settle(permit, outcome)
         try:
-            word = core.word(permit, outcome)
+            settlement = core.make_settlement(permit, outcome)
             try:
-                reply = at_once(word)
+                reply = at_once(settlement)
             except StoreError:
-                reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+                reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
         finally:
             core.conclude(permit)
         if type(outcome) is not Succeeded:
@@ -306,31 +306,31 @@ class AsyncEngine:
         try:
             if permit.steps is not None:
                 await permit.steps.close(outcome)
-            word = core.word(permit, outcome)
+            settlement = core.make_settlement(permit, outcome)
             try:
                 if permit.unit is not None:
-                    reply = await self._settle_unit(permit, outcome, word)
-                elif word.keeps:
-                    reply = await self._performer.settle_one(word)
+                    reply = await self._settle_unit(permit, outcome, settlement)
+                elif settlement.keeps:
+                    reply = await self._performer.settle_one(settlement)
                 else:
-                    reply = await self._performer.store_one("settle", self.store.settle, word)
+                    reply = await self._performer.store_one("settle", self.store.settle, settlement)
             except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                 raise
             except StoreError:
                 if permit.unit is not None:
                     raise
-                reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+                reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
             except asyncio.CancelledError:  # no caller is left to learn whether the store has it
                 if permit.unit is None:
-                    _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
+                    _ = self._upkeep.repeat(settlement, permit, self.confirm_seconds)
                 raise
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
 
-    async def _settle_unit(self, permit: Permit, outcome: Outcome, word: Settlement) -> Settling:
-        flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, permit.asked.under)
+    async def _settle_unit(self, permit: Permit, outcome: Outcome, settlement: Settlement) -> Settling:
+        flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, settlement, permit.asked.under)
         reply: Settling = await asyncio.shield(self._upkeep.spawn(self._performer.drive(flow)))
         return reply
 

@@ -67,7 +67,7 @@ class _Block(Generic[P]):
 
     def _enter(self, claim: Claim, join: Callable[[], Any]) -> Flow[Verdict]:
         store, command = self._backend.store, self._command
-        if command.refusal is not None:  # a limit of today is no word about what was taken before
+        if command.refusal is not None:  # today's limit says nothing about a command that was accepted before
             seen = yield from look_before_refusing(store, claim, command.under, command.refusal)
             if seen is not None:
                 return seen
@@ -110,9 +110,9 @@ class _Block(Generic[P]):
                 return
             store, grant = self._backend.store, permit.grant
             outcome = Succeeded(self.answer)
-            word, kept = self._core.word(permit, outcome), store_for(store, permit.claim)
-            yield from conclude_inside(store, permit.unit, permit.claim, grant, word)
-            reply = yield from settle_inside(kept, permit.unit, grant, word)
+            settlement, kept = self._core.make_settlement(permit, outcome), store_for(store, permit.claim)
+            yield from conclude_inside(store, permit.unit, permit.claim, grant, settlement)
+            reply = yield from settle_inside(kept, permit.unit, grant, settlement)
             if reply is None:
                 raise (yield from note_early_commit(kept, grant))
             self._core.tell_settled(permit, outcome, reply)
@@ -190,10 +190,10 @@ class Atomic(_Block[SyncPerformer]):
         assert claim is not None
         assert self.permit is not None
         refusal = Refused(answer)
-        word = self._core.word(self.permit, refusal)  # once: what is sealed is never the same twice
+        settlement = self._core.make_settlement(self.permit, refusal)  # once: what is sealed is never the same twice
         try:
             met = self._performer.store_call(
-                "refuse", lambda: refuse(store_for(store, claim), claim, refusal, self._command.under, word)
+                "refuse", lambda: refuse(store_for(store, claim), claim, refusal, self._command.under, settlement)
             )
         except Held as held:
             return give(self._core, self._command, held.verdict)

@@ -33,7 +33,7 @@ class Permit:
     kept = True
     unit: Any = None
     handler_thread: int | None = None  # where its handler has begun, in threads
-    last_word: Outcome | None = None  # what the holder has asked to be settled
+    requested_outcome: Outcome | None = None  # what the holder has asked to be settled
     lost = False
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None

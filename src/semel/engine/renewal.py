@@ -151,22 +151,22 @@ class AsyncUpkeep:
         if self._release_task is None or self._release_task.done():
             self._release_task = self.spawn(self._release())
 
-    async def confirm(self, word: Settlement, permit: Permit, seconds: float) -> Settling:
+    async def confirm(self, settlement: Settlement, permit: Permit, seconds: float) -> Settling:
         """Repeat this settlement and listen for so many seconds.
 
         Raises StoreTimeout: not confirmed meanwhile; it is repeated in the background until the lease is over.
         """
-        task = self.repeat(word, permit, seconds)
+        task = self.repeat(settlement, permit, seconds)
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
             raise StoreTimeout("the outcome could not be confirmed by the store; it is being repeated")
         reply: Settling = task.result()
         return reply
 
-    def repeat(self, word: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
+    def repeat(self, settlement: Settlement, permit: Permit, seconds: float) -> asyncio.Task[Settling]:
         """Repeat this settlement in a separate task until the lease expires, or for this many seconds if longer."""
         until = max(permit.claim.terms.lease_us / 1_000_000, seconds)
-        return self.spawn(self._performer.drive(settle_until_confirmed(self._store, word, until)))
+        return self.spawn(self._performer.drive(settle_until_confirmed(self._store, settlement, until)))
 
     def _schedule(self) -> None:
         seconds = self._core.beat_seconds()
@@ -276,10 +276,10 @@ class SyncUpkeep:
             self._abandoned.add(claim)
         self._wake()
 
-    def confirm(self, word: Settlement, seconds: float) -> None:
+    def confirm(self, settlement: Settlement, seconds: float) -> None:
         """Repeat this settlement in the background, until the store has it or so many seconds are over."""
         with self._changed:
-            self._unconfirmed[word] = time.monotonic() + seconds
+            self._unconfirmed[settlement] = time.monotonic() + seconds
         self._wake()
 
     def renew(self) -> None:
@@ -317,16 +317,16 @@ class SyncUpkeep:
 
     def _confirm(self) -> None:
         with self._changed:
-            words = tuple(sorted(self._unconfirmed, key=lambda word: word.id))
-        if not words:
+            settlements = tuple(sorted(self._unconfirmed, key=lambda settlement: settlement.id))
+        if not settlements:
             return
         over: set[Settlement] = set()
         failed = False
         try:
-            for word in words:
+            for settlement in settlements:
                 try:
-                    self._performer.store_call("settle", settling(self._store, word).make)
-                    over.add(word)
+                    self._performer.store_call("settle", settling(self._store, settlement).make)
+                    over.add(settlement)
                 except SemelError:
                     raise
                 except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
@@ -339,9 +339,9 @@ class SyncUpkeep:
                 self._confirm_trouble.over()
         now = time.monotonic()
         with self._changed:
-            for word in words:
-                if word in over or self._unconfirmed[word] <= now:
-                    del self._unconfirmed[word]
+            for settlement in settlements:
+                if settlement in over or self._unconfirmed[settlement] <= now:
+                    del self._unconfirmed[settlement]
 
     def _serve(self) -> None:
         begin_own_thread()

@@ -127,13 +127,13 @@ class AsyncPerformer:
         await self.drive(keep_request(self._backend.store, claim, verdict))
         return verdict
 
-    def settle_one(self, word: Settlement) -> Awaitable[Settling]:
+    def settle_one(self, settlement: Settlement) -> Awaitable[Settling]:
         """Settle one command, outside any unit."""
         store = self._backend.store
-        return self._settle_kept(word) if word.keeps else self.store_one("settle", store.settle, word)
+        return self._settle_kept(settlement) if settlement.keeps else self.store_one("settle", store.settle, settlement)
 
-    async def _settle_kept(self, word: Settlement) -> Settling:
-        return (await self.store_call("settle", settling(self._backend.store, word).make))[0]
+    async def _settle_kept(self, settlement: Settlement) -> Settling:
+        return (await self.store_call("settle", settling(self._backend.store, settlement).make))[0]
 
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
@@ -253,9 +253,9 @@ class SyncPerformer:
         self.drive(keep_request(self._backend.store, claim, verdict))
         return verdict
 
-    def settle_one(self, word: Settlement) -> Settling:
+    def settle_one(self, settlement: Settlement) -> Settling:
         """Settle one command, outside any unit."""
-        return (self.store_call("settle", settling(self._backend.store, word).make))[0]
+        return (self.store_call("settle", settling(self._backend.store, settlement).make))[0]
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypedDict
 
-from semel.core.command_flow import Under, recast, settlement
+from semel.core.command_flow import Under, make_settlement, recast
 from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
@@ -292,9 +292,9 @@ class Core:
             self._noted.add((operation, reason))
             _LOG.error("%s: %s (%s)", operation, text, reason)
 
-    def cover(self, operation: str, word: Resolution) -> Resolution:
+    def cover(self, operation: str, resolution: Resolution) -> Resolution:
         """An operator's or reconciler's settlement, with its answer stored as the operation declares it here."""
-        return cover_resolution(word, self.needs.policies.get(operation), self.sealer)
+        return cover_resolution(resolution, self.needs.policies.get(operation), self.sealer)
 
     def conclude(self, permit: Permit) -> None:
         """The permit is over: no more renewals; waiters in this process look again."""
@@ -306,22 +306,22 @@ class Core:
         if self.wakers:
             self.wake(permit.grant.id)
 
-    def word(self, permit: Permit, outcome: Outcome) -> Settlement:
+    def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
         if permit.asked.is_plain and permit.emission is None and permit.resource_type is None and permit.kept:
-            return settlement(permit.grant, outcome)  # nearly every command says nothing more
+            return make_settlement(permit.grant, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
-        word = settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        settlement = make_settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
         policy = permit.asked.policy
         if policy.covers:
-            word = cover(word, policy, self.sealer)
+            settlement = cover(settlement, policy, self.sealer)
         if permit.emission is not None:
-            word = permit.emission.with_events(word)
+            settlement = permit.emission.with_events(settlement)
         kept = permit.claim.kept
-        return word if kept is None else word._replace(business_ref=kept.business_ref, keeps=True)
+        return settlement if kept is None else settlement._replace(business_ref=kept.business_ref, keeps=True)
 
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 

@@ -186,9 +186,9 @@ class Engine:
             return  # it has ended
         if permit.handler_thread is not None:
             error = error if error is not None else InterruptedError("the caller was interrupted")
-            word = permit.last_word or classify_exception(error, permit.command.policy, begun=permit.begun)
+            outcome = permit.requested_outcome or classify_exception(error, permit.command.policy, begun=permit.begun)
             with suppress(SemelError):
-                self.settle(permit, word)
+                self.settle(permit, outcome)
             return
         self.core.conclude(permit)
         if permit.unit is not None:
@@ -261,7 +261,7 @@ class Engine:
         Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
         the background until the lease is over.
         """
-        permit.last_word = outcome
+        permit.requested_outcome = outcome
         return run_shielded(lambda: self._settle(permit, outcome))
 
     def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
@@ -269,28 +269,28 @@ class Engine:
         try:
             if permit.steps is not None:
                 permit.steps.close(outcome)
-            word = core.word(permit, outcome)
+            settlement = core.make_settlement(permit, outcome)
             if permit.unit is not None:
                 under = permit.command.under
-                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, word, under)
+                flow = settle_unit(self.store, permit.unit, permit.claim, permit.grant, outcome, settlement, under)
                 reply = self._performer.drive(flow)
             else:
                 try:
-                    reply = self._performer.settle_one(word)
+                    reply = self._performer.settle_one(settlement)
                 except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                     raise
                 except StoreError:
-                    reply = self._confirm(word, permit)
+                    reply = self._confirm(settlement, permit)
         finally:
             core.conclude(permit)
         core.tell_settled(permit, outcome, reply)
         return reply
 
-    def _confirm(self, word: Settlement, permit: Permit) -> Settling:
+    def _confirm(self, settlement: Settlement, permit: Permit) -> Settling:
         try:
-            return self._performer.drive(settle_until_confirmed(self.store, word, self.confirm_seconds))
+            return self._performer.drive(settle_until_confirmed(self.store, settlement, self.confirm_seconds))
         except StoreTimeout:
-            self._upkeep.confirm(word, permit.claim.terms.lease_us / 1_000_000)  # however long the caller listens
+            self._upkeep.confirm(settlement, permit.claim.terms.lease_us / 1_000_000)  # however long the caller listens
             raise
 
     def reread(self, permit: Permit) -> Verdict:

@@ -323,7 +323,7 @@ class _Shared:
     def _metric(self, series: Series) -> Counter | Gauge | Histogram:
         if series.kind == "counter":
             return Counter(series.name, series.help, series.labels, registry=None)
-        if series.kind == "gauge":  # all processes tell of the same store: the newest word counts, not the sum
+        if series.kind == "gauge":  # all processes tell of the same store: the newest value counts, not the sum
             return Gauge(series.name, series.help, series.labels, registry=None, multiprocess_mode="mostrecent")
         return Histogram(series.name, series.help, series.labels, registry=None, buckets=BUCKETS)
 

@@ -80,32 +80,32 @@ def settle_unit(
     claim: Claim,
     grant: Grant,
     outcome: Outcome,
-    word: Settlement,
+    settlement: Settlement,
     under: Under | None = None,
 ) -> Flow[Settling]:
     """As ``atomic.settle_unit``; the operation is settled in the same commit, where one is kept."""
     try:
         if isinstance(outcome, Succeeded):
-            yield from conclude_inside(store, unit, claim, grant, word)
+            yield from conclude_inside(store, unit, claim, grant, settlement)
     except StoreError:
         yield from ask(Rollback(unit))
         if (yield from atomic.is_visible(store, grant)):  # it failed because the transaction was over
             raise (yield from atomic.note_early_commit(store_for(store, claim), grant)) from None
         raise
     try:
-        return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, word, under))
+        return (yield from atomic.settle_unit(store_for(store, claim), unit, claim, grant, outcome, settlement, under))
     except Held:  # a refusal, stored on its own, found its reference taken meanwhile
         return Superseded(None)
 
 
-def conclude_inside(store: Store, unit: AnyUnit, claim: Claim, grant: Grant, word: Settlement) -> Flow[None]:
+def conclude_inside(store: Store, unit: AnyUnit, claim: Claim, grant: Grant, settlement: Settlement) -> Flow[None]:
     """Write a unit's success to its operation, where the settle that follows is the last statement before COMMIT."""
     if claim.kept is None:
         return
     operations = OperationRows(store)
     if not operations.concludes_before:
         return
-    yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, word)))
+    yield from ask(Within(unit, "operation", lambda: operations.conclude(grant.operation_id, settlement)))
 
 
 # --- the store's own verbs, with what they mean for operations ------------------------------
@@ -122,15 +122,15 @@ def lapse(store: Store, limit: int) -> Flow[list[Record]]:
     return marked
 
 
-def resolve(store: Store, word: Resolution) -> Flow[Resolving]:
+def resolve(store: Store, resolution: Resolution) -> Flow[Resolving]:
     """As the store's; updates the operation in the same commit."""
     if not is_kept_by(store):
-        return (yield from store.resolve(word))
+        return (yield from store.resolve(resolution))
     operations = OperationRows(store)
     yield from operations.commit_together()
-    reply = yield from store.resolve(word)
+    reply = yield from store.resolve(resolution)
     if isinstance(reply, Resolved):
-        yield from operations.mirror((word.id,))
+        yield from operations.mirror((resolution.id,))
     return reply
 
 

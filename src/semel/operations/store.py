@@ -110,25 +110,25 @@ class OperationRows:
         """Write what these records say now to their operations."""
         yield from self._dialect.write_all(self._sql["mirror"], [{"id": id} for id in sorted(set(records))])
 
-    def with_mirror(self, settle: Ask[Any], word: Settlement) -> Ask[Any]:
+    def with_mirror(self, settle: Ask[Any], settlement: Settlement) -> Ask[Any]:
         """The ask that settles inside an ATOMIC unit; on MariaDB it writes the operation behind it, by one proof."""
         if not isinstance(settle, Execute):
             return settle
         also = settle.also if isinstance(settle, SettleAnd) else ()
-        return SettleAnd(settle, [*also, Execute(self._sql["mirror"], {"id": word.id})])
+        return SettleAnd(settle, [*also, Execute(self._sql["mirror"], {"id": settlement.id})])
 
     @property
     def concludes_before(self) -> bool:
         """Whether a unit's success is written in a statement before its settle."""
         return "conclude" in self._sql
 
-    def conclude(self, operation_id: bytes, word: Settlement) -> Flow[None]:
+    def conclude(self, operation_id: bytes, settlement: Settlement) -> Flow[None]:
         """Write an ATOMIC unit's success, whose record is settled by the statement that commits it."""
-        assert word.state is State.SUCCEEDED
+        assert settlement.state is State.SUCCEEDED
         values: Values = {
             "operation_id": operation_id,
-            "resource_type": word.resource_type,
-            "resource_id": word.resource_id,
+            "resource_type": settlement.resource_type,
+            "resource_id": settlement.resource_id,
         }
         yield from self._dialect.write(self._sql["conclude"], values)
 

@@ -93,7 +93,7 @@ class TrackingStore:
         """As the store's; the operations say the same."""
         yield from self.operations.commit_together()
         replies = yield from self._store.settle(settlements)
-        yield from self.operations.mirror([word.id for word in settlements])
+        yield from self.operations.mirror([settlement.id for settlement in settlements])
         return replies
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
@@ -153,11 +153,11 @@ def store_for(store: Store, claim: Claim) -> Store:
     return store if claim.kept is None else cast(Store, TrackingStore(store))
 
 
-def settling(store: Store, word: Settlement) -> Perform[list[Settling]]:
+def settling(store: Store, settlement: Settlement) -> Perform[list[Settling]]:
     """The ask that settles a command's record, and its operation where it keeps one."""
-    if word.keeps:
-        return Perform("settle", lambda: TrackingStore(store).settle((word,)))
-    return PerformOne("settle", store.settle, word)
+    if settlement.keeps:
+        return Perform("settle", lambda: TrackingStore(store).settle((settlement,)))
+    return PerformOne("settle", store.settle, settlement)
 
 
 def abandoning(store: Store, nonces: Sequence[tuple[bytes, bytes]], keeps: bool) -> Flow[list[bool]]:

@@ -165,11 +165,11 @@ class Emission:
         self.events[known, ordinal] = event
         return event.id
 
-    def with_events(self, word: Settlement) -> Settlement:
+    def with_events(self, settlement: Settlement) -> Settlement:
         """The settlement with its events, if it is a success; a refused or unknown outcome publishes none."""
-        if not self.events or word.state is not State.SUCCEEDED:
-            return word
-        return word._replace(events=tuple(self.events.values()))
+        if not self.events or settlement.state is not State.SUCCEEDED:
+            return settlement
+        return settlement._replace(events=tuple(self.events.values()))
 
 
 def own_event(

@@ -152,16 +152,16 @@ def settle_with_events(
     settlements: Sequence[Settlement],
 ) -> Flow[list[Settling]]:
     """Settle, and write the events of the successful settlements, in one commit."""
-    emitting = any(word.events for word in settlements)
+    emitting = any(settlement.events for settlement in settlements)
     if emitting:
         yield from dialect.commit_together()
     replies = yield from settle(settlements)
     if emitting:
         stand = [
             event
-            for word, reply in zip(settlements, replies, strict=True)
+            for settlement, reply in zip(settlements, replies, strict=True)
             if isinstance(reply, Settled)
-            for event in word.events
+            for event in settlement.events
         ]
         yield from write_events(dialect, stand)
     return replies

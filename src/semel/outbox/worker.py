@@ -5,7 +5,8 @@ published before this relay read), so the first arrival of each is in order, how
 Partitions only keep two relays from doing the same work. There is no cursor: what is not marked is read, so that a
 transaction which commits late is not passed by.
 
-A relay that dies between the broker's word and the mark leaves events that are sent again: their id tells consumers.
+A relay that dies between the broker's acknowledgement and the mark leaves events that are sent again: their id tells
+consumers.
 
 A relay that finds nothing for a while releases its partitions and is *idle*: the idle relays of all processes take
 turns to look (``workers/turns.py``), so that they ask as little as one. The one that finds something takes partitions

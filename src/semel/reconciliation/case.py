@@ -16,7 +16,7 @@ class Case:
     """One UNKNOWN execution.
 
     ``doubt`` says where the outcome was lost: ``step:charge`` in that step, ``lapsed`` with its holder,
-    ``error:ReadTimeout`` or ``http-504`` by the handler's own word; ``cause`` what it came from, where that says more.
+    ``error:ReadTimeout`` or ``http-504`` as the handler stated it; ``cause`` what it came from, where that says more.
     """
 
     def __init__(self, record: Record, operation: Operation | None, asked: int) -> None:

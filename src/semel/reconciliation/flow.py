@@ -14,12 +14,12 @@ from semel.reconciliation.store import Reconciliations, Standing
 from semel.stores.sql.dialect import dialect_of
 
 
-def settle_found(store: Store, word: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
+def settle_found(store: Store, resolution: Resolution, events: Sequence[Event]) -> Flow[Resolving]:
     """Resolve a record by compare-and-set on its fence; writes emitted events only if this settled it as a success."""
-    reply = yield from resolve(store, word)
+    reply = yield from resolve(store, resolution)
     if isinstance(reply, Resolved):
         yield from write_events(dialect_of(store, "events"), events if reply.state is State.SUCCEEDED else ())
-        yield from Reconciliations(store).forget(word.id)
+        yield from Reconciliations(store).forget(resolution.id)
     return reply
 
 

@@ -92,17 +92,17 @@ def _settle(
         from semel.steps.run import encode_found  # with the forms of results, which only this path needs
 
         result = encode_found(step, outcome.result)
-    word = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)
-    if isinstance(word, Again):
+    resolution = judge(outcome, record, now, actor=actor, quiet_us=0, asked=0, asked_max=1, jitter=0.0, result=result)
+    if isinstance(resolution, Again):
         until = quiet_until(record, 0) if isinstance(outcome, DidNotHappen) else record.deadline_at
         raise _early(operation_id, max(until - now, 0))
-    word = word._replace(reason=proof, ends=ends, step=None if ends is not None else word.step)
+    resolution = resolution._replace(reason=proof, ends=ends, step=None if ends is not None else resolution.step)
     if cover is not None:
-        word = cover(record.operation, word)
+        resolution = cover(record.operation, resolution)
     if is_kept_by(store):
-        reply = yield from ask(Perform("resolve", lambda: settle_found(store, word, ())))
+        reply = yield from ask(Perform("resolve", lambda: settle_found(store, resolution, ())))
     else:
-        reply = yield from ask(Perform("resolve", lambda: resolve(store, word)))
+        reply = yield from ask(Perform("resolve", lambda: resolve(store, resolution)))
     match reply:
         case Resolved(settled):
             return settled

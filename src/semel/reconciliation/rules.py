@@ -118,13 +118,13 @@ def judge(
             early = now < record.deadline_at
             if early and not holder_has_ended(record):  # its own answer would be the better one
                 return _early(record.deadline_at - now, f"it happened, and its holder may still say so: {reason}")
-            word = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
+            resolution = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
             if isinstance(found, StepSucceeded):
-                return word._replace(step=step, result=result)
+                return resolution._replace(step=step, result=result)
             if isinstance(found, RefusedWith):
-                return word._replace(answer=found.answer, refused=True)
+                return resolution._replace(answer=found.answer, refused=True)
             kind, id = found.resource or (None, None)
-            return word._replace(answer=found.answer, resource_type=kind, resource_id=id)
+            return resolution._replace(answer=found.answer, resource_type=kind, resource_id=id)
         case DidNotHappen(reason):
             left = quiet_until(record, quiet_us) - now
             if left > 0:

@@ -219,8 +219,8 @@ class Reconciling(Loop):
     async def _write(self, judged: Resolution | Again, case: Case, token: bytes, done: Round) -> None:
         engine, record = self._engine, case.record
         if isinstance(judged, Resolution):
-            word = engine.core.cover(record.operation, judged)
-            reply = await engine.perform("resolve", lambda: settle_found(engine.store, word, case.events))
+            resolution = engine.core.cover(record.operation, judged)
+            reply = await engine.perform("resolve", lambda: settle_found(engine.store, resolution, case.events))
             match reply:
                 case Resolved():
                     done.settled += 1

@@ -206,12 +206,12 @@ async def _lifespan(app: Any, spec: str) -> AsyncIterator[dict[str, Any]]:
 
 async def _next(task: asyncio.Future[None], said: asyncio.Queue[dict[str, Any]]) -> dict[str, Any] | None:
     """The application's next message; None if it ends without one."""
-    word = asyncio.ensure_future(said.get())
-    both: set[asyncio.Future[Any]] = {task, word}
+    message = asyncio.ensure_future(said.get())
+    both: set[asyncio.Future[Any]] = {task, message}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    if word.done() or not said.empty():
-        return await word
-    word.cancel()
+    if message.done() or not said.empty():
+        return await message
+    message.cancel()
     return None
 
 

@@ -142,16 +142,16 @@ def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
     return Replay(answer, verdict.operation_id, verdict.state)
 
 
-def cover(word: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
+def cover(settlement: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:
     """A settlement with its answer as the operation wants it stored. Once for each permit: a seal is never the same.
 
     The caller gets the answer itself.
     """
-    answer = word.answer
+    answer = settlement.answer
     if answer is None:
-        return word
-    kept, kind = cover_answer(answer, word.answer_kind, word.id, word.state, policy, sealer)
-    return word._replace(answer=kept, answer_kind=kind)
+        return settlement
+    kept, kind = cover_answer(answer, settlement.answer_kind, settlement.id, settlement.state, policy, sealer)
+    return settlement._replace(answer=kept, answer_kind=kind)
 
 
 def cover_answer(
@@ -178,24 +178,26 @@ def cover_answer(
     return seal_answer(answer, id, state, sealer), AnswerKind.SEALED
 
 
-def cover_resolution(word: Resolution, policy: Policy | None, sealer: Seals | None) -> Resolution:
+def cover_resolution(resolution: Resolution, policy: Policy | None, sealer: Seals | None) -> Resolution:
     """An operator's, a reconciler's or a webhook's settlement, its answer stored as the operation wants it.
 
     Parameters: ``policy`` of the operation; None where it is not declared here: then whatever can be sealed is.
     """
-    answer = word.answer
-    if word.result is not None and word.step is not None:
+    answer = resolution.answer
+    if resolution.result is not None and resolution.step is not None:
         answers = "seal" if policy is None else policy.answers
-        word = word._replace(result=seal_part(word.result, about_step(word.id, word.step), answers, sealer))
-    if answer is None or word.answer_kind != AnswerKind.KEPT:
-        return word
+        resolution = resolution._replace(
+            result=seal_part(resolution.result, about_step(resolution.id, resolution.step), answers, sealer)
+        )
+    if answer is None or resolution.answer_kind != AnswerKind.KEPT:
+        return resolution
     if policy is None:
         if sealer is None:
-            return word
-        sealed_answer = seal_answer(answer, word.id, word.state, sealer)
-        return word._replace(answer=sealed_answer, answer_kind=AnswerKind.SEALED)
-    kept, kind = cover_answer(answer, AnswerKind.KEPT, word.id, word.state, policy, sealer)
-    return word._replace(answer=kept, answer_kind=kind)
+            return resolution
+        sealed_answer = seal_answer(answer, resolution.id, resolution.state, sealer)
+        return resolution._replace(answer=sealed_answer, answer_kind=AnswerKind.SEALED)
+    kept, kind = cover_answer(answer, AnswerKind.KEPT, resolution.id, resolution.state, policy, sealer)
+    return resolution._replace(answer=kept, answer_kind=kind)
 
 
 # --- results of steps and details of items --------------------------------------------------------

@@ -1,8 +1,8 @@
 """Apply a finding about a step in doubt to the list of steps.
 
 It did not happen, or it finished with a result. Either way the execution goes on where it was: what had finished before
-stays finished, and derived keys stay the same. Only a word about the whole execution ends it; where nothing is in
-doubt, that word answers for each step that had begun.
+stays finished, and derived keys stay the same. Only a resolution of the whole execution ends it; where nothing
+is in doubt, that resolution answers for each step that had begun.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from semel.steps.doubts import step_of
 from semel.steps.rules import Step, Steps, Unpackable, has_begun, put, unpack_steps, with_result
 
 
-def steps_after(row: Record | None, word: Resolution, listed: object, now: int) -> Steps | None:
-    """The list of steps after an operator's or reconciler's word; None where that word ends the execution.
+def steps_after(row: Record | None, resolution: Resolution, listed: object, now: int) -> Steps | None:
+    """The list of steps after an operator's or reconciler's resolution; None if it ends the execution.
 
     Parameters: ``row`` the record as it is; ``listed`` its list as it is stored; ``now`` the store's time.
 
@@ -27,16 +27,16 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
     if (
         row is None
         or not is_sound(row)
-        or row.fence != word.fence
+        or row.fence != resolution.fence
         or row.state not in (State.UNKNOWN, State.PROCESSING, State.CLAIMED)
     ):
         return None  # it has moved on, and nothing will be written
-    if word.ends is not None:
+    if resolution.ends is not None:
         held = row.state != State.UNKNOWN and now < row.lease_until
-        return None if held else _end_steps(row, word, dict(word.ends), listed)
+        return None if held else _end_steps(row, resolution, dict(resolution.ends), listed)
     if row.state == State.CLAIMED:
         return None
-    if word.happened and word.result is None:
+    if resolution.happened and resolution.result is None:
         return None
     try:
         steps = unpack_steps(listed, row.generation)
@@ -47,7 +47,7 @@ def steps_after(row: Record | None, word: Resolution, listed: object, now: int) 
         ) from error
     if step_of(row.doubt) is None:
         return steps or None  # what had not finished goes on, or begins
-    return apply_finding(steps, row.doubt, word.result)
+    return apply_finding(steps, row.doubt, resolution.result)
 
 
 def apply_finding(steps: Steps, doubt: str | None, result: bytes | None) -> Steps:
@@ -65,29 +65,29 @@ def apply_finding(steps: Steps, doubt: str | None, result: bytes | None) -> Step
     return with_result(steps, step._replace(disproved=False), result)
 
 
-def _end_steps(row: Record, word: Resolution, said: dict[str, bool], listed: object) -> Steps | None:
+def _end_steps(row: Record, resolution: Resolution, findings: dict[str, bool], listed: object) -> Steps | None:
     """The list of an execution that ends; None: it stays as it is. Raises ResolveRefused as ``steps_after``.
 
     "It did not happen" frees the key: that needs a list in which nothing has happened. An end with an answer is final,
     so that no step is made again whatever the list says.
     """
-    from semel.bulk.rules import is_bulk  # it is large, and no other word needs it
+    from semel.bulk.rules import is_bulk  # it is large, and no other resolution needs it
 
     if is_bulk(row.recipe):
         raise ResolveRefused("this is a bulk, whose items are commands of their own: see semel bulk --help")
     try:
         steps = unpack_steps(listed, row.generation)
     except Unpackable as error:
-        if word.happened:
+        if resolution.happened:
             return None
         raise ResolveRefused(
             f"{error}, so that it is not known which steps have finished, and a retry might make them again; end the "
             "command as succeeded or refused, with an answer that tells the client how it ended"
         ) from error
-    _check_answered(steps, said)
-    if word.happened:
+    _check_answered(steps, findings)
+    if resolution.happened:
         return None
-    done = next((step for step in steps if step.finished or said.get(step.shown)), None)
+    done = next((step for step in steps if step.finished or findings.get(step.shown)), None)
     if done is not None:
         raise ResolveRefused(
             f"step {done.shown!r} has happened, so the whole command may not run again; if it was undone, end the "
@@ -101,9 +101,9 @@ def find_unfinished(steps: Steps) -> Steps:
     return tuple(step for step in steps if has_begun(step) and not step.finished)
 
 
-def _check_answered(steps: Steps, said: dict[str, bool]) -> None:
+def _check_answered(steps: Steps, findings: dict[str, bool]) -> None:
     listed = {step.shown: step for step in steps}
-    for name, happened in said.items():
+    for name, happened in findings.items():
         step = listed.get(name)
         if step is None:
             raise ResolveRefused(f"no step {name!r} of this command has begun; {_list_begun(steps)}")
@@ -112,7 +112,7 @@ def _check_answered(steps: Steps, said: dict[str, bool]) -> None:
                 f"step {name!r} is recorded as finished, which is the better witness; if its effect was undone since, "
                 "say so in the reason and in the answer"
             )
-    open = [step.shown for step in find_unfinished(steps) if step.shown not in said]
+    open = [step.shown for step in find_unfinished(steps) if step.shown not in findings]
     if open:
         raise ResolveRefused(
             f"say of each step that had begun and not finished whether it happened; unanswered: {_join_names(open)} "

@@ -92,12 +92,12 @@ class Versions:
             left = again
         return done
 
-    def settle(self, word: Settlement) -> Flow[Settling]:
+    def settle(self, settlement: Settlement) -> Flow[Settling]:
         """Settle one record by the rule."""
         while True:
-            found = yield from self.look([word.id])
-            now, row = found.get(word.id, (0, None))
-            reply, written = settle_row(row, word, now)
+            found = yield from self.look([settlement.id])
+            now, row = found.get(settlement.id, (0, None))
+            reply, written = settle_row(row, settlement, now)
             if row is None or written is None:
                 return reply
             if (yield from self.replace(row, written)):

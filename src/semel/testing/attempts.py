@@ -55,10 +55,10 @@ def attempt(
     )
 
 
-def word(
+def settlement(
     grant: Grant, state: State = State.SUCCEEDED, answer: Answer | None = OK, *, kept: bool = True, doubt: str = ""
 ) -> Settlement:
-    """A holder's last word; only the answered states carry an answer."""
+    """A holder's settlement; only the answered states carry an answer."""
     answered = answer if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE) else None
     kind = AnswerKind.NONE if answered is None else AnswerKind.KEPT if kept else AnswerKind.NOT_KEPT
     return Settlement(grant.id, grant.fence, grant.nonce, state, answered, kind, doubt or None)

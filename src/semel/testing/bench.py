@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from semel.core.flow import MakeFlow
 from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
 from semel.engine.backend import Backend
-from semel.testing.attempts import OK, attempt, renewal, word
+from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Bench:
         self, grant: Grant, state: State = State.SUCCEEDED, answer: Answer = OK, *, kept: bool = True, doubt: str = ""
     ) -> Settling:
         """One settlement."""
-        last = word(grant, state, answer, kept=kept, doubt=doubt)
+        last = settlement(grant, state, answer, kept=kept, doubt=doubt)
         return self.do(lambda: self.store.settle((last,)))[0]
 
     def renew(self, grant: Grant) -> bool:

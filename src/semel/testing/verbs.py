@@ -22,7 +22,7 @@ from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, R
 from semel.core.record import answer_digest, pack_headers
 from semel.core.requests import Perform
 from semel.policy import Policy
-from semel.testing.attempts import OK, attempt, renewal, word
+from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.interleave import MemoryWorld, Program, World, interleavings
 
 LEASE_US: Final = 30_000_000
@@ -58,7 +58,7 @@ def _mark(world: World, grant: Grant) -> None:
 
 def _settle(state: State, later_us: int = 0) -> Callable[[World, Grant], None]:
     def prepare(world: World, grant: Grant) -> None:
-        world.do(partial(world.store.settle, (word(grant, state),)))
+        world.do(partial(world.store.settle, (settlement(grant, state),)))
         world.clock.advance(later_us)
 
     return prepare
@@ -91,10 +91,10 @@ def _policy_of(grant: Grant) -> Policy:
 
 
 def _settles(state: State) -> Verb:
-    return lambda store, grant: partial(store.settle, (word(grant, state, doubt="lost"),))
+    return lambda store, grant: partial(store.settle, (settlement(grant, state, doubt="lost"),))
 
 
-def _claims_here(store: Store, grant: Grant) -> MakeFlow[Any]:
+def _claims_in_unit(store: Store, grant: Grant) -> MakeFlow[Any]:
     """As a refusal of an ATOMIC command does: claim and settle in one flow, which is committed as one.
 
     A store that has no such commits (its capabilities say so) is only asked to claim.
@@ -105,7 +105,7 @@ def _claims_here(store: Store, grant: Grant) -> MakeFlow[Any]:
         verdict = yield from store.claim_in_unit(attempt(nonce=6, policy=_policy_of(grant)))
         if not isinstance(verdict, Proceed) or not store.capabilities.atomic_with_business_writes:
             return verdict
-        return (yield from store.settle((word(verdict.grant, State.FAILED_REPLAYABLE),)))
+        return (yield from store.settle((settlement(verdict.grant, State.FAILED_REPLAYABLE),)))
 
     return flow
 
@@ -121,7 +121,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "claim by a third": _claims(3),
     "claim again": _claims(1),
     "claim another request": _claims(4, request=1),
-    "claim here": _claims_here,
+    "claim in unit": _claims_in_unit,
     "look": lambda store, grant: partial(store.look, (attempt(nonce=5, policy=_policy_of(grant)),)),
     "settle succeeded": _settles(State.SUCCEEDED),
     "settle refused": _settles(State.FAILED_REPLAYABLE),
@@ -147,9 +147,9 @@ VERBS: Final[Mapping[str, Verb]] = {
 USES: Final[Mapping[str, tuple[str, ...]]] = {
     "claim": ("claim", "claim by a third", "claim again", "claim another request"),
     "look": ("look",),
-    "claim_in_unit": ("claim here",),
+    "claim_in_unit": ("claim in unit",),
     "settle": ("settle succeeded", "settle refused", "settle released", "settle unknown", "give back"),
-    "commit_together": ("claim here",),
+    "commit_together": ("claim in unit",),
     "mark_not_kept": ("mark_not_kept",),
     "renew": ("renew",),
     "abandon": ("abandon",),

@@ -62,12 +62,12 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
             client.get(f"{LIST}settle/?id=default:{id}"),
         ]
 
-    def settle(self, id: str, client: Client | None = None, **word: Any) -> tuple[str, str]:
-        """Both pages of a word: what it would do, and what was said of it."""
+    def settle(self, id: str, client: Client | None = None, **finding: Any) -> tuple[str, str]:
+        """Both pages of a settlement: the preview, and the messages after it."""
         client = client or self.operator
         page = client.get(f"{LIST}settle/?id=default:{id}").content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
-        given = {"seen": seen, "reason": "looked at the provider", **word}
+        given = {"seen": seen, "reason": "looked at the provider", **finding}
         dry = client.post(f"{LIST}settle/", given).content.decode()
         done = client.post(f"{LIST}settle/", {**given, "confirmed": "yes"}, follow=True)
         return dry, " ".join(str(each) for each in done.context["messages"])
@@ -82,7 +82,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
                 assert CANARY not in page.content.decode()
                 assert "no-store" in page.headers["Cache-Control"]
         id = self.made("raise")
-        dry, said = self.settle(id, word="succeeded", status=201, force="on")
+        dry, said = self.settle(id, finding="succeeded", status=201, force="on")
         assert "a retry gets it" in dry
         assert CANARY not in dry + said
 
@@ -144,23 +144,23 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         assert self.operator.get(f"{LIST}other/{id}/").status_code == 200
         assert id not in self.operator.get(f"{LIST}?caller={self.named}").content.decode()
 
-    def test_a_word_is_shown_before_it_is_written_and_names_its_user(self) -> None:
+    def test_a_settlement_is_previewed_and_names_its_user(self) -> None:
         id = self.made("raise")
         page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
-        word = {"seen": seen, "word": "did-not-happen"}
-        assert "This field is required" in self.operator.post(f"{LIST}settle/", word).content.decode()
-        word["reason"] = "<script>alert(1)</script>"
-        dry = self.operator.post(f"{LIST}settle/", word).content.decode()
+        finding = {"seen": seen, "finding": "did-not-happen"}
+        assert "This field is required" in self.operator.post(f"{LIST}settle/", finding).content.decode()
+        finding["reason"] = "<script>alert(1)</script>"
+        dry = self.operator.post(f"{LIST}settle/", finding).content.decode()
         assert "deadline has not passed" in dry
         assert "<script>alert" not in dry
         engine = site().place("default").engine
         [record] = engine.perform("read", lambda: engine.store.read_operations((uuid.UUID(id).bytes,)))
         assert record is not None
         assert record.state == State.UNKNOWN
-        _, said = self.settle(id, word="did-not-happen")
+        _, said = self.settle(id, finding="did-not-happen")
         assert "deadline has not passed" in said
-        dry, said = self.settle(id, word="did-not-happen", force="on")
+        dry, said = self.settle(id, finding="did-not-happen", force="on")
         assert "a retry runs it" in dry
         assert "a retry runs it" in said
         shown = self.operator.get(f"{LIST}default/{id}/").content.decode()
@@ -172,13 +172,13 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         id = self.made("raise")
         page = self.operator.get(f"{LIST}settle/?id=default:{id}").content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
-        _, said = self.settle(id, client_of("second", "view_record", "settle_record"), word="succeeded", status=201,
+        _, said = self.settle(id, client_of("second", "view_record", "settle_record"), finding="succeeded", status=201,
                               force="on")  # fmt: skip
         assert "a retry gets it" in said
-        word = {"seen": seen, "word": "did-not-happen", "reason": "late", "force": "on", "confirmed": "yes"}
-        told = self.operator.post(f"{LIST}settle/", word, follow=True)
+        finding = {"seen": seen, "finding": "did-not-happen", "reason": "late", "force": "on", "confirmed": "yes"}
+        told = self.operator.post(f"{LIST}settle/", finding, follow=True)
         assert "has changed since" in " ".join(str(each) for each in told.context["messages"])
-        _, said = self.settle(id, word="did-not-happen", force="on")
+        _, said = self.settle(id, finding="did-not-happen", force="on")
         assert "only UNKNOWN" in said
 
     def test_a_stale_page_stays_stale_through_its_dry_run(self) -> None:
@@ -187,34 +187,34 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         [seen] = re.findall(r'name="seen" value="([^"]*)"', page)
         stale = re.sub(r":\d+:(\w*)$", r":0:\1", seen)  # as if the record had been run again since
         assert stale != seen
-        for word in ({"reason": "late"}, {"reason": "late", "word": "did-not-happen", "force": "on"}):
-            page = self.operator.post(f"{LIST}settle/", {"seen": stale, **word}).content.decode()
+        for finding in ({"reason": "late"}, {"reason": "late", "finding": "did-not-happen", "force": "on"}):
+            page = self.operator.post(f"{LIST}settle/", {"seen": stale, **finding}).content.decode()
             assert re.findall(r'name="seen" value="([^"]*)"', page) == [stale]
         assert "has changed since" in page
         assert "a retry runs it" not in page
 
-    def test_several_are_settled_together_each_with_its_own_word(self) -> None:
+    def test_several_records_are_settled_together(self) -> None:
         ids = [self.made("raise"), self.made("raise")]
         page = self.operator.get(f"{LIST}settle/?" + "&".join(f"id=default:{id}" for id in ids)).content.decode()
         seen = re.findall(r'name="seen" value="([^"]*)"', page)
-        self.settle(ids[0], word="succeeded", no_answer="on", force="on")
-        word = {"seen": seen, "word": "did-not-happen", "reason": "both", "force": "on", "confirmed": "yes"}
-        told = [str(each) for each in self.operator.post(f"{LIST}settle/", word, follow=True).context["messages"]]
+        self.settle(ids[0], finding="succeeded", no_answer="on", force="on")
+        finding = {"seen": seen, "finding": "did-not-happen", "reason": "both", "force": "on", "confirmed": "yes"}
+        told = [str(each) for each in self.operator.post(f"{LIST}settle/", finding, follow=True).context["messages"]]
         assert ["has changed" in told[0], "is settled" in told[1]] == [True, True]
 
-    def test_a_word_about_an_answer_is_complete(self) -> None:
+    def test_a_finding_says_which_answer_a_success_has(self) -> None:
         id = self.made("raise")
-        for word, text in (
-            ({"word": "succeeded"}, "Give the status"),
-            ({"word": "succeeded", "status": 201, "no_answer": "on"}, "not both"),
-            ({"word": "succeeded", "status": 99}, "greater than or equal to 200"),
-            ({"word": "did-not-happen", "status": 201}, "Only a success"),
-            ({"word": "nonsense"}, "not one of the available"),
+        for finding, text in (
+            ({"finding": "succeeded"}, "Give the status"),
+            ({"finding": "succeeded", "status": 201, "no_answer": "on"}, "not both"),
+            ({"finding": "succeeded", "status": 99}, "greater than or equal to 200"),
+            ({"finding": "did-not-happen", "status": 201}, "Only a success"),
+            ({"finding": "nonsense"}, "not one of the available"),
         ):
-            assert text in self.settle_page(id, word), word
+            assert text in self.settle_page(id, finding), finding
 
-    def settle_page(self, id: str, word: dict[str, Any]) -> str:
-        given = {"seen": f"default:{id}:1:", "reason": "x", "confirmed": "yes", **word}
+    def settle_page(self, id: str, finding: dict[str, Any]) -> str:
+        given = {"seen": f"default:{id}:1:", "reason": "x", "confirmed": "yes", **finding}
         return str(self.operator.post(f"{LIST}settle/", given).content.decode())
 
     def test_a_store_that_is_away_is_reported(self) -> None:

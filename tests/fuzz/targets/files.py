@@ -26,7 +26,7 @@ from semel.errors import ConfigurationError, StoreError
 from semel.policy import Policy
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.store import SqliteStore
-from semel.testing.attempts import EXTERNAL, IDEMPOTENT, OK, attempt, word
+from semel.testing.attempts import EXTERNAL, IDEMPOTENT, OK, attempt, settlement
 from semel.testing.clock import START_US, SettableClock
 from tests.fuzz.reading import Choices
 
@@ -133,7 +133,7 @@ def _sample() -> Sample:
             [verdict] = driver.run(partial(store.claim, [claim]))
             assert isinstance(verdict, Proceed)
             if state is not State.PROCESSING:
-                driver.run(partial(store.settle, [word(verdict.grant, state)]))
+                driver.run(partial(store.settle, [settlement(verdict.grant, state)]))
             claims.append((claim, state))
         driver.close()
         with closing(sqlite3.connect(path)) as connection:

@@ -28,7 +28,7 @@ from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resol
 from semel.operations.http import describe
 from semel.policy import Policy
 from semel.stores.memory.store import grant_row
-from semel.testing.attempts import ATOMIC, EXTERNAL, IDEMPOTENT, OK, attempt, word
+from semel.testing.attempts import ATOMIC, EXTERNAL, IDEMPOTENT, OK, attempt, settlement
 from semel.testing.clock import START_US
 from tests.fuzz.reading import Choices
 
@@ -94,7 +94,7 @@ def _row(claim: Claim, state: State | None) -> tuple[bool, Record]:
     row = grant_row(None, claim, grant)
     if state in (State.CLAIMED, State.PROCESSING):
         return False, row
-    reply, written = settle_row(row, word(grant, state or State.PROCESSING), START_US + 1000)
+    reply, written = settle_row(row, settlement(grant, state or State.PROCESSING), START_US + 1000)
     assert written is not None, reply
     return state in (State.SUCCEEDED, State.FAILED_REPLAYABLE), written
 

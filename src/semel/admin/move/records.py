@@ -105,7 +105,7 @@ class Mover:
     def _step(self, pairs: Sequence[tuple[Record, Record | None]], generation: int, now: int) -> None:
         """Take each copy one step further: claim, settle or resolve it."""
         claims: list[Claim] = []
-        words: list[Settlement] = []
+        settlements: list[Settlement] = []
         for record, copy in pairs:
             if copy is not None and not _is_ours(record, copy):
                 raise CommandFailed(
@@ -115,7 +115,7 @@ class Mover:
             if copy is None or (copy.state == State.FAILED_NOT_REPLAYABLE and copy.generation == generation):
                 claims.append(claim_of(record, generation, now))
             elif copy.state in OPEN_STATES or (copy.state == State.UNKNOWN and last):
-                words.append(word_of(record, copy) if last else _doubtful(copy))
+                settlements.append(copy_settlement(record, copy) if last else _doubtful(copy))
             elif copy.state == State.UNKNOWN:
                 self._resolve(copy)
             else:
@@ -124,12 +124,12 @@ class Mover:
                 )
         if claims:
             self._target.perform("claim", lambda: self._target.store.claim(claims))
-        if words:
-            self._target.perform("settle", lambda: self._target.store.settle(words))
+        if settlements:
+            self._target.perform("settle", lambda: self._target.store.settle(settlements))
 
     def _resolve(self, copy: Record) -> None:
-        word = Resolution(copy.id, copy.fence, False, None, HOLDER, "an earlier generation did not happen", True)
-        self._target.perform("resolve", lambda: self._target.store.resolve(word))
+        resolution = Resolution(copy.id, copy.fence, False, None, HOLDER, "an earlier generation did not happen", True)
+        self._target.perform("resolve", lambda: self._target.store.resolve(resolution))
 
 
 def describe_record(record: Record) -> str:
@@ -247,7 +247,7 @@ def _terms(record: Record, now: int) -> Terms:
     )
 
 
-def word_of(record: Record, copy: Record) -> Settlement:
+def copy_settlement(record: Record, copy: Record) -> Settlement:
     """The settlement that gives a copy the original's outcome."""
     answer = answer_of(record)
     if answer is None and record.status is not None:

@@ -8,8 +8,8 @@ UPDATE semel_record SET lease_until = greatest(lease_until,
 WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND state = 1
 RETURNING 1;
 
--- name: hold_here
--- The same as the last word of a chunk's transaction: where nobody is held it divides by zero, so that the server lets
+-- name: hold_in_unit
+-- The same as the last statement of a chunk's transaction: where nobody is held it divides by zero, so that the server lets
 -- nobody commit the rest.
 WITH held AS (
     UPDATE semel_record SET lease_until = greatest(lease_until,

@@ -78,9 +78,9 @@ class FilterForm(forms.Form):  # type: ignore[misc]  # Django ships no types
 
 
 class SettleForm(forms.Form):  # type: ignore[misc]
-    """An operator's word on records whose outcome is unknown."""
+    """An operator's finding about records whose outcome is unknown."""
 
-    word = forms.ChoiceField(
+    finding = forms.ChoiceField(
         label="What you found out",
         choices=[
             ("did-not-happen", "It did not happen (or the step in doubt did not): a retry may run it"),
@@ -111,13 +111,13 @@ class SettleForm(forms.Form):  # type: ignore[misc]
     )
 
     def clean(self) -> Any:
-        """Refuse an answer without a success, and a success without a word about its answer."""
+        """Refuse an answer without a success, and a success that does not say which answer it has."""
         given = super().clean()
-        if given.get("word") == "did-not-happen":
+        if given.get("finding") == "did-not-happen":
             for name in ("status", "no_answer"):
                 if given.get(name):
                     self.add_error(name, "Only a success has an answer.")
-        elif given.get("word") == "succeeded" and "status" not in self.errors:
+        elif given.get("finding") == "succeeded" and "status" not in self.errors:
             if given.get("status") is None and not given.get("no_answer"):
                 self.add_error("status", "Give the status that retries get, or confirm that they get no answer.")
             if given.get("status") is not None and given.get("no_answer"):
@@ -125,9 +125,9 @@ class SettleForm(forms.Form):  # type: ignore[misc]
         return given
 
     def resolution(self, record: Record, actor: str) -> Resolution:
-        """The word on one record, as it was read."""
+        """The resolution of one record, as it was read."""
         given = self.cleaned_data
-        happened = given["word"] == "succeeded"
+        happened = given["finding"] == "succeeded"
         answer = None if not happened or given["status"] is None else Answer(given["status"], (), b"")
         step = None if happened else step_of(record.doubt)
         reason, force = given["reason"], given["force"]
@@ -270,30 +270,30 @@ class RecordAdmin(admin.ModelAdmin):  # type: ignore[misc]
             if request.method != "POST" or not form.is_valid():
                 return self._page(request, "settle", context)
             actor = f"{request.user.get_username()} (Django user {request.user.pk})"
-            words = [form.resolution(each.record, actor) for each in found]
+            resolutions = [form.resolution(each.record, actor) for each in found]
             if request.POST.get("confirmed") != "yes":
-                for shown, before, each, word in zip(records, seen, found, words, strict=True):
-                    shown["said"] = _foreseen(each, word) if before == each.seen else _GONE_ON
+                for shown, before, each, resolution in zip(records, seen, found, resolutions, strict=True):
+                    shown["said"] = _foreseen(each, resolution) if before == each.seen else _GONE_ON
                 return self._page(request, "confirm", context)
-            for before, each, word in zip(seen, found, words, strict=True):
-                self._settle(request, before, each, word)
+            for before, each, resolution in zip(seen, found, resolutions, strict=True):
+                self._settle(request, before, each, resolution)
         except _AWAY as error:
             return self._away(request, "settle", context, error)
         if len(found) == 1:
             return HttpResponseRedirect(self._url("", found[0].database, uuid_text(found[0].record.operation_id)))
         return HttpResponseRedirect(self._url("_changelist"))
 
-    def _settle(self, request: Any, before: str, found: Named, word: Resolution) -> None:
+    def _settle(self, request: Any, before: str, found: Named, resolution: Resolution) -> None:
         id = uuid_text(found.record.operation_id)
         if before != found.seen:
             self.message_user(request, f"{id}: {_GONE_ON}", messages.ERROR)
             return
         try:
-            state = settle(found.place.engine, found.record, word, force=_FORCE)
+            state = settle(found.place.engine, found.record, resolution, force=_FORCE)
         except (CommandFailed, RecordUnreadableError) as error:
             self.message_user(request, f"{id}: {error}", messages.ERROR)
         else:
-            self.message_user(request, f"{id} is settled: {consequence(word, state)}", messages.SUCCESS)
+            self.message_user(request, f"{id} is settled: {consequence(resolution, state)}", messages.SUCCESS)
 
     def _record_fields(self, found: Named, seen: str) -> dict[str, Any]:
         record = found.record
@@ -364,9 +364,9 @@ def _may_be_settled(record: Record, now: int) -> bool:
     return record.state == State.UNKNOWN or has_lapsed(record, now) or is_unknown_by_lapse(record)
 
 
-def _foreseen(found: Named, word: Resolution) -> str:
+def _foreseen(found: Named, resolution: Resolution) -> str:
     try:
         listed = read_steps(found.place.engine, found.record)
-        return consequence(word, foresee(found.record, word, _now(found), listed=listed, force=_FORCE))
+        return consequence(resolution, foresee(found.record, resolution, _now(found), listed=listed, force=_FORCE))
     except CommandFailed as error:
         return str(error)

@@ -178,18 +178,18 @@ def _settle(stage: Stage, teller: Teller, lost: dict[str, _Lost]) -> str:
         told = f"the provider knows {key}: charged as {found[0].id}" if found else f"the provider never saw {key}"
         teller.saw(told)
         teller.expect(f"killed {moment} the charge: the ledger agrees", bool(found) == (moment == "after"))
-        word = ["settle", paid.operation_id, "--reason", told]
+        arguments = ["settle", paid.operation_id, "--reason", told]
         if found:
             answer = f'{{"paymentId":"{found[0].id}","status":"succeeded"}}'
-            word += ["--succeeded", "--status", "201", "--header", "Content-Type: application/json"]
-            word += ["--body-file", _file(stage, answer)]
+            arguments += ["--succeeded", "--status", "201", "--header", "Content-Type: application/json"]
+            arguments += ["--body-file", _file(stage, answer)]
         else:
-            word += ["--did-not-happen"]
-        refused, why = stage.operator.run(*word)
+            arguments += ["--did-not-happen"]
+        refused, why = stage.operator.run(*arguments)
         if moment == "after":
             teller.saw(f"semel settle: {why.get('error')}")
             teller.expect("the command line does not settle a command that may still be running", refused == 1)
-        code, settled = stage.operator.run(*word, "--force")
+        code, settled = stage.operator.run(*arguments, "--force")
         state = state_label(str(settled.get("state")))
         teller.saw(f"semel settle --force (the worker is known to be dead): {state}")
         teller.expect("it is settled, with its reason in the audit trail", code == 0)

@@ -181,10 +181,10 @@ async def perform(connection: Any, conversation: Conversation[T]) -> T:
             try:
                 results = await say(connection, text)
             except MySQLError as error:
-                word = parse_refusal(error)
-                if word is None:
+                refusal = parse_refusal(error)
+                if refusal is None:
                     raise Lost(*error.args) from error
-                text = conversation.throw(word)
+                text = conversation.throw(refusal)
             else:
                 text = conversation.send(results)
     except StopIteration as stop:

@@ -60,7 +60,7 @@ _TAKEN_OVER: Final = frozenset({1047, *_READ_ONLY})
 
 
 class Lost(Exception):
-    """The connection ended under a statement, without a word from the server."""
+    """The connection ended under a statement, without an error from the server."""
 
 
 class MariadbRefused(Exception):

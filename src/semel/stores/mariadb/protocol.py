@@ -91,7 +91,7 @@ class Greeting(NamedTuple):
 
 
 def greet(server: MariadbServer | None) -> Conversation[Greeting]:
-    """The first words on a connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
+    """The first statements on a connection. ``server`` sets it up as one of Semel's own; None leaves it the user's.
 
     Raises ConfigurationError where the server is no MariaDB of the least version.
     """

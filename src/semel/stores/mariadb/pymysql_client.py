@@ -137,10 +137,10 @@ def perform(connection: Any, conversation: Conversation[T], deadline: Deadline |
             try:
                 results = say(connection, text)
             except pymysql.MySQLError as error:
-                word = parse_refusal(error)
-                if word is None:
+                refusal = parse_refusal(error)
+                if refusal is None:
                     raise Lost(*error.args) from error
-                text = conversation.throw(word)
+                text = conversation.throw(refusal)
             else:
                 if deadline is not None:
                     deadline.note_answer()

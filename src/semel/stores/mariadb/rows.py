@@ -98,8 +98,8 @@ def record(row: Row) -> Record:
     return Record._make(cast("tuple[int, ...]", row[1:]))
 
 
-def _by_id(word: Claim | Settlement) -> bytes:
-    return word.id
+def _by_id(request: Claim | Settlement) -> bytes:
+    return request.id
 
 
 def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str, Argument]:
@@ -168,36 +168,36 @@ VERSIONS: Final = Versions(look, replace, MARIADB)
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     """Settlements in their order: answers in one round trip, everything else by the rule."""
     # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-    ends = [word for word in settlements if word.state in ANSWERED_STATES]
-    firsts = sorted({word.id: word for word in reversed(ends)}.values(), key=_by_id)
+    ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
+    firsts = sorted({settlement.id: settlement for settlement in reversed(ends)}.values(), key=_by_id)
     settled: set[int] = set()
     if firsts:
-        counts = yield from ask(SeveralStatements([settle_one(word) for word in firsts]))
-        settled = {id(word) for word, count in zip(firsts, counts, strict=True) if count == 1}
+        counts = yield from ask(SeveralStatements([settle_one(settlement) for settlement in firsts]))
+        settled = {id(settlement) for settlement, count in zip(firsts, counts, strict=True) if count == 1}
     replies: list[Settling] = []
-    for word in settlements:
-        replies.append(Settled() if id(word) in settled else (yield from VERSIONS.settle(word)))
+    for settlement in settlements:
+        replies.append(Settled() if id(settlement) in settled else (yield from VERSIONS.settle(settlement)))
     return replies
 
 
-def settle_one(word: Settlement) -> Execute:
+def settle_one(settlement: Settlement) -> Execute:
     """The statement that writes a holder's answer."""
-    answer = word.answer
+    answer = settlement.answer
     block = None if answer is None else pack_headers(answer.headers)
-    kept = word.answer_kind in STORED_ANSWERS
+    kept = settlement.answer_kind in STORED_ANSWERS
     return Execute(
         SQL["settle"],
         {
-            "id": word.id,
-            "fence": word.fence,
-            "nonce": word.nonce,
-            "state": word.state,
-            "doubt": word.doubt,
-            "error_code": word.error_code,
-            "business_ref": word.business_ref,
-            "resource_type": word.resource_type,
-            "resource_id": word.resource_id,
-            "answer_kind": word.answer_kind,
+            "id": settlement.id,
+            "fence": settlement.fence,
+            "nonce": settlement.nonce,
+            "state": settlement.state,
+            "doubt": settlement.doubt,
+            "error_code": settlement.error_code,
+            "business_ref": settlement.business_ref,
+            "resource_type": settlement.resource_type,
+            "resource_id": settlement.resource_id,
+            "answer_kind": settlement.answer_kind,
             "answer_digest": None
             if answer is None or block is None
             else answer_digest(answer.status, block, answer.body),

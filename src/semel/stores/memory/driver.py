@@ -56,12 +56,12 @@ class LocalDriver:
         with self._lock:
             return claim_on(self._table, claim, self._clock())
 
-    def settle_at_once(self, word: Settlement) -> Settling:
+    def settle_at_once(self, settlement: Settlement) -> Settling:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         if self._is_inherited:
             raise _refuse_fork()
         with self._lock:
-            return settle_on(self._table, word, self._clock())
+            return settle_on(self._table, settlement, self._clock())
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""

@@ -237,10 +237,10 @@ def claim_on(table: Table, claim: Claim, now: int) -> Verdict:
     return verdict
 
 
-def settle_on(table: Table, word: Settlement, now: int) -> Settling:
+def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
     """Write how one holder's command ended, if the record still has its fence and nonce."""
-    id = word.id
-    reply, row = settle_row(table.records.get(id), word, now)
+    id = settlement.id
+    reply, row = settle_row(table.records.get(id), settlement, now)
     if row is not None:
         table.records[id] = row
         if row.state == _PROCESSING:  # given back: perhaps it was CLAIMED
@@ -288,7 +288,7 @@ class MemoryStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         def act(table: Table, now: int) -> list[Settling]:
-            return [settle_on(table, word, now) for word in settlements]
+            return [settle_on(table, settlement, now) for settlement in settlements]
 
         return ask(TableCall("settle", act))
 

@@ -150,7 +150,7 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
     verdict = decide(seen, claim, now, begun=False)  # as if its steps allowed it: then the lock is taken in any case
     if type(verdict) is not Proceed or not is_grant_new(seen, verdict.grant):
         return True
-    [(mine,)] = yield from ask(Query(SQL["lock_here"], {"lock": lock_of(claim.id)}))
+    [(mine,)] = yield from ask(Query(SQL["lock_in_unit"], {"lock": lock_of(claim.id)}))
     return mine == 1
 
 
@@ -161,8 +161,8 @@ def _claiming(claims: list[Claim], statement: Statement, unit: Statement | None,
     return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
 
 
-def _by_id(word: Claim | Settlement) -> bytes:
-    return word.id
+def _by_id(request: Claim | Settlement) -> bytes:
+    return request.id
 
 
 def _claim_columns(claims: list[Claim]) -> dict[str, Argument]:
@@ -276,23 +276,23 @@ VERSIONS: Final = Versions(look, replace, POSTGRES)
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     """Settlements in their order: answers in one statement, everything else by the rule."""
     # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-    ends = sorted((word for word in settlements if word.state in ANSWERED_STATES), key=_by_id)
-    unique = list({word.id: word for word in reversed(ends)}.values())[::-1]
+    ends = sorted((settlement for settlement in settlements if settlement.state in ANSWERED_STATES), key=_by_id)
+    unique = list({settlement.id: settlement for settlement in reversed(ends)}.values())[::-1]
     settled: set[bytes] = set()
     if unique:
-        rows: list[Row] = yield from ask(Query(SQL["settle"], words(unique)))
+        rows: list[Row] = yield from ask(Query(SQL["settle"], settlement_columns(unique)))
         settled = {cast(bytes, row[0]) for row in rows}
     replies: list[Settling] = []
-    firsts = {id(word) for word in unique}
-    for word in settlements:
-        if word.id in settled and id(word) in firsts:
+    firsts = {id(settlement) for settlement in unique}
+    for settlement in settlements:
+        if settlement.id in settled and id(settlement) in firsts:
             replies.append(Settled())
         else:
-            replies.append((yield from VERSIONS.settle(word)))
+            replies.append((yield from VERSIONS.settle(settlement)))
     return replies
 
 
-def word_here(settlement: Settlement) -> Mapping[str, Value]:
+def settlement_params(settlement: Settlement) -> Mapping[str, Value]:
     """One settlement, as the statements of ATOMIC units take it."""
     answer, kind = settlement.answer, settlement.answer_kind
     block = None if answer is None else pack_headers(answer.headers)
@@ -315,7 +315,7 @@ def word_here(settlement: Settlement) -> Mapping[str, Value]:
     }
 
 
-def words(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
+def settlement_columns(settlements: list[Settlement]) -> Mapping[str, Sequence[Value]]:
     """The columns of a batch of settlements."""
     given = columns(Settlement._fields, settlements)
     answers: list[Answer | None] = given["answer"]

@@ -46,8 +46,8 @@ from semel.stores.postgres.rows import (
     look,
     replace,
     settle_all,
+    settlement_params,
     take_place,
-    word_here,
     write_unit,
 )
 from semel.stores.postgres.rows import SQL as COMMANDS
@@ -121,7 +121,9 @@ class PostgresStore:
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
         self._units += 1
-        yield from claim_all([claim], verdicts, self._opened, write_unit("claim_here", len(str(self._units)), "claim"))
+        yield from claim_all(
+            [claim], verdicts, self._opened, write_unit("claim_in_unit", len(str(self._units)), "claim")
+        )
         return verdicts[claim[:2]]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -131,8 +133,8 @@ class PostgresStore:
         return (yield from settle_with_events(POSTGRES, settle_all, settlements))
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
-        statement = write_unit("settle_here", len(str(self._units)))
-        return settling(Query(statement, word_here(settlement)), settlement)
+        statement = write_unit("settle_in_unit", len(str(self._units)))
+        return settling(Query(statement, settlement_params(settlement)), settlement)
 
     def commit_together(self) -> Flow[None]:
         yield from ask(TOGETHER)

@@ -172,9 +172,9 @@ class Pages:
         return sorted(chosen, key=lambda line: -line.at)[:limit]
 
 
-def audit_line(now: int, word: Resolution, action: str, fence: int) -> bytes:
+def audit_line(now: int, resolution: Resolution, action: str, fence: int) -> bytes:
     """A line of the audit trail, as it is stored."""
-    return json.dumps([now, word.id.hex(), word.actor, action, word.reason, fence]).encode()
+    return json.dumps([now, resolution.id.hex(), resolution.actor, action, resolution.reason, fence]).encode()
 
 
 def _line(text: bytes) -> Audit:

@@ -207,28 +207,28 @@ class RedisStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-        ends = [word for word in settlements if word.state in ANSWERED_STATES]
+        ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
         groups = self._groups(ends)
         calls = [self._settle_call(group) for group in groups]
         replies = (yield from ask(Calls(tuple(calls)))) if calls else []
         done: list[int] = [each for met in replies for each in met]
         ended = iter(done if len(groups) < 2 else _in_order(ends, done))
         settled: list[Settling] = []
-        for word in settlements:
-            if word.state in ANSWERED_STATES and next(ended) == 1:
+        for settlement in settlements:
+            if settlement.state in ANSWERED_STATES and next(ended) == 1:
                 settled.append(Settled())
             else:
-                settled.append((yield from self._settle_by_rule(word)))
+                settled.append((yield from self._settle_by_rule(settlement)))
         return settled
 
-    def _settle_call(self, words: Sequence[Settlement]) -> RedisCall:
+    def _settle_call(self, settlements: Sequence[Settlement]) -> RedisCall:
         keys: list[bytes] = []
         arguments: list[bytes | int] = [PURGE_GRACE_US]
         tags = self.keys.tags
-        for word in words:
-            id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = word[
-                :11
-            ]
+        for settlement in settlements:
+            id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = (
+                settlement[:11]
+            )
             said = doubt, business_ref, resource_type, resource_id, error_code
             small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
             if answer is None:
@@ -246,10 +246,10 @@ class RedisStore:
             keys += self._lists(id)[1:]
         return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
 
-    def _settle_by_rule(self, word: Settlement) -> Flow[Settling]:
+    def _settle_by_rule(self, settlement: Settlement) -> Flow[Settling]:
         while True:
-            now, row = yield from self._rows.look(word.id)
-            reply, written = settle_row(row, word, now)
+            now, row = yield from self._rows.look(settlement.id)
+            reply, written = settle_row(row, settlement, now)
             if row is None or written is None or (yield from self._rows.replace(row, written, now)):
                 return reply
 

@@ -106,7 +106,7 @@ class SqliteDriver:
 
         SQLite goes on with a file that other processes no longer find: a key recorded there would run again elsewhere.
 
-        Raises StoreUnavailable; also where the file system cannot say it, which is no word about the file.
+        Raises StoreUnavailable; also where the file system cannot tell, which says nothing about the file.
         """
         try:
             found = sqlite_fork.file_identity(self.path)

@@ -149,14 +149,14 @@ class SqliteStore:
 
     def _settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         replies: list[Settling] = []
-        for word in settlements:
+        for settlement in settlements:
             now = yield from ask(NOW)
             # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-            ends = word.state in ANSWERED_STATES
-            if ends and (yield from ask(Execute(_SETTLE, _settlement(word, now)))) == 1:
+            ends = settlement.state in ANSWERED_STATES
+            if ends and (yield from ask(Execute(_SETTLE, _settlement(settlement, now)))) == 1:
                 replies.append(Settled())
             else:
-                replies.append((yield from _settle_by_rule(word, now)))
+                replies.append((yield from _settle_by_rule(settlement, now)))
         return replies
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
@@ -434,42 +434,42 @@ def _rewrite(id: bytes, rule: Callable[[Record | None], Record | None]) -> Flow[
     return True
 
 
-def _settlement(word: Settlement, now: int) -> Row:
+def _settlement(settlement: Settlement, now: int) -> Row:
     """The values of the ``settle`` statement, in its order."""
-    answer = word.answer
+    answer = settlement.answer
     if answer is None:
         digest = status = block = body = None
     else:
         status, body = answer.status, answer.body
         block = pack_headers(answer.headers)
         digest = answer_digest(status, block, body)
-    kept = word.answer_kind in STORED_ANSWERS
+    kept = settlement.answer_kind in STORED_ANSWERS
     return (
-        word.state,
+        settlement.state,
         now,  # settled_at
         now,  # answer_until
         now,  # forget_after
-        word.doubt,
-        word.error_code,
-        word.business_ref,
-        word.resource_type,
-        word.resource_id,
-        word.answer_kind,
+        settlement.doubt,
+        settlement.error_code,
+        settlement.business_ref,
+        settlement.resource_type,
+        settlement.resource_id,
+        settlement.answer_kind,
         digest,
         status,
         block if kept else None,
         body if kept else None,
-        word.id,
-        word.fence,
-        word.nonce,
+        settlement.id,
+        settlement.fence,
+        settlement.nonce,
     )
 
 
-def _settle_by_rule(word: Settlement, now: int) -> Flow[Settling]:
-    row = yield from _read(word.id)
-    reply, written = settle_row(row, word, now)
+def _settle_by_rule(settlement: Settlement, now: int) -> Flow[Settling]:
+    row = yield from _read(settlement.id)
+    reply, written = settle_row(row, settlement, now)
     if row is None or written is None:
         return reply
     if not (yield from _replace(row, written)):
-        return (yield from _settle_by_rule(word, now))
+        return (yield from _settle_by_rule(settlement, now))
     return reply

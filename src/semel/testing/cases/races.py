@@ -20,7 +20,7 @@ from semel.core.model import (
     State,
     Superseded,
 )
-from semel.testing.attempts import IDEMPOTENT, attempt, word
+from semel.testing.attempts import IDEMPOTENT, attempt, settlement
 from semel.testing.bench import Bench
 from semel.testing.cases.claims import LEASE_US
 
@@ -70,8 +70,8 @@ def two_requests_race_for_one_key(bench: Bench) -> None:
 
 
 def one_settlement_stands(bench: Bench) -> None:
-    """The same word many times at once: written once, recognised by the others."""
-    last = word(bench.grant())
+    """The same settlement many times at once: written once, recognised by the others."""
+    last = settlement(bench.grant())
     replies = bench.race([partial(bench.store.settle, (last,)) for _ in range(RACERS)])
     assert sorted(type(reply).__name__ for [reply] in replies) == ["AlreadyMine"] * (RACERS - 1) + ["Settled"]
     assert isinstance(bench.claim(attempt(nonce=2)), Replay)
@@ -83,7 +83,7 @@ def holder_and_operator_never_both_win(bench: Bench) -> None:
         grant = bench.grant(attempt(str(number)))
         bench.clock.advance(10 * LEASE_US)
         resolution = Resolution(grant.id, grant.fence, False, None, "olga", "not there", False)
-        replies = bench.race([partial(_settle, bench, word(grant)), partial(_resolve, bench, resolution)])
+        replies = bench.race([partial(_settle, bench, settlement(grant)), partial(_resolve, bench, resolution)])
         state = bench.row(grant.id).state
         if state == State.SUCCEEDED:
             assert replies == [Settled(), MovedOn(State.SUCCEEDED)]

@@ -22,7 +22,7 @@ from semel.core.model import (
 )
 from semel.errors import ResolveRefused
 from semel.policy import Policy
-from semel.testing.attempts import IDEMPOTENT, OK, attempt, word
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement
 from semel.testing.bench import Bench
 from semel.testing.cases.claims import DAY_US, LEASE_US
 
@@ -59,16 +59,16 @@ def a_command_without_a_kept_answer_is_done_all_the_same(bench: Bench) -> None:
     """NotReplayable, with the resource, and never run again."""
     for state in (State.SUCCEEDED, State.FAILED_REPLAYABLE):
         grant = bench.grant(attempt(state.name))
-        last = word(grant, state, kept=False)._replace(resource_type="payment", resource_id="7")
+        last = settlement(grant, state, kept=False)._replace(resource_type="payment", resource_id="7")
         assert bench.do(lambda last=last: bench.store.settle((last,))) == [Settled()]  # type: ignore[misc]
         assert bench.claim(attempt(state.name, nonce=2)) == NotReplayable(grant.operation_id, "payment", "7")
         assert (bench.row(grant.id).body, bench.row(grant.id).headers) == (None, None)
 
 
 def a_settlement_is_written_whole(bench: Bench) -> None:
-    """Everything the word carries, and the three times."""
+    """Everything the settlement carries, and the three times."""
     grant, now = bench.grant(), bench.clock.advance(seconds=3)
-    last = word(grant)._replace(
+    last = settlement(grant)._replace(
         error_code="E1", business_ref="INV-7", resource_type="payment", resource_id="\U0001f600"
     )
     assert bench.do(lambda: bench.store.settle((last,))) == [Settled()]
@@ -179,7 +179,7 @@ def an_unknown_word_keeps_its_doubt(bench: Bench) -> None:
 
 
 def a_lease_given_back_is_free_at_once(bench: Bench) -> None:
-    """An IDEMPOTENT handler that raised: run again, same operation, no crash counted, and its word was its last."""
+    """An IDEMPOTENT handler that raised: run again, same operation, no crash counted, and it has settled for good."""
     for tries in range(5):  # more than attempts_max: these were no crashes
         grant = bench.grant(attempt(nonce=tries, policy=IDEMPOTENT))
         assert (grant.attempt, grant.lapses) == (tries + 1, 0)

@@ -118,30 +118,30 @@ def run(options: argparse.Namespace, out: Output) -> int:
     reason = _text("--reason", options.reason)
     actor = _text("--actor", options.actor if options.actor is not None else _user())
     answer, assumed = _with_type(_answer(options))
-    said = _steps(options.step)
+    findings = _steps(options.step)
     with open_store(options) as engine:
         everywhere = argparse.Namespace(**vars(options), tenant=None, caller=None, operation=None)
         record = find_named(engine, options.operation_id, everywhere, "OPERATION_ID")
         operation_id = record.operation_id
-        whole = bool(said) or (options.did_not_happen and _has_not_begun(engine, record))
-        if said and options.step_succeeded is not None:
+        whole = bool(findings) or (options.did_not_happen and _has_not_begun(engine, record))
+        if findings and options.step_succeeded is not None:
             raise UsageFailed("--step ends the command, and --step-succeeded lets it go on: give one of the two")
         step = None if options.succeeded or options.refused or whole else step_of(record.doubt)
         result = _result(options.step_succeeded, step)
         happened = not options.did_not_happen
-        word = Resolution(
+        resolution = Resolution(
             record.id, record.fence, happened, answer, actor, reason, options.force, step=step, result=result
         )
-        ends = tuple(said.items()) if whole and result is None else None
-        word = word._replace(refused=options.refused, ends=ends)
-        state = _foresee(engine, record, word) if options.dry_run else settle(engine, record, word)
+        ends = tuple(findings.items()) if whole and result is None else None
+        resolution = resolution._replace(refused=options.refused, ends=ends)
+        state = _foresee(engine, record, resolution) if options.dry_run else settle(engine, record, resolution)
     out.document(
         {
             "operationId": uuid_text(operation_id),
             "state": state.name,
             "answer": answer is not None,
             "step": step,
-            "steps": said,
+            "steps": findings,
             "dryRun": options.dry_run,
         }
     )
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.say(name_of(record))  # a prefix was given: print what it found
     if assumed:
         out.say(f"content type: {assumed}, because the body is JSON (--header 'Content-Type: ...' gives another)")
-    out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(word, state)}")
+    out.say(f"{'would be settled' if options.dry_run else 'settled'}: {consequence(resolution, state)}")
     return Exit.OK
 
 
@@ -158,26 +158,26 @@ def _has_not_begun(engine: Engine, record: Record) -> bool:
     return record.state == State.CLAIMED and not any_begun(read_steps(engine, record), record.generation)
 
 
-def _foresee(engine: Engine, seen: Record, word: Resolution) -> State:
+def _foresee(engine: Engine, seen: Record, resolution: Resolution) -> State:
     """The state that the record would have. Raises CommandFailed, NotFound."""
     now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
     [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
     if record is None:
         raise NotFound("the record no longer exists; see: semel list")
-    return foresee(record, word, now, listed=read_steps(engine, record))
+    return foresee(record, resolution, now, listed=read_steps(engine, record))
 
 
 def _steps(given: list[str]) -> dict[str, bool]:
     """Read the options that settle single steps. Raises UsageFailed."""
-    said: dict[str, bool] = {}
+    findings: dict[str, bool] = {}
     for each in given:
         name, _, what = each.rpartition("=")
         if not name or what not in ("happened", "not"):
             raise UsageFailed(f"--step must have the form NAME=happened or NAME=not, such as mail=not; it is {each!r}")
-        if name in said:
+        if name in findings:
             raise UsageFailed(f"--step {name} is given twice: give one outcome")
-        said[name] = what == "happened"
-    return said
+        findings[name] = what == "happened"
+    return findings
 
 
 def _result(given: str | None, step: str | None) -> bytes | None:

@@ -148,10 +148,10 @@ class _Loop:
                 conflicts += 1
                 if is_conflict(error) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
-                word = to_error(error)
-                if word is error:  # Semel's own error, or not one of the store's: it must not become its own cause
+                meaning = to_error(error)
+                if meaning is error:  # Semel's own error, or not one of the store's: it must not become its own cause
                     raise
-                raise or_still_unknown(word, said) from error
+                raise or_still_unknown(meaning, said) from error
             self._connections.give(taken)
             return result
 

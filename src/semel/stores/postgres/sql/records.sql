@@ -72,7 +72,7 @@ SELECT
 FROM known, clock
 WHERE clock.now IS NOT NULL;
 
--- name: claim_here
+-- name: claim_in_unit
 -- The same of one key inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by
 -- zero: rolled back to, it would take the record along, and leave what was written before it. Plain values, of which the
 -- server keeps the plan on connections that are not set up for batches, as a user's are not.
@@ -129,7 +129,7 @@ SELECT
 FROM known, clock
 WHERE clock.now IS NOT NULL;
 
--- name: lock_here
+-- name: lock_in_unit
 -- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))::integer;
 
@@ -160,7 +160,7 @@ FROM semel_record
 WHERE id = ANY(:ids::bytea[]);
 
 -- name: settle (planned once)
--- Holders' last words on their open records. Changes no row of anybody whose fence or nonce is no longer the record's,
+-- Holders settle their open records. Changes no row of anybody whose fence or nonce is no longer the record's,
 -- or whose record is no longer open: then read it and decide. The join is an array's, which PostgreSQL cannot make by
 -- walking the whole index in its order: what it would do, and keep doing, where the table was empty when it planned.
 WITH clock AS MATERIALIZED (
@@ -193,7 +193,7 @@ FROM clock, unnest(
 WHERE r.id = ANY (ARRAY[u.id]) AND r.fence = u.fence AND r.nonce = u.nonce AND r.state IN (1, 2) AND r.lease_until > 0
 RETURNING r.id;
 
--- name: settle_here
+-- name: settle_in_unit
 -- The same of one record inside an ATOMIC unit, which demands that the claim is this transaction's own: what another one committed,
 -- was committed early. Where nothing is settled it divides by zero, so that the server lets nobody commit the rest. It
 -- says whether it ran outside any savepoint.

@@ -40,7 +40,7 @@ INSERT INTO semel_record (
 ON CONFLICT (id) DO NOTHING;
 
 -- name: settle
--- The holder's last word on its open record. Changes no row for anybody whose fence or nonce is no longer
+-- The holder settles its open record. Changes no row for anybody whose fence or nonce is no longer
 -- the record's, or whose record is no longer open: then read it and decide.
 UPDATE semel_record SET
     state = :state,
