@@ -185,6 +185,55 @@ def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(brok
     assert "set-cookie" not in replay.headers
 
 
+def test_a_service_that_still_works_on_an_earlier_attempt_has_not_refused(broken: Proxy, breaking: Breaking) -> None:
+    busy = b"HTTP/1.1 409 Conflict\r\n%sContent-Length: 4\r\n\r\nbusy"
+    breaking.answers += [
+        b"",
+        busy % b"",
+        busy % b"Retry-After: 7\r\n",
+        b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok",
+    ]
+    assert broken.post("/notes", "canary-busy", {"n": 1}).status_code == 502
+    for seconds in ("1", "7"):
+        waits = broken.post("/notes", "canary-busy", {"n": 1})
+        assert (waits.status_code, waits.json()["retryable"]) == (409, True)
+        assert waits.headers["semel-code"] == "IDEMPOTENCY_REQUEST_IN_PROGRESS"
+        assert waits.headers["retry-after"] == seconds
+    assert broken.post("/notes", "canary-busy", {"n": 1}).content == b"ok"
+
+
+@pytest.mark.parametrize(("before", "mark"), [([], b""), ([b""], b"Idempotency-Replayed: true\r\n")])
+def test_a_409_of_the_first_attempt_or_a_replayed_one_is_definite(
+    broken: Proxy, breaking: Breaking, before: list[bytes], mark: bytes
+) -> None:
+    breaking.answers[:] = [*before, b"HTTP/1.1 409 Conflict\r\n%sContent-Length: 5\r\n\r\ntaken" % mark]
+    key = f"canary-taken-{len(before)}"
+    for _ in before:
+        assert broken.post("/notes", key, {"n": 1}).status_code == 502
+    for _ in range(2):
+        assert broken.post("/notes", key, {"n": 1}).content == b"taken"
+
+
+def test_a_status_that_no_server_may_send_is_a_broken_answer(broken: Proxy, breaking: Breaking) -> None:
+    breaking.answers += [b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status for status in (600, 999)]
+    for status, path in ((600, "/payments"), (999, "/other")):
+        answer = broken.post(path, f"canary-{status}", {"n": 1})
+        assert (answer.status_code, answer.headers["semel-code"]) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
+    again = broken.post("/payments", "canary-600", {"n": 1})
+    assert again.headers["semel-code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
+
+
+def test_a_services_own_words_about_its_key_are_not_passed_on(broken: Proxy, breaking: Breaking) -> None:
+    own = b"Idempotency-Key-Lifetime: 5\r\nIdempotency-Replayed: true\r\nIdempotent-Replayed: true\r\n"
+    answer = b"HTTP/1.1 201 Created\r\n" + own + b"Content-Length: 2\r\n\r\nok"
+    breaking.answers += [answer, answer]
+    done = broken.post("/payments", "canary-lifetime", {"n": 1})
+    assert done.headers.get_list("idempotency-key-lifetime") == ["86400"]
+    assert "idempotency-replayed" not in done.headers
+    assert "idempotent-replayed" not in done.headers
+    assert broken.client.get("/other").headers["idempotency-key-lifetime"] == "5"  # no command of the proxy's
+
+
 def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
     forged = {"Semel-Operation": "forged", "semel_downstream_key": "forged", "X_Forwarded_For": "forged"}
@@ -194,7 +243,14 @@ def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking)
 
 
 def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(broken: Proxy, breaking: Breaking) -> None:
-    for path, there in (("/payments/7", "/payments/7"), ("", "/"), ("@evil.example/x", None), ("?a=1", "/?a=1")):
+    for path, there in (
+        ("/payments/7", "/payments/7"),
+        ("", "/"),
+        ("@evil.example/x", None),
+        ("?a=1", "/?a=1"),
+        ("//evil.example/x", "/.//evil.example/x"),  # of the path alone, a client would read the first part as a host
+        ("/\\evil.example/x", "/./\\evil.example/x"),
+    ):
         sent = f"http://127.0.0.1:{breaking.port}{path}"
         breaking.answers.append(f"HTTP/1.1 307 Moved\r\nLocation: {sent}\r\nContent-Length: 0\r\n\r\n".encode())
         count = len(breaking.requests)

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, CallerOf, single_caller
 from semel.http.routing import Operation, Routes
 from semel.policy import Policy
-from semel.recipe import check_headers
+from semel.recipe import NEVER_COUNTED, check_headers
 
 TIMEOUT_SECONDS: Final = 30.0
 GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end; commands have longer
@@ -194,8 +195,15 @@ def caller_of(rule: object) -> CallerOf:
     if rule == "authorization":
         return _Header(b"authorization", hashes=True)
     if isinstance(rule, str) and rule.startswith("header:"):
-        (name,) = check_headers((rule.removeprefix("header:").strip(),))
-        return _Header(name.lower().encode(), hashes=False)
+        name = rule.removeprefix("header:").strip()
+        if name.lower() in NEVER_COUNTED | {"idempotency-key"}:
+            raise ConfigurationError(
+                f"caller must not be the header {name}: it holds a credential, which would be stored, or differs in "
+                f"each request; write {_CALLERS}"
+            )
+        with suppress(PolicyError):
+            check_headers((name,))
+            return _Header(name.lower().encode(), hashes=False)
     raise ConfigurationError(f"caller must be one of {_CALLERS}; it is {rule!r}")
 
 

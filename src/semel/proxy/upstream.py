@@ -18,7 +18,7 @@ from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened
 from semel.http.asgi.call import Receive, Scope, Send, send_answer
-from semel.http.problems import UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, Kind, Problems
+from semel.http.problems import IN_PROGRESS, UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, Kind, Problems
 from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, UpstreamOrigin
 
 Pairs = list[tuple[bytes, bytes]]
@@ -34,6 +34,9 @@ _LATE: Final = (TimeoutError, httpcore.TimeoutException)
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError)
 _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 _OF_THIS_HOST: Final = frozenset({b"location", b"content-location"})
+_REPLAYED: Final = frozenset({b"idempotency-replayed", b"idempotent-replayed"})
+_OF_ITS_KEY: Final = _REPLAYED | {b"idempotency-key-lifetime"}  # Semel says these itself of the answer to a command
+_RETRY_DIGITS_MAX: Final = 5
 
 
 class NotForwarded(NothingHappened):
@@ -46,6 +49,10 @@ class Cut(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__("the upstream's answer did not come to its end")
         self.answer = answer
+
+
+class StillRunning(Cut):
+    """The upstream answered a repeated attempt with 409: it still works on an earlier one, and has refused nothing."""
 
 
 class ClientLeft(Exception):
@@ -102,12 +109,15 @@ class Upstream:
         """A command that was granted: once, within its time."""
         operation = permit.claim.scope.operation
         seconds = self._timeouts.get(operation, TIMEOUT_SECONDS)
-        exchange = _Passing(send)
+        exchange = _Passing(send, permit)
         request = self._request(scope, receive, permit, seconds)
         self.commands[operation] += 1
         try:
             async with asyncio.timeout(seconds):
                 await exchange.run(self._pool, request)
+                if exchange.busy_seconds is not None:
+                    text = "The service still works on an earlier attempt. Retry with the same key."
+                    raise StillRunning(self._answer(IN_PROGRESS, text, permit, exchange.busy_seconds))
         except (*_NOT_SENT, *_LATE, *_BROKEN) as error:
             if not request.sent:
                 text = "Nothing was done. Retry with the same key."
@@ -163,12 +173,15 @@ class Upstream:
     def _problem(self, kind: Kind, text: str, permit: Permit | None = None, *, linked: bool = False) -> Answer:
         """An answer in the upstream's place. ``linked`` where nothing else adds the link to the operation."""
         operation = None if permit is None else permit.grant.operation_id
-        after = 1 if kind.retryable else None
-        answer = self._problems.answer(kind, text, operation_id=operation, retry_after=after)
+        answer = self._answer(kind, text, permit, 1 if kind.retryable else None)
         if operation is None or linked:
             return answer
         link = self._problems.operation_link(operation)
         return answer._replace(headers=tuple(pair for pair in answer.headers if pair != link))
+
+    def _answer(self, kind: Kind, text: str, permit: Permit | None, retry_after: int | None) -> Answer:
+        operation = None if permit is None else permit.grant.operation_id
+        return self._problems.answer(kind, text, operation_id=operation, retry_after=retry_after)
 
     def _request(self, scope: Scope, receive: Receive, permit: Permit | None, seconds: float) -> _Request:
         origin, query = self._origin, scope.get("query_string", b"")
@@ -259,11 +272,17 @@ class _Request:
 
 
 class _Passing:
-    """One answer on its way back. ``started`` turns true with its head."""
+    """One answer on its way back.
 
-    def __init__(self, send: Send) -> None:
+    ``started`` turns true with its head. ``busy_seconds``: the answer was not passed on, because the upstream still
+    works on an earlier attempt of the command of ``permit``, and may be asked again then.
+    """
+
+    def __init__(self, send: Send, permit: Permit | None = None) -> None:
         self._send = send
+        self._permit = permit
         self.started = False
+        self.busy_seconds: int | None = None
 
     async def run(self, pool: httpcore.AsyncConnectionPool, request: _Request) -> None:
         async with pool.stream(
@@ -273,8 +292,15 @@ class _Passing:
             content=request.body() if request.has_body else None,
             extensions=request.extensions,
         ) as response:
-            self.started = True
+            if not 200 <= response.status <= 599:
+                raise httpcore.RemoteProtocolError(f"{response.status} is no status of an answer")
             head = answer_headers(response.headers, request.origin)
+            if self._permit is not None:
+                if _is_busy(self._permit, response.status, head):
+                    self.busy_seconds = _retry_seconds(head)
+                    return
+                head = [pair for pair in head if pair[0] not in _OF_ITS_KEY]
+            self.started = True
             await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
                 await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -302,15 +328,35 @@ def answer_headers(headers: Any, origin: bytes) -> Pairs:
     ]
 
 
+def _is_busy(permit: Permit, status: int, headers: Pairs) -> bool:
+    """Whether an upstream that deduplicates says that an earlier attempt still runs, and not what came of it.
+
+    The first attempt has none before it, and an upstream that marks its answer has stored it.
+    """
+    if status != 409 or permit.effects is not Effects.IDEMPOTENT or permit.attempt == 1:
+        return False
+    return not any(name in _REPLAYED and value.strip().lower() == b"true" for name, value in headers)
+
+
+def _retry_seconds(headers: Pairs) -> int:
+    """The upstream's ``Retry-After`` in seconds; 1 where it says none."""
+    value = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
+    return max(int(value), 1) if value.isdigit() and len(value) <= _RETRY_DIGITS_MAX else 1
+
+
 def _relative(value: bytes, origin: bytes) -> bytes:
     """A link without the upstream's own origin.
 
     >>> _relative(b"http://127.0.0.1:3000/payments/1", b"http://127.0.0.1:3000")
     b'/payments/1'
+    >>> _relative(b"http://127.0.0.1:3000//evil.example", b"http://127.0.0.1:3000")
+    b'/.//evil.example'
     """
     if value[: len(origin)].lower() != origin.lower():
         return value
     rest = value[len(origin) :]
     if rest[:1] in (b"", b"?", b"#"):
         return b"/" + rest
+    if rest[:2] in (b"//", b"/\\"):
+        return b"/." + rest  # without the dot a client would read the first part of the path as a host
     return rest if rest[:1] == b"/" else value
