@@ -142,8 +142,7 @@ def test_a_connection_keeps_the_plans_of_claims_and_settlements_and_of_nothing_e
     rows = fellow.performs("seen", lambda: ask(Query(compose("seen", text), {})))
     kept = {row[0] for row in rows} - {text}  # without values there is nothing to plan anew for
     both = {postgres_rows.SQL[name].numbered for name in ("claim", "settle")}
-    names_all = fellow.kind == "asyncpg"  # and so nothing of it may be kept
-    assert kept & (both | {UPKEEP["find"].numbered}) == (set() if names_all else both)
+    assert kept & (both | {UPKEEP["find"].numbered}) == both
 
 
 def test_every_batch_is_sent_in_the_order_of_its_ids(conninfo: str) -> None:

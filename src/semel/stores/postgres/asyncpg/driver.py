@@ -1,7 +1,8 @@
 """The asyncpg driver of the PostgreSQL store: flows on event loops. Threads (and the CLI) go through psycopg.
 
-A few connections of one's own, not asyncpg's pool: its reset on release costs a round trip a call. Statements are
-prepared once per connection by asyncpg itself, or never where the URL says ``prepared=no``.
+A few connections of one's own, not asyncpg's pool: its reset on release costs a round trip a call. A statement is
+prepared once per connection, where the server keeps the plans of those that are ``planned_once``; any other is prepared
+again before the server would keep its plan. Nothing is prepared where the URL says ``prepared=no``.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ from semel.stores.pool import AsyncLifo, ClosesAsync
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX, PostgresServer, PsycopgDriver
+from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.process import begin_in_children
-from semel.stores.sql.statements import Query, Script, Together
+from semel.stores.sql.statements import Query, Script, Statement, Together
 
 T = TypeVar("T")
 
 _SAID: Final = (asyncpg.PostgresError, asyncpg.DataError, SemelError)  # the connection is fine: it refused
 # The second: the server's farewell was read, but not yet the end of the stream. Nothing was sent then.
 BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+# As with psycopg: planning is reckoned so high that it is worth it always to keep a plan, from the sixth use on.
 PLANNING: Final = {
-    "plan_cache_mode": "force_custom_plan",
+    "cpu_operator_cost": "0.1",
+    "plan_cache_mode": "auto",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
     "default_transaction_isolation": "read committed",
 }
+PLANNED_ANEW: Final = 5  # uses of a prepared statement for which the server plans it for its values
+_PREPARED_MAX: Final = 100  # of one connection
 
 
 class AsyncpgDriver:
@@ -105,12 +111,36 @@ class AsyncpgDriver:
 
 
 class _Taken:
-    """One connection, and what the server said beside its answers."""
+    """One connection, what it has prepared, and what the server said beside its answers."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.notices = Notices()
+        self.kept: dict[str, Any] = {}  # what is planned once, by its text
+        self._anew: dict[str, tuple[Any, int]] = {}  # and all else, with its uses
         connection.add_log_listener(self.notices.hear)
+
+    async def fetch(self, statement: Statement, values: list[Any]) -> list[Any]:
+        """The rows of a statement that is prepared here, or now."""
+        text = statement.numbered
+        if statement.planned_once:
+            prepared = self.kept.get(text)
+            if prepared is None:
+                prepared = self.kept[text] = await self.connection.prepare(text)
+        else:
+            prepared, uses = self._anew.pop(text, (None, 0))
+            if prepared is None or uses == PLANNED_ANEW:
+                prepared, uses = await self.connection.prepare(text), 0
+            self._anew[text] = prepared, uses + 1
+            if len(self._anew) > _PREPARED_MAX:
+                del self._anew[next(iter(self._anew))]
+        rows: list[Any] = await prepared.fetch(*values)
+        return rows
+
+    def forget_prepared(self) -> None:
+        """Prepare all statements again: they return other types by now."""
+        self.kept.clear()
+        self._anew.clear()
 
 
 class _Loop:
@@ -133,7 +163,7 @@ class _Loop:
                 raise
             try:
                 async with asyncio.timeout(deadline.for_answer()):
-                    result = await _perform(taken.connection, make(), self._server)
+                    result = await _perform(taken, make(), self._server)
                 taken.notices.check()
             except BaseException as error:
                 if _is_sound(taken, error):
@@ -146,7 +176,10 @@ class _Loop:
                     said = True
                     continue  # it died while idle: every verb names its nonce, so it may be repeated
                 conflicts += 1
-                if is_conflict(error) and conflicts <= CONFLICTS_MAX:
+                outdated = is_outdated(error)
+                if outdated:
+                    taken.forget_prepared()
+                if (outdated or is_conflict(error)) and conflicts <= CONFLICTS_MAX:
                     continue  # rolled back, for the same reason
                 meaning = to_error(error)
                 if meaning is error:  # Semel's own error, or not one of the store's: it must not become its own cause
@@ -166,7 +199,7 @@ class _Loop:
             connection = await open_connection(
                 server.conninfo,
                 timeout=deadline.before_sending(),
-                statement_cache_size=100 if server.prepared else 0,
+                statement_cache_size=100 if server.prepared else 0,  # 0 would prepare without names
                 server_settings=settings if server.prepared else None,
             )
         except asyncpg.PostgresError as error:
@@ -239,15 +272,18 @@ def to_error(error: BaseException) -> BaseException:
             return error
 
 
-async def _perform(connection: Any, flow: Flow[T], server: PostgresServer) -> T:
-    together = False
+async def _perform(taken: _Taken, flow: Flow[T], server: PostgresServer) -> T:
+    connection, together = taken.connection, False
     try:
         needed = next(flow)
         while True:
             if type(needed) is Query:
                 values = server.values(needed.statement, needed.params)
-                rows = await connection.fetch(needed.statement.numbered, *values)
-                needed = flow.send([tuple(row) for row in rows])
+                if server.prepared:
+                    rows = await taken.fetch(needed.statement, values)
+                else:
+                    rows = await connection.fetch(needed.statement.numbered, *values)
+                needed = flow.send(list(map(tuple, rows)))
             elif type(needed) is Together:
                 if not together:
                     await connection.execute("BEGIN")
