@@ -316,34 +316,20 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        core, performer = self.core, self._performer
-        at_once = performer.settle_at_once
-        if (
-            (at_once is None and (not performer.batches or permit.unit is not None))
-            or core.observing
-            or not permit.asked.is_plain
-        ):
+        core, at_once = self.core, self._performer.settle_at_once
+        if at_once is None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
                 return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
             return await self._settle(permit, outcome)
-        try:  # as in ``_settle``
+        try:
             word = core.word(permit, outcome)
             try:
-                if at_once is not None:
-                    reply = at_once(word)
-                else:
-                    reply = await performer.store_one("settle", self.store.settle, word)
-            except NotReplicated:
-                raise
+                reply = at_once(word)
             except StoreError:
                 reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
-            except asyncio.CancelledError:
-                _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
-                raise
         finally:
             core.conclude(permit)
-        emission = permit.emission
-        if type(outcome) is not Succeeded or (emission is not None and emission.events):
+        if type(outcome) is not Succeeded:
             core.tell_settled(permit, outcome, reply)
         return reply
 
