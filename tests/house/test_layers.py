@@ -37,7 +37,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores": {"versions": 2, "findings": 2},
     "stores.sql": dict.fromkeys(["damage", "statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
     "stores.sqlite": {"doctor": 2},
-    "stores.postgres": dict.fromkeys(["rows", "settings", "text", "doctor"], 2),
+    "stores.postgres": dict.fromkeys(["rows", "alike", "settings", "text", "doctor"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
     "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts", "doctor"], 2),
     "steps": dict.fromkeys(["doubts", "findings", "options"], 1),

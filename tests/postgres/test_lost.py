@@ -21,7 +21,7 @@ T = TypeVar("T")
 MakeFellow = Callable[..., Fellow]
 PATIENCE_SECONDS = 1.0
 RETRIES_MAX = 20
-CLAIM, SETTLE, COMMIT = "(SELECT FROM known)", "1 / count(*)", "COMMIT"
+CLAIM, SETTLE, COMMIT = "(SELECT FROM semel_record WHERE id =", "1 / count(*)", "COMMIT"
 
 
 async def other(permit: Permit, db: Writes) -> Answer:
@@ -128,7 +128,7 @@ def test_a_statement_of_semels_own_behind_the_handler_is_given_up_in_time(
     assert outside.rows() == [1]
 
 
-@pytest.mark.parametrize("step", ["UPDATE semel_record AS r SET", "(SELECT FROM known)"])
+@pytest.mark.parametrize("step", ["UPDATE semel_record AS r SET", "(SELECT FROM semel_record WHERE id ="])
 def test_a_refusal_whose_own_transaction_meets_silence_is_given_up_in_time(
     fellow: Fellow, outside: Outside, relay: Relay, step: str
 ) -> None:

@@ -7,7 +7,7 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
 from hashlib import sha256 as _sha256
 from operator import itemgetter, or_
@@ -73,6 +73,16 @@ def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes
     """16 bytes of SHA-256 over the stored answer."""
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
     return _sha256(head + body).digest()[:DIGEST_BYTES]
+
+
+def digest_answers(status: int | None, header_block: bytes, bodies: Iterable[bytes]) -> list[bytes]:
+    """The digests of answers that differ in their bodies alone, as :func:`answer_digest`.
+
+    >>> digest_answers(201, b"", [b"ordered"]) == [answer_digest(201, b"", b"ordered")]
+    True
+    """
+    head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
+    return [_sha256(head + body).digest()[:DIGEST_BYTES] for body in bodies]
 
 
 def answer_of(row: Record) -> Answer | None:

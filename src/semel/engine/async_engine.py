@@ -23,6 +23,7 @@ from semel.core.model import (
     Effects,
     InProgress,
     Proceed,
+    Replay,
     Settlement,
     Settling,
     State,
@@ -185,6 +186,33 @@ class AsyncEngine:
                     core.check_open()
                 self._upkeep.watch(met)  # it declares no steps
                 return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+        elif is_plain and self._performer.batches and claim.terms.effects is not _ATOMIC:
+            return await self._claim_in_batch(claim, command, claims, wait_seconds)
+        return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
+
+    async def _claim_in_batch(
+        self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None
+    ) -> AsyncPermit | Refusal:
+        """Make an ordinary claim, which goes out with those of other callers; most are granted, or replays."""
+        core = self.core
+        core.entering.add(claim.nonce)
+        try:
+            if core.draining:  # as in ``_claim_and_wait``
+                core.check_open()
+            verdict: Verdict = await self._performer.store_one("claim", claims, claim)
+            if type(verdict) is Replay:
+                return verdict
+            if type(verdict) is Proceed:
+                met = core.permit(command, claim, verdict.grant)
+                self._upkeep.watch(met)  # it declares no steps
+                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+        except StoreReadOnly as refusal:
+            verdict = await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
+        except (StoreTimeout, asyncio.CancelledError):  # as in ``_claim``
+            self._upkeep.abandon(claim)
+            raise
+        finally:
+            core.entering.discard(claim.nonce)
         return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
 
     async def _claim_and_wait(
@@ -198,7 +226,7 @@ class AsyncEngine:
             if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
                 core.check_open()
             if verdict is not None:
-                verdict = await self._in_other_terms(claim, command, verdict)
+                verdict = await self._claim(claim, command, claims, verdict)
             elif command.refusal is not None:
                 verdict = await self._look_before_refusing(claim, command)
             if verdict is None:
@@ -236,12 +264,16 @@ class AsyncEngine:
                 return core.finish_waiting(claim, await self._performer.drive(flow, once_more))
         return running
 
-    async def _claim(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:
+    async def _claim(self, claim: Claim, command: Command, claims: _Claims, verdict: Verdict | None = None) -> Verdict:
+        """One attempt. Parameters: ``verdict`` that it has met already."""
         try:
+            if verdict is not None:
+                return await self._in_other_terms(claim, command, verdict)
             if claim.kept is None:
-                verdict: Verdict = await self._performer.store_one("claim", claims, claim)
+                verdict = await self._performer.store_one("claim", claims, claim)
             else:
                 verdict = await self._performer.claim_one(claim, command.under)
+            assert verdict is not None
             if claim.kept is None:
                 verdict = await self._in_other_terms(claim, command, verdict)
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)

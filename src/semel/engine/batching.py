@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from semel.core.flow import Flow, MakeFlow
-from semel.errors import SemelError, StatementRefused, StoreUnavailable
+from semel.errors import SchemaError, SemelError, StatementRefused, StoreUnavailable
 
 BATCH_MAX: Final = 200
 QUEUE_MAX: Final = 10_000
@@ -31,14 +31,24 @@ class Coalescer:
 
     Parameters: ``verb`` of the store; ``run`` performs a flow that has waited for so many seconds, and is never
     cancelled; ``patience_seconds`` how long a request may wait here and in ``run`` together; ``keeps`` whether a
-    request goes out although its caller has been cancelled (a settlement must, a claim must not).
+    request goes out although its caller has been cancelled (a settlement must, a claim must not); ``locate`` completes
+    an error that asks for a migration.
     """
 
-    def __init__(self, verb: Verb, run: Run, *, patience_seconds: float, keeps: bool) -> None:
+    def __init__(
+        self,
+        verb: Verb,
+        run: Run,
+        *,
+        patience_seconds: float,
+        keeps: bool,
+        locate: Callable[[SchemaError], None] = lambda error: None,
+    ) -> None:
         self._verb = verb
         self._run = run
         self._patience = patience_seconds
         self._keeps = keeps
+        self._locate = locate
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -95,6 +105,8 @@ class Coalescer:
                 for one in batch:
                     await self._send([one])
                 return
+            if isinstance(error, SchemaError):
+                self._locate(error)
             for future in futures:
                 _fail(future, error)
             if not isinstance(error, Exception):
@@ -109,13 +121,20 @@ class Coalescers:
     """The coalescers of one engine: one for each verb and lane, on each event loop that it is used on.
 
     Parameters: ``run`` and ``patience_seconds`` as :class:`Coalescer`'s; ``lane`` says, by record id, which requests
-    may share a round trip (None: all).
+    may share a round trip (None: all); ``locate`` completes an error that asks for a migration.
     """
 
-    def __init__(self, run: Run, patience_seconds: float, lane: Callable[[bytes], str] | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        patience_seconds: float,
+        lane: Callable[[bytes], str] | None,
+        locate: Callable[[SchemaError], None],
+    ) -> None:
         self._run = run
         self._patience = patience_seconds
         self._lane = lane
+        self._locate = locate
         self._known: dict[tuple[asyncio.AbstractEventLoop, str, str], Coalescer] = {}
 
     def ask(self, name: str, verb: Verb, request: Any) -> asyncio.Future[Any]:
@@ -130,7 +149,7 @@ class Coalescers:
             for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever
                 self._known.pop(over, None)
             coalescer = self._known[loop, name, lane] = Coalescer(
-                verb, self._run, patience_seconds=self._patience, keeps=name == "settle"
+                verb, self._run, patience_seconds=self._patience, keeps=name == "settle", locate=self._locate
             )
         return coalescer.ask(request)
 

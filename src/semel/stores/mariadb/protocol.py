@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from operator import call
 from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.core.flow import Ask, Flow, MakeFlow
@@ -115,28 +117,64 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
 # --- statements written out ---------------------------------------------------------------
 
 
+class _Written(str):
+    """SQL that stands for a value as it is."""
+
+    __slots__ = ()
+
+
+class _Writers(dict[type, Callable[[Any], str]]):
+    """How a value of a type is written, so that most values take no step of Python."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], str]:
+        if issubclass(kind, int):
+            writer: Callable[[Any], str] = int.__repr__  # an enumeration's too is its number
+        elif issubclass(kind, str):
+            writer = _text
+        else:
+            writer = _bytes if issubclass(kind, bytes) else _list
+        self[kind] = writer
+        return writer
+
+
+def _text(value: str) -> str:
+    return f"_utf8mb4 x'{value.encode().hex()}'"
+
+
+def _bytes(value: bytes) -> str:
+    return f"x'{value.hex()}'"
+
+
+def _list(values: Sequence[Argument]) -> str:
+    return f"({','.join(map(literal, values)) or 'NULL'})"
+
+
+# Most texts come again: names of operations and callers, the holder. What is kept for it is small.
+_WRITERS: Final = _Writers({type(None): {None: "NULL"}.__getitem__, str: lru_cache(maxsize=1024)(_text), _Written: str})
+SERVER_NOW: Final = _Written(SERVER_CLOCK)
+
+
 def literal(value: Argument) -> str:
     """A value as SQL. Texts and bytes are written in hexadecimal, which no mode of the server reads otherwise.
 
     >>> literal("é'"), literal(None), literal([1, b"x"]), literal([])
     ("_utf8mb4 x'c3a927'", 'NULL', "(1,x'78')", '(NULL)')
     """
-    if value is None:
-        return "NULL"
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, str):
-        return f"_utf8mb4 x'{value.encode().hex()}'"
-    if isinstance(value, bytes):
-        return f"x'{value.hex()}'"
-    return f"({','.join(map(literal, value)) or 'NULL'})"
+    return _WRITERS[type(value)](value)
 
 
 def render(statement: Statement, params: Params | Row, clock: Clock | None) -> str:
     """A statement with its values; ``:now`` is the clock's."""
     assert not isinstance(params, tuple)
-    now = SERVER_CLOCK if clock is None else str(clock())
-    return _PARAMETER.sub(lambda found: now if found[1] == "now" else literal(params[found[1]]), statement.text)
+    given: dict[str, Any] = {**params, "now": SERVER_NOW if clock is None else clock()}
+    values = list(map(given.__getitem__, statement.names))
+    return _template(statement.text) % tuple(map(call, map(_WRITERS.__getitem__, map(type, values)), values))
+
+
+@cache
+def _template(text: str) -> str:
+    """A statement's text with ``%s`` for each parameter, in their order."""
+    return _PARAMETER.sub("%s", text.replace("%", "%%"))
 
 
 # --- conversations ------------------------------------------------------------------------
@@ -245,6 +283,9 @@ def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation
 
 def _groups(texts: Sequence[str], packet_max: int) -> Iterator[list[str]]:
     """As many as fit into a packet of the server's, and one at least."""
+    if sum(map(len, texts)) + 2 * len(texts) + FRAME <= packet_max:
+        yield list(texts)
+        return
     group: list[str] = []
     size = FRAME
     for text in texts:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, cast
 
 from semel.core.contract import another_store
+from semel.core.decide import find_replay
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -19,15 +21,17 @@ from semel.core.model import (
     Effects,
     InProgress,
     Record,
+    Scope,
     Settled,
     Settlement,
     Settling,
     State,
+    Terms,
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.stores.mariadb.requests import Reserve, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
-from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, compose, statements
+from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, Value, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
@@ -64,8 +68,14 @@ def claim_all(
         rows = yield from _reserve(left, WAIT_SECONDS if waits else 0, store_id)
         for claim in left:
             row = rows.get(claim.id)
-            if row is not None:
-                yield from VERSIONS.decide(claim, cast(int, row[0]), record(row), verdicts, here=here)
+            if row is None:
+                continue
+            now, seen = cast(int, row[0]), record(row)
+            kept = find_replay(seen, claim.id, claim.recipe, claim.fingerprint, now)
+            if kept is None:
+                yield from VERSIONS.decide(claim, now, seen, verdicts, here=here)
+            else:  # what the rule says of it, too: nothing is written for it
+                verdicts[claim[:2]] = kept
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
@@ -95,7 +105,8 @@ def _reserve(claims: list[Claim], wait: int, store_id: str | None) -> Flow[dict[
 
 def record(row: Row) -> Record:
     """The record of a row that begins with the time."""
-    return Record._make(cast("tuple[int, ...]", row[1:]))
+    seen: Record = tuple.__new__(Record, row[1:])
+    return seen
 
 
 def _by_id(request: Claim | Settlement) -> bytes:
@@ -103,30 +114,33 @@ def _by_id(request: Claim | Settlement) -> bytes:
 
 
 def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str, Argument]:
-    terms, scope = claim.terms, claim.scope
+    id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
     return {
+        **_names_of(scope),
+        **_numbers_of(terms),
         "wait": wait,
         "store": store_id,
-        "id": claim.id,
-        "tenant": scope.tenant,
-        "caller": scope.caller,
-        "operation": scope.operation,
-        "key_hash": claim.key_hash,
-        "recipe": claim.recipe,
-        "fingerprint": claim.fingerprint,
-        "state": terms.starts,
-        "effects": terms.effects,
-        "nonce": claim.nonce,
-        "holder": claim.holder,
-        "operation_id": claim.operation_id,
-        "lease_us": terms.lease_us,
-        "deadline_us": terms.deadline_us,
-        "dedup_us": terms.dedup_us,
-        "attempts_max": terms.attempts_max,
-        "answer_us": terms.answer_us,
-        "tombstone_us": terms.tombstone_us,
-        "after_expiry": terms.after_expiry,
+        "id": id,
+        "key_hash": key_hash,
+        "recipe": recipe,
+        "fingerprint": fingerprint,
+        "nonce": nonce,
+        "holder": holder,
+        "operation_id": operation_id,
     }
+
+
+@lru_cache(maxsize=1024)
+def _names_of(scope: Scope) -> dict[str, Value]:
+    """A caller's names, which come again with each command."""
+    return dict(scope._asdict())
+
+
+@lru_cache(maxsize=256)
+def _numbers_of(terms: Terms) -> dict[str, Value]:
+    """A policy's terms."""
+    numbers: dict[str, Value] = {name: int(number) for name, number in terms._asdict().items()}
+    return {"state": numbers.pop("starts"), **numbers}
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:

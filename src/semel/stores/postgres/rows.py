@@ -7,8 +7,8 @@ by compare-and-set on the version that was read; where another writer was quicke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
@@ -33,6 +33,17 @@ from semel.core.model import (
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
+from semel.stores.postgres.alike import (
+    CLAIMS_OWN,
+    SETTLEMENTS_OWN,
+    are_different,
+    claims_alike,
+    id_of,
+    names_of,
+    numbers_of,
+    settlements_alike,
+    with_shared,
+)
 from semel.stores.postgres.text import all_escaped, escape, record
 from semel.stores.postgres.text import escape_row as texts_written
 from semel.stores.sql.dialect import POSTGRES
@@ -84,6 +95,10 @@ def _taking(name: str) -> Statement:
 
 
 _CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")
+CLAIM_ALIKE: Final = with_shared(_CLAIM, CLAIMS_OWN)
+SETTLE_ALIKE: Final = with_shared(SQL["settle"], SETTLEMENTS_OWN)
+_SETTLED: Final = Settled()
+_row_id: Final = itemgetter(1)
 
 
 def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -105,7 +120,7 @@ def _quota_refusal(claim: Claim, taken: Sequence[Any]) -> QuotaExceeded:
 
 
 def claim_all(
-    claims: list[Claim], verdicts: Verdicts, store_id: str | None, unit: Statement | None = None
+    claims: Iterable[Claim], verdicts: Verdicts, store_id: str | None, unit: Statement | None = None
 ) -> Flow[None]:
     """Claims of different ids, or one of an ATOMIC ``unit`` by its own statement. Adds their verdicts.
 
@@ -113,32 +128,34 @@ def claim_all(
     """
     if not claims:
         return
-    left = sorted(claims, key=_by_id)
-    statement = _CLAIM if unit is not None or all(claim.quota is None for claim in left) else _COUNTED
+    left = sorted(claims, key=id_of)
+    whole = len(verdicts) + len(left)
     for _ in range(ASKED_AGAIN_MAX):
-        rows = yield from ask(_claiming(left, statement, unit, store_id))
-        found = {cast(bytes, row[1]): row for row in rows}
+        rows: list[Any] = yield _claiming(left, unit, store_id)
+        found = dict(zip(map(_row_id, rows), rows, strict=True))
         for claim in left:
-            row = found.get(claim.id)
+            row = found.get(claim[0])
             if row is None:
                 continue
-            now = cast(int, row[0])
-            if row[2] is None and row[3] is not None:
-                verdicts[claim[:2]] = _quota_refusal(claim, (now, row[3], *_taken(row)))
-                continue
+            now = row[0]
             if row[2] is None:
-                verdicts[claim[:2]] = Proceed(first_grant(claim, now))
+                if row[3] is None:
+                    verdicts[claim[:2]] = tuple.__new__(Proceed, (first_grant(claim, now),))
+                else:
+                    verdicts[claim[:2]] = _quota_refusal(claim, (now, row[3], *_taken(row)))
                 continue
-            seen = record(row[1:])
-            kept = find_replay(seen, claim.id, claim.recipe, claim.fingerprint, now)
+            # A replay has none of the columns whose texts may be escaped.
+            seen = tuple.__new__(Record, row[1:])
+            kept = find_replay(seen, claim[0], claim[4], claim[5], now)
             if kept is not None:  # what the rule says of it, too: nothing is written for it, and nothing else looked at
                 verdicts[claim[:2]] = kept
                 continue
+            seen = record(row[1:])
             if unit is None or (yield from _is_free(claim, now, seen)):
                 yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
-        left = [claim for claim in left if claim[:2] not in verdicts]
-        if not left:
+        if len(verdicts) == whole:
             return
+        left = [claim for claim in left if claim[:2] not in verdicts]
         if store_id is not None and None in found:
             raise another_store(store_id)
     for claim in left:
@@ -154,15 +171,16 @@ def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:
     return mine == 1
 
 
-def _claiming(claims: list[Claim], statement: Statement, unit: Statement | None, store_id: str | None) -> Query:
+def _claiming(claims: list[Claim], unit: Statement | None, store_id: str | None) -> Query:
     if unit is not None:
         return Query(unit, {**unit_values(claims[0]), "store": store_id})
+    alike = claims_alike(claims, store_id)
+    if alike is not None:
+        return Query(CLAIM_ALIKE, alike)
     wanted: dict[str, Argument] = {**_claim_columns(claims), "store": store_id}
-    return Query(statement, wanted if statement is not _COUNTED else {**wanted, **_allowances(claims)})
-
-
-def _by_id(request: Claim | Settlement) -> bytes:
-    return request.id
+    if all(claim.quota is None for claim in claims):
+        return Query(_CLAIM, wanted)
+    return Query(_COUNTED, {**wanted, **_allowances(claims)})
 
 
 def _claim_columns(claims: list[Claim]) -> dict[str, Argument]:
@@ -219,8 +237,8 @@ def unit_values(claim: Claim) -> dict[str, Argument]:
     """
     id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
     return {
-        **_names_of(scope),
-        **_numbers_of(terms),
+        **names_of(scope),
+        **numbers_of(terms),
         "id": id,
         "key_hash": key_hash,
         "recipe": recipe,
@@ -230,17 +248,6 @@ def unit_values(claim: Claim) -> dict[str, Argument]:
         "operation_id": operation_id,
         "lock": _LOCK(id)[0],
     }
-
-
-@lru_cache(maxsize=1024)
-def _names_of(scope: Scope) -> Mapping[str, Value]:
-    return {name: escape(text) for name, text in scope._asdict().items()}
-
-
-@lru_cache(maxsize=256)
-def _numbers_of(terms: Terms) -> Mapping[str, Value]:
-    numbers = {name: int(number) for name, number in terms._asdict().items()}
-    return {"state": numbers.pop("starts"), **numbers}
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
@@ -275,18 +282,29 @@ VERSIONS: Final = Versions(look, replace, POSTGRES)
 
 def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     """Settlements in their order: answers in one statement, everything else by the rule."""
+    alike = settlements_alike(sorted(settlements, key=id_of)) if settlements and are_different(settlements) else None
+    if alike is not None:
+        rows: list[Row] = yield Query(SETTLE_ALIKE, alike)
+        if len(rows) == len(settlements):
+            return [_SETTLED] * len(rows)
+        return (yield from _settle_left(settlements, settlements, rows))
     # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-    ends = sorted((settlement for settlement in settlements if settlement.state in ANSWERED_STATES), key=_by_id)
+    ends = sorted((settlement for settlement in settlements if settlement.state in ANSWERED_STATES), key=id_of)
     unique = list({settlement.id: settlement for settlement in reversed(ends)}.values())[::-1]
-    settled: set[bytes] = set()
-    if unique:
-        rows: list[Row] = yield from ask(Query(SQL["settle"], settlement_columns(unique)))
-        settled = {cast(bytes, row[0]) for row in rows}
+    rows = (yield from ask(Query(SQL["settle"], settlement_columns(unique)))) if unique else []
+    return (yield from _settle_left(settlements, unique, rows))
+
+
+def _settle_left(
+    settlements: Sequence[Settlement], written: Sequence[Settlement], rows: Sequence[Row]
+) -> Flow[list[Settling]]:
+    """Settle by the rule what the statement over those ``written`` has not settled: it returned ``rows``."""
+    settled = {cast(bytes, row[0]) for row in rows}
+    firsts = {id(settlement) for settlement in written}
     replies: list[Settling] = []
-    firsts = {id(settlement) for settlement in unique}
     for settlement in settlements:
         if settlement.id in settled and id(settlement) in firsts:
-            replies.append(Settled())
+            replies.append(_SETTLED)
         else:
             replies.append((yield from VERSIONS.settle(settlement)))
     return replies

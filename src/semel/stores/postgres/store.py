@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
+from operator import itemgetter
 from typing import Any, Final, cast
 
 from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
@@ -39,6 +40,7 @@ from semel.outbox.store import settle_with_events, settling
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.postgres import doctor
+from semel.stores.postgres.alike import are_different
 from semel.stores.postgres.rows import (
     QUOTAS,
     VERSIONS,
@@ -66,6 +68,7 @@ ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas", "waiting_messa
 """Migrations that only a process needs which uses them: they raise no version, and keep no older process away."""
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
+_attempt_of: Final = itemgetter(slice(2))  # the first two fields of a claim, by which its verdict is kept
 _WANTED: Final = frozenset({State.UNKNOWN})
 NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
@@ -100,20 +103,18 @@ class PostgresStore:
         self._opened: str | None = None  # the id of the store that this process has opened first
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        first: dict[bytes, Claim] = {}
-        for claim in claims:
-            first.setdefault(claim.id, claim)
         verdicts: Verdicts = {}
-        yield from claim_all(list(first.values()), verdicts, self._opened)
-        again = [claim for claim in claims if claim[:2] not in verdicts]
-        if again:  # one batch, the same key twice: the others meet what the first has written
+        first = claims if are_different(claims) else {claim.id: claim for claim in reversed(claims)}.values()
+        yield from claim_all(first, verdicts, self._opened)
+        if len(verdicts) < len(claims):  # one batch, the same key twice: the others meet what the first has written
+            again = [claim for claim in claims if claim[:2] not in verdicts]
             seen = yield from self.look(again)
             for claim, verdict in zip(again, seen, strict=True):
                 if verdict is None:
                     yield from claim_all([claim], verdicts, self._opened)
                 else:
                     verdicts[claim[:2]] = verdict
-        return [verdicts[claim[:2]] for claim in claims]
+        return list(map(verdicts.__getitem__, map(_attempt_of, claims)))
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))

@@ -77,11 +77,11 @@ def _packs(
     def whole(items: Items) -> bytes:
         nulls, count = items.count(None), len(items)
         head = _HEAD.pack(1, nulls > 0, oid, count, 1)
+        if not nulls:
+            return head + b"".join(write(items))
         if nulls == count:
             return head + _NULL * nulls
-        if nulls:
-            return head + b"".join([_NULL if item is None else one(item) for item in items])
-        return head + b"".join(write(items))
+        return head + b"".join([_NULL if item is None else one(item) for item in items])
 
     def pack(items: Items) -> bytes:
         if not items:
@@ -89,6 +89,8 @@ def _packs(
         first, count = items[0], len(items)
         if count == 1:
             return nothing if first is None else single + one(first)
+        if type(first) is bytes:  # an id, a digest, a body: another one in each row
+            return whole(items)
         if items.count(first) == count:
             kind = type(first)
             if kind in _PLAIN or (kind is str and len(first) * count <= _REPEATED_LETTERS_MAX):

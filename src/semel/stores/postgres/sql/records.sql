@@ -75,20 +75,11 @@ WHERE clock.now IS NOT NULL;
 -- name: claim_in_unit
 -- The same of one key inside an ATOMIC unit, which holds the lock alone until its end. In a savepoint it divides by
 -- zero: rolled back to, it would take the record along, and leave what was written before it. Plain values, of which the
--- server keeps the plan on connections that are not set up for batches, as a user's are not.
+-- server keeps the plan on connections that are not set up for batches, as a user's are not. One row at most: the new
+-- record is none that this statement sees, so that its row and a record's are never both there.
 WITH clock AS MATERIALIZED (
     SELECT CASE WHEN :store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1) THEN
         coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) END AS now
-),
-known AS MATERIALIZED (
-    SELECT
-        id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder,
-        attempt, lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at,
-        dedup_until, lease_us, attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until,
-        forget_after, doubt, business_ref, resource_type, resource_id, error_code, answer_kind, answer_digest,
-        sealing_key_id, status, headers, request, body
-    FROM semel_record
-    WHERE id = :id::bytea
 ),
 won AS (
     INSERT INTO semel_record (
@@ -103,31 +94,22 @@ won AS (
         clock.now + :deadline_us::bigint, clock.now + :dedup_us::bigint, :lease_us::bigint, :attempts_max::integer,
         :answer_us::bigint, :tombstone_us::bigint, :after_expiry::smallint, 0
     FROM clock
-    WHERE clock.now IS NOT NULL AND NOT EXISTS (SELECT FROM known)
+    WHERE clock.now IS NOT NULL AND NOT EXISTS (SELECT FROM semel_record WHERE id = :id::bytea)
         AND pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))
     ON CONFLICT (id) DO NOTHING
-    RETURNING id, xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
+    RETURNING id, xmin = pg_current_xact_id()::xid AS outermost
 )
 SELECT
-    clock.now / won.outermost::integer, won.id, NULL::smallint, NULL::text, NULL::text, NULL::text, NULL::bytea,
-    NULL::text, NULL::bytea, NULL::smallint, NULL::smallint, NULL::bigint, NULL::bytea, NULL::text, NULL::integer, NULL::integer,
-    NULL::integer, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
-    NULL::integer, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
-    NULL::text, NULL::text, NULL::text, NULL::text, NULL::smallint, NULL::bytea, NULL::text, NULL::integer,
-    NULL::bytea, NULL::bytea, NULL::bytea
-FROM clock LEFT JOIN won ON true
-WHERE clock.now IS NULL OR won.id IS NOT NULL
-UNION ALL
-SELECT
-    clock.now, known.id, known.format, known.tenant, known.caller, known.operation, known.key_hash, known.recipe,
-    known.fingerprint, known.state, known.effects, known.fence, known.nonce, known.holder, known.attempt,
-    known.lapses, known.generation, known.operation_id, known.created_at, known.first_started_at, known.lease_until,
-    known.deadline_at, known.dedup_until, known.lease_us, known.attempts_max, known.answer_us, known.tombstone_us,
-    known.after_expiry, known.settled_at, known.answer_until, known.forget_after, known.doubt, known.business_ref,
-    known.resource_type, known.resource_id, known.error_code, known.answer_kind, known.answer_digest,
-    known.sealing_key_id, known.status, known.headers, known.request, known.body
-FROM known, clock
-WHERE clock.now IS NOT NULL;
+    clock.now / coalesce(won.outermost::integer, 1), coalesce(won.id, r.id), r.format, r.tenant, r.caller, r.operation,
+    r.key_hash, r.recipe, r.fingerprint, r.state, r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses,
+    r.generation, r.operation_id, r.created_at, r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until,
+    r.lease_us, r.attempts_max, r.answer_us, r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until,
+    r.forget_after, r.doubt, r.business_ref, r.resource_type, r.resource_id, r.error_code, r.answer_kind,
+    r.answer_digest, r.sealing_key_id, r.status, r.headers, r.request, r.body
+FROM clock
+LEFT JOIN won ON true
+LEFT JOIN semel_record AS r ON r.id = :id::bytea AND clock.now IS NOT NULL
+WHERE clock.now IS NULL OR won.id IS NOT NULL OR r.id IS NOT NULL;
 
 -- name: lock_in_unit
 -- Before an ATOMIC unit writes over a record that stands: tried, never waited for, and held to the unit's end.
@@ -219,8 +201,8 @@ settled AS (
         body = :body::bytea
     FROM clock
     WHERE r.id = :id::bytea AND r.fence = :fence::bigint AND r.nonce = :nonce::bytea AND r.state IN (1, 2)
-        AND r.lease_until > 0 AND r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text
-    RETURNING r.xmin::text = (pg_current_xact_id()::text::numeric % 4294967296)::text AS outermost
+        AND r.lease_until > 0 AND r.xmin = pg_current_xact_id()::xid
+    RETURNING r.xmin = pg_current_xact_id()::xid AS outermost
 )
 SELECT 1 / count(*), bool_and(outermost) FROM settled;
 

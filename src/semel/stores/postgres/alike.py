@@ -1,0 +1,150 @@
+"""Batches whose rows have most columns in common: what is the same in all of them travels once, as a plain value.
+
+Commands of one operation and caller have their names, terms and holder in common, and most answers their status and
+headers. Then a claim has six arrays instead of twenty, and a settlement five instead of fourteen. Any other batch
+takes the statement as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import itemgetter
+from struct import Struct
+from typing import Any, Final
+
+from semel.core.model import ANSWERED_STATES, STORED_ANSWERS, Claim, Scope, Settlement, Terms
+from semel.core.record import digest_answers, pack_headers
+from semel.stores.postgres.text import escape
+from semel.stores.sql.statements import Argument, Statement, Value, compose
+
+_ROWS: Final = re.compile(r"unnest\((?P<arrays>[^()]*)\) AS (?P<row>\w+) \([^()]*\)")
+_ARRAY: Final = re.compile(r":(\w+)::(\w+)\[\]")
+_LOCK: Final = Struct("!q").unpack_from
+id_of: Final = itemgetter(0)  # of a claim or a settlement
+
+
+def with_shared(statement: Statement, own: Sequence[str]) -> Statement:
+    """A statement over rows of arrays, with plain values for all columns but a row's ``own``.
+
+    >>> text = "SELECT w.id, w.holder FROM unnest(:id::bytea[], :holder::text[]) AS w (id, holder)"
+    >>> with_shared(compose("seen", text), ["id"]).text
+    'SELECT w.id, :holder::text FROM unnest(:id::bytea[]) AS w (id)'
+    """
+    found = _ROWS.search(statement.text)
+    assert found is not None
+    row, kinds = found["row"], dict(_ARRAY.findall(found["arrays"]))
+    arrays = ", ".join(f":{name}::{kind}[]" for name, kind in kinds.items() if name in own)
+    names = ", ".join(name for name in kinds if name in own)
+    text = statement.text.replace(found[0], f"unnest({arrays}) AS {row} ({names})", 1)
+    for name, kind in kinds.items():
+        if name not in own:
+            text = re.sub(rf"\b{row}\.{name}\b", f":{name}::{kind}", text)
+    return compose(f"{statement.name}_alike", text, planned_once=statement.planned_once)
+
+
+CLAIMS_OWN: Final = ("id", "key_hash", "fingerprint", "nonce", "operation_id", "lock")
+SETTLEMENTS_OWN: Final = ("id", "fence", "nonce", "answer_digest", "body")
+
+
+def claims_alike(claims: Sequence[Claim], store_id: str | None) -> dict[str, Argument] | None:
+    """What the claims of one caller and operation write; None where they differ in more than their own columns."""
+    count = len(claims)
+    ids, nonces, scopes, key_hashes, recipes, fingerprints, operation_ids, holders, terms, _, _, quotas = zip(
+        *claims, strict=True
+    )
+    scope, recipe, holder, term = scopes[0], recipes[0], holders[0], terms[0]
+    if not (
+        scopes.count(scope) == recipes.count(recipe) == holders.count(holder) == terms.count(term) == count
+        and quotas.count(None) == count
+    ):
+        return None
+    return {
+        **names_of(scope),
+        **numbers_of(term),
+        "recipe": recipe,
+        "holder": holder,
+        "store": store_id,
+        "id": list(ids),
+        "key_hash": list(key_hashes),
+        "fingerprint": list(fingerprints),
+        "nonce": list(nonces),
+        "operation_id": list(operation_ids),
+        "lock": [lock for (lock,) in map(_LOCK, ids)],
+    }
+
+
+@lru_cache(maxsize=1024)
+def names_of(scope: Scope) -> dict[str, Value]:
+    """A caller's names, which come again with each command, as they are written."""
+    return {name: escape(text) for name, text in scope._asdict().items()}
+
+
+@lru_cache(maxsize=256)
+def numbers_of(terms: Terms) -> dict[str, Value]:
+    """A policy's terms, as they are written."""
+    numbers = {name: int(number) for name, number in terms._asdict().items()}
+    return {"state": numbers.pop("starts"), **numbers}
+
+
+def settlements_alike(settlements: Sequence[Settlement]) -> dict[str, Argument] | None:
+    """What settlements of different records write; None where they differ in more than their own columns.
+
+    Or where one of them is no answer: the rules say what becomes of such a record.
+    """
+    count = len(settlements)
+    ids, fences, nonces, states, answers, kinds, doubts, codes, refs, types, names, _, _ = zip(
+        *settlements, strict=True
+    )
+    state, kind = states[0], kinds[0]
+    if (
+        state not in ANSWERED_STATES
+        or kind not in STORED_ANSWERS
+        or states.count(state) != count
+        or kinds.count(kind) != count
+        or None in answers
+    ):
+        return None
+    statuses, headers, bodies = zip(*answers, strict=True)
+    doubt, code, ref, type, name, status = doubts[0], codes[0], refs[0], types[0], names[0], statuses[0]
+    if not (
+        statuses.count(status) == headers.count(headers[0]) == doubts.count(doubt) == codes.count(code) == count
+        and refs.count(ref) == types.count(type) == names.count(name) == count
+    ):
+        return None
+    block = pack_headers(headers[0])
+    return {
+        "id": list(ids),
+        "fence": list(fences),
+        "nonce": list(nonces),
+        "state": int(state),
+        "doubt": escape(doubt),
+        "error_code": escape(code),
+        "business_ref": escape(ref),
+        "resource_type": escape(type),
+        "resource_id": escape(name),
+        "answer_kind": int(kind),
+        "answer_digest": digest_answers(status, block, bodies),
+        "status": status,
+        "headers": block,
+        "body": list(bodies),
+    }
+
+
+def are_different(settlements: Sequence[Any]) -> bool:
+    """Whether no two of these claims or settlements have one id."""
+    return len(settlements) == 1 or len(set(map(id_of, settlements))) == len(settlements)
+
+
+__all__ = [
+    "CLAIMS_OWN",
+    "SETTLEMENTS_OWN",
+    "are_different",
+    "claims_alike",
+    "id_of",
+    "names_of",
+    "numbers_of",
+    "settlements_alike",
+    "with_shared",
+]

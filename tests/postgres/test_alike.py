@@ -1,0 +1,166 @@
+"""Batches whose rows have most columns in common, and batches whose rows have not: both write the same records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from semel import Answer
+from semel.core.decide import first_grant
+from semel.core.model import Claim, KeyReused, Proceed, Record, Replay, Settled, Settlement, State, Superseded
+from semel.stores.postgres.alike import CLAIMS_OWN, SETTLEMENTS_OWN, claims_alike, settlements_alike
+from semel.stores.postgres.rows import CLAIM_ALIKE, SETTLE_ALIKE, SQL
+from semel.stores.sql.statements import Statement
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, scope, settlement
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import Fellow, Writes
+
+KEPT_BY = ("id", "key_hash", "fingerprint", "nonce", "operation_id", "fence", "created_at", "first_started_at")
+TIMES = ("lease_until", "deadline_at", "dedup_until", "settled_at", "answer_until", "forget_after")
+ODD = r"a\0b\\ é"  # a caller whose name is written otherwise than it reads
+
+
+def claimed(fellow: Fellow, claims: Sequence[Claim]) -> list[Any]:
+    return list(fellow.performs("claim", lambda: fellow.engine.store.claim(claims)))
+
+
+def settled(fellow: Fellow, settlements: Sequence[Settlement]) -> list[Any]:
+    return list(fellow.performs("settle", lambda: fellow.engine.store.settle(settlements)))
+
+
+def records(fellow: Fellow, claims: Sequence[Claim]) -> list[Record]:
+    return list(fellow.performs("read", lambda: fellow.engine.store.read([claim.id for claim in claims])))
+
+
+def shared(row: Record) -> dict[str, Any]:
+    """What the records of like commands have in common, with their times since the claim."""
+    since = {name: getattr(row, name) and getattr(row, name) - row.created_at for name in TIMES[:3]}
+    return {**{name: value for name, value in row._asdict().items() if name not in (*KEPT_BY, *TIMES)}, **since}
+
+
+def arrays(statement: Statement) -> int:
+    """How many of its values are a row's own."""
+    unnest = statement.text.partition("unnest(")[2]
+    return unnest.partition(")")[0].count("[]")
+
+
+def test_six_columns_of_a_claim_and_five_of_a_settlement_are_a_rows_own() -> None:
+    """What travels once is no array: most of what a batch cost its process was to write down the same many times."""
+    assert (arrays(SQL["claim"]), arrays(CLAIM_ALIKE), len(CLAIMS_OWN)) == (20, 6, 6)
+    assert (arrays(SQL["settle"]), arrays(SETTLE_ALIKE), len(SETTLEMENTS_OWN)) == (14, 5, 5)
+    assert set(CLAIM_ALIKE.distinct) == set(SQL["claim"].distinct)
+    assert set(SETTLE_ALIKE.distinct) == set(SQL["settle"].distinct)
+
+
+LIKE = [attempt(f"k{number}", nonce=number, request=number) for number in range(3)]
+OTHERS = {
+    "caller": attempt("x", within=scope(caller="bob")),
+    "operation": attempt("x", within=scope("refund")),
+    "recipe": attempt("x", recipe="2.tests"),
+    "terms": attempt("x", policy=IDEMPOTENT),
+    "holder": attempt("x")._replace(holder="another:1"),
+}
+
+
+@pytest.mark.parametrize("differs", OTHERS)
+def test_claims_that_differ_in_more_than_their_own_columns_are_not_alike(differs: str) -> None:
+    like = [claim._replace(holder="host:1") for claim in LIKE]
+    assert claims_alike(like, None) is not None
+    assert claims_alike([*like, OTHERS[differs]], None) is None
+
+
+def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
+    fellow, odd = make_fellow(), scope(caller=ODD)
+    alone, *alike, mixed = [attempt(f"k{number}", nonce=1, request=number, within=odd) for number in range(5)]
+    found = claimed(fellow, [alone]) + claimed(fellow, alike)
+    found += claimed(fellow, [mixed, attempt("other", within=scope(caller="bob"))])
+    assert {type(verdict) for verdict in found} == {Proceed}
+    rows = records(fellow, [alone, *alike, mixed])
+    assert all(row.caller == ODD for row in rows)
+    assert [shared(row) for row in rows] == [shared(rows[0])] * 5
+    for row, claim in zip(rows, [alone, *alike, mixed], strict=True):
+        assert all(getattr(row, name) == getattr(claim, name) for name in KEPT_BY[:5])
+
+
+def test_settlements_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
+    fellow = make_fellow()
+    claims = [attempt(f"k{number}", request=number) for number in range(6)]
+    grants = [verdict.grant for verdict in claimed(fellow, claims)]
+    settlements = [settlement(grant) for grant in grants]
+    settlements[5] = settlement(grants[5], answer=Answer(200, (), b""))
+    assert settlements_alike(settlements[1:4]) is not None
+    assert settlements_alike(settlements[4:]) is None
+    assert (
+        settled(fellow, settlements[:1]) + settled(fellow, settlements[1:4]) + settled(fellow, settlements[4:])
+        == [Settled()] * 6
+    )
+    rows = records(fellow, claims)
+    assert [shared(row) for row in rows[:5]] == [shared(rows[0])] * 5
+    assert (rows[5].status, rows[5].headers, rows[5].body) == (200, b"", b"")
+    verdicts = claimed(fellow, claims)
+    assert [type(verdict) for verdict in verdicts] == [Replay] * 6
+    assert [verdict.answer for verdict in verdicts] == [OK] * 5 + [Answer(200, (), b"")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"answer": None},
+        {"state": State.FAILED_REPLAYABLE},
+        {"doubt": "timeout"},
+        {"error_code": "declined"},
+        {"business_ref": "order-1"},
+        {"resource_type": "payment"},
+        {"resource_id": "1"},
+        {"answer": OK._replace(status=202)},
+        {"answer": OK._replace(headers=())},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_settlements_that_differ_in_more_than_their_own_columns_are_not_alike(other: dict[str, Any]) -> None:
+    settlements = [settlement(first_grant(claim, 1)) for claim in LIKE]
+    assert settlements_alike(settlements) is not None
+    assert settlements_alike([*settlements, settlements[0]._replace(id=b"x" * 16, **other)]) is None
+
+
+def test_of_settlements_alike_each_is_told_what_became_of_its_own(make_fellow: Callable[..., Fellow]) -> None:
+    """One has another holder's fence, one comes twice, one has no record: the others are settled."""
+    fellow = make_fellow()
+    claims = [attempt(f"k{number}", request=number) for number in range(4)]
+    settlements = [settlement(verdict.grant) for verdict in claimed(fellow, claims)]
+    stale = settlements[1]._replace(fence=settlements[1].fence - 1)
+    gone = settlements[2]._replace(id=b"g" * 16)
+    assert settled(fellow, [settlements[0], stale, gone, settlements[3]]) == [
+        Settled(),
+        Superseded(State.PROCESSING),
+        Superseded(None),
+        Settled(),
+    ]
+    assert [type(reply) for reply in settled(fellow, [settlements[1], settlements[1], settlements[2]])][0::2] == [
+        Settled,
+        Settled,
+    ]
+    assert [row.state for row in records(fellow, claims)] == [State.SUCCEEDED] * 4
+
+
+def test_a_request_that_was_recorded_under_a_former_recipe_is_replayed(make_fellow: Callable[..., Fellow]) -> None:
+    """An ordinary claim in a batch meets it in other terms, and is made again in those."""
+    fellow = make_fellow()
+    former = command("k")
+
+    async def pay(permit: Any, db: Writes) -> Answer:
+        return MADE
+
+    assert not fellow.run(former, pay).replayed
+    now = replace(former, recipe="2.tests", fingerprint=b"f" * 32, under={former.recipe: former.fingerprint}.get)
+    assert fellow.run(now, pay).replayed
+    reused = fellow.tell(claim_of(fellow, replace(now, under=None)))
+    assert type(reused) is not KeyReused  # another recipe, which says nothing of the request
+
+
+async def claim_of(fellow: Fellow, what: Any) -> Any:
+    met = fellow.engine.claim(what)
+    return met if fellow.runner is None else await met
