@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from starlette.testclient import TestClient
@@ -86,7 +87,7 @@ def test_doctor_reports_relays_with_different_sinks(place: Place, semel: Run) ->
         partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
         for number, sink in enumerate(("nats://a", "nats://a", "redis://b")):
             name = registration(f"vm:{number}:aa", sink, sink)
-            engine.perform("attend", lambda name=name: partitions.attend(name, 60_000_000, listens=False))
+            engine.perform("attend", partial(partitions.attend, name, 60_000_000, listens=False))
         _, detail, remedy = findings(semel("doctor", "--json"))["events"]
     assert (
         detail

@@ -325,16 +325,12 @@ def test_an_idle_relay_with_another_sink_is_seen_for_ten_minutes(place: Place) -
                 return found
 
             for holder in ("vm:7:aa", "me"):
-                await engine.perform(
-                    "lanes", lambda holder=holder: partitions.attend(holder, 60_000_000, listens=False)
-                )
+                await engine.perform("lanes", partial(partitions.attend, holder, 60_000_000, listens=False))
             assert await sinks() == []  # a version that does not name its sink, and itself
             for address in ("nats://a", "nats://b"):
                 holder = registration(f"vm:8:{address}", address, address)
-                await engine.perform(
-                    "lanes", lambda holder=holder: partitions.attend(holder, 60_000_000, listens=False)
-                )
-                await engine.perform("lanes", lambda holder=holder: partitions.retire(holder))
+                await engine.perform("lanes", partial(partitions.attend, holder, 60_000_000, listens=False))
+                await engine.perform("lanes", partial(partitions.retire, holder))
             assert await sinks() == ["nats://a"]
             assert await engine.perform("relays", Copies(engine.store).relay_us) > 0
             await engine.perform("lanes", lambda: partitions.leave("me", 60_000_000))
