@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import re
@@ -15,7 +16,9 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from semel import AsyncEngine, AsyncPermit
 from semel.client import (
     AsyncClient,
     AsyncIntent,
@@ -34,9 +37,11 @@ from semel.client import (
     deadline,
 )
 from semel.client.journal import SendingClaim
-from semel.client.plan import LIFETIME_OVER
+from semel.client.plan import LIFETIME_OVER, Outcome
 from semel.errors import ConfigurationError, InvalidKey
 from semel.extras import install_command
+from semel.http import single_caller
+from semel.integrations.fastapi import Semel
 from tests.client.conftest import Colour, Server
 
 CREATED = httpx.Response(201, json={"paymentId": "p-1"})
@@ -527,3 +532,45 @@ def test_a_server_that_trickles_cannot_hold_the_caller() -> None:
     assert outcome.may_have_happened
     assert "no whole answer within" in outcome.detail
     journal.close()
+
+
+def test_a_client_waits_for_what_the_server_has_accepted(tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    first: asyncio.Task[httpx.Response] | None = None
+    engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/shop.db")
+    app = FastAPI()
+    semel = Semel(engine, caller=single_caller)
+
+    @app.post("/payments", status_code=201)
+    @semel.command("payments.create", steps=True, resumable=True)
+    async def pay(permit: AsyncPermit = semel.permit) -> dict[str, str]:
+        async def charge() -> str:
+            begun.set()
+            await may_end.wait()
+            return "ch_1"
+
+        return {"charge": await permit.step("charge", charge, repeat=True)}
+
+    semel.install(app)
+
+    async def end_it(_: float) -> None:
+        may_end.set()
+        assert first is not None
+        await first
+
+    async def main() -> Outcome:
+        nonlocal first
+        await engine.migrate()
+        async with engine, httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
+            headers = {"Idempotency-Key": "rent-may", "Prefer": "respond-async", "Content-Type": "application/json"}
+            first = asyncio.create_task(http.post("http://shop.example/payments", headers=headers, content=b"{}"))
+            await begun.wait()
+            budget = Budget(attempts=1, seconds=60, attempt_seconds=1)
+            client = AsyncClient("http://shop.example", http=http, budget=budget, journal=Journal("memory://"))
+            client._sleep = end_it
+            return await (await client.intent("POST", "/payments", json={}, key="rent-may")).send()
+
+    outcome = asyncio.run(main())
+    assert isinstance(outcome, Done)
+    assert outcome.answer is not None
+    assert (outcome.answer.status, outcome.answer.json(), outcome.replayed) == (201, {"charge": "ch_1"}, True)

@@ -416,6 +416,71 @@ def test_the_answer_is_fetched_although_the_attempts_are_used_up() -> None:
     assert isinstance(again.outcome, NotYet)
 
 
+# --- a command that the server has accepted and still works on ---
+
+ACCEPTED = Answered(
+    202,
+    {"content-type": "application/json", "retry-after": "1", "link": '</operations/1>; rel="status"'},
+    b'{"operationId": "1", "state": "PROCESSING", "operation": "/operations/1"}',
+)
+RUNNING = status("PROCESSING", running=True)
+REPLAYED = {"idempotency-replayed": "true"}
+
+
+def test_an_accepted_command_is_asked_about_until_its_answer_is_there() -> None:
+    driven = Driven(ACCEPTED, RUNNING, RUNNING, status("SUCCEEDED"), Answered(201, REPLAYED), budget=Budget(attempts=1))
+    kinds = [type(action) for action in driven.actions if not isinstance(action, Wait)]
+    assert kinds == [Send, AskStatus, AskStatus, AskStatus, Send, Finish]
+    assert driven.outcome == Done(Answered(201, REPLAYED), replayed=True)
+
+
+def test_an_accepted_command_may_still_be_refused() -> None:
+    driven = Driven(LOST, ACCEPTED, status("FAILED_REPLAYABLE"), Answered(402, REPLAYED))
+    assert driven.outcome == Refused("HTTP_402", "new", Answered(402, REPLAYED))
+
+
+def test_an_accepted_command_that_outlasts_the_budget_has_no_outcome_yet() -> None:
+    driven = Driven(ACCEPTED, RUNNING, budget=Budget(seconds=10, attempts=1))
+    assert isinstance(driven.outcome, NotYet)
+    assert driven.outcome.may_have_happened
+    assert driven.outcome.code == "IDEMPOTENCY_REQUEST_IN_PROGRESS"
+    assert driven.plan.operation_url == "https://shop.example/operations/1"
+    assert driven.now <= 110
+
+
+def test_an_accepted_command_whose_outcome_becomes_unknown_is_in_doubt() -> None:
+    driven = Driven(ACCEPTED, RUNNING, status("UNKNOWN"), budget=Budget(seconds=10, attempts=1))
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.outcome.code == OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize("answer", [Answered(404), Answered(200, {}, b"[]")])
+def test_an_accepted_command_without_a_status_has_no_outcome_yet(answer: Answered) -> None:
+    assert isinstance(Driven(ACCEPTED, answer).outcome, NotYet)
+
+
+def test_an_accepted_command_without_a_link_is_sent_again() -> None:
+    driven = Driven(Answered(202, {"content-type": "application/json"}, ACCEPTED.body), Answered(201, REPLAYED))
+    assert (driven.count(Send), driven.count(AskStatus)) == (2, 0)
+    assert driven.outcome == Done(Answered(201, REPLAYED), replayed=True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answered(202, {**ACCEPTED.headers, **REPLAYED}, ACCEPTED.body),
+        Answered(202, ACCEPTED.headers, b'{"job": 7}'),
+        Answered(202, ACCEPTED.headers, b'{"operationId": "1", "state": "SUCCEEDED"}'),
+        Answered(202, ACCEPTED.headers, b"[1]"),
+        Answered(200, ACCEPTED.headers, ACCEPTED.body),
+    ],
+)
+def test_a_202_of_the_application_itself_is_done(answer: Answered) -> None:
+    driven = Driven(answer)
+    assert isinstance(driven.outcome, Done)
+    assert driven.count(Send) == 1
+
+
 def test_a_settlement_that_is_contradicted_ends_in_doubt() -> None:
     driven = Driven(UNKNOWN, status("SUCCEEDED"), UNKNOWN)
     assert isinstance(driven.outcome, InDoubt)

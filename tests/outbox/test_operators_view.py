@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from starlette.testclient import TestClient
@@ -14,7 +15,7 @@ from semel.cli.main import main
 from semel.console import Console
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
-from semel.outbox.partitions import Partitions
+from semel.outbox.partitions import Partitions, registration
 from tests.outbox.conftest import Place
 from tests.outbox.test_receivers import BANK, SHOP, Shore, relayed
 
@@ -79,6 +80,20 @@ def test_doctor_says_that_a_relay_does_not_get_on(place: Place, semel: Run) -> N
     assert level == "warning"
     assert detail.endswith("although a relay runs")
     assert "whether it reaches the sink" in remedy
+
+
+def test_doctor_reports_relays_with_different_sinks(place: Place, semel: Run) -> None:
+    with Engine.connect(place.url) as engine:
+        partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
+        for number, sink in enumerate(("nats://a", "nats://a", "redis://b")):
+            name = registration(f"vm:{number}:aa", sink, sink)
+            engine.perform("attend", partial(partitions.attend, name, 60_000_000, listens=False))
+        _, detail, remedy = findings(semel("doctor", "--json"))["events"]
+    assert (
+        detail
+        == "relays publish this store's events to 2 different sinks (nats://a, redis://b): each event goes to one"
+    )
+    assert "--receivers" in remedy
 
 
 def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place: Place, semel: Run) -> None:

@@ -14,10 +14,11 @@ import pytest
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 from semel.outbox.event import Event
-from semel.outbox.partitions import Partitions
+from semel.outbox.partitions import Partitions, registration
 from semel.outbox.sinks.base import Refused, Reply, Unreached
 from semel.outbox.store import Events
 from semel.outbox.worker import Relay
+from semel.stores.sql.tables import Copies
 from semel.telemetry import Counting
 from tests.engine.shells import command, until
 from tests.outbox.conftest import SQLITE, Broker, Place, first_arrivals, in_order, make_place
@@ -288,6 +289,62 @@ def test_lanes_are_shared_and_those_of_the_dead_are_taken_over(place: Place) -> 
             assert await attend("a") == ALL
 
     told(story())
+
+
+def test_relays_with_different_sinks_report_each_other(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    first, again, second = Broker(), Broker(), Broker()
+    second.name = "redis://cache.example/0"
+
+    async def story() -> None:
+        async with AsyncEngine.connect(place.url) as engine:
+            async with Relay(engine, first):
+                await until(lambda: bool(place.rows("SELECT holder FROM semel_relay WHERE lease_until > 0")))
+                same = Relay(engine, again)
+                await same.run_once()
+                assert same.rivals == ()
+                other = Relay(engine, second)
+                await other.run_once()
+                assert other.rivals == ("test",)
+            alone = Relay(engine, second)
+            await alone.run_once()
+            assert alone.rivals == ()
+
+    told(story())
+    [record] = [each for each in caplog.records if "another sink" in each.getMessage()]
+    assert "test" in record.getMessage()
+    assert second.name in record.getMessage()
+
+
+def test_an_idle_relay_with_another_sink_is_seen_for_ten_minutes(place: Place) -> None:
+    async def story() -> None:
+        async with AsyncEngine.connect(place.url) as engine:
+            partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
+
+            async def sinks() -> list[str]:
+                found: list[str] = await engine.perform("sinks", lambda: partitions.rivals("nats://b"))
+                return found
+
+            for holder in ("vm:7:aa", "me"):
+                await engine.perform("lanes", partial(partitions.attend, holder, 60_000_000, listens=False))
+            assert await sinks() == []  # a version that does not name its sink, and itself
+            for address in ("nats://a", "nats://b"):
+                holder = registration(f"vm:8:{address}", address, address)
+                await engine.perform("lanes", partial(partitions.attend, holder, 60_000_000, listens=False))
+                await engine.perform("lanes", partial(partitions.retire, holder))
+            assert await sinks() == ["nats://a"]
+            assert await engine.perform("relays", Copies(engine.store).relay_us) > 0
+            await engine.perform("lanes", lambda: partitions.leave("me", 60_000_000))
+            assert await sinks() == ["nats://a"]  # an idle relay outlives the sweep of silent ones
+            place.change("UPDATE semel_relay SET lease_until = lease_until + 601000000 WHERE lease_until < 0")
+            assert await sinks() == []
+
+    told(story())
+
+
+def test_the_registration_fits_its_column_whatever_the_sink_is_called() -> None:
+    long = registration("vm:1:abc", "kafka://" + "broker.example:9092," * 40, "x")
+    assert len(long) == 191
+    assert long != registration("vm:1:abc", "kafka://" + "broker.example:9092," * 40, "y")
 
 
 def test_only_what_was_published_long_enough_ago_is_forgotten(place: Place) -> None:

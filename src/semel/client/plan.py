@@ -28,6 +28,7 @@ LIFETIME_SECONDS: Final = 86_400.0
 LIFETIME_OVER: Final = "KEY_LIFETIME_OVER"
 REDIRECT: Final = "REDIRECT"
 OUTCOME_UNKNOWN: Final = "IDEMPOTENCY_OUTCOME_UNKNOWN"
+IN_PROGRESS: Final = "IDEMPOTENCY_REQUEST_IN_PROGRESS"
 # Refusals of Semel's own that do not look at the record: they say nothing of an earlier attempt.
 _WITHOUT_A_LOOK: Final = frozenset(
     {
@@ -43,6 +44,7 @@ _RETRIED: Final = frozenset({408, 425, 429, 502, 503, 504})
 _NOTHING_RAN: Final = frozenset({425, 429})
 # What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
+_OPEN: Final = ("CLAIMED", "PROCESSING")
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
 _SECONDS_DIGITS_MAX: Final = 12
 _PERIOD_LENGTH_MAX: Final = 60
@@ -455,6 +457,7 @@ class Plan:
         self._asks = 0
         self._pending: Literal["send", "ask", "pause"] = "send"
         self._doubt = OUTCOME_UNKNOWN
+        self._is_accepted = False  # the server works on the command, and has no answer yet
         self._is_settled = False  # the status says that an answer waits: one more attempt may fetch it
 
     # --- the two questions ---
@@ -549,6 +552,12 @@ class Plan:
         problem, status = answer.problem, answer.status
         if answer.replayed:
             return self._finish_stored(answer)
+        if _is_accepted(answer):
+            self.may_have_happened = self._is_accepted = True
+            if self.operation_url is None:
+                return self._again(now, IN_PROGRESS, answer)
+            return self._doubtful(answer, now, IN_PROGRESS)
+        self._is_accepted = False
         if problem.get("code") == OUTCOME_UNKNOWN:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
@@ -637,11 +646,16 @@ class Plan:
         if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
             self._is_settled = True
             return self._again(now, state, None)
-        if state in ("CLAIMED", "PROCESSING") and document.get("running") is False:
+        if state in _OPEN and document.get("running") is False:
             return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
+        if state == "UNKNOWN":
+            self._is_accepted, self._doubt = False, OUTCOME_UNKNOWN
         return self._pause_and_ask(now, event.retry_after)
 
     def _in_doubt(self, detail: str) -> Finish:
+        if self._is_accepted:
+            detail = detail or "the server has accepted the command and still works on it"
+            return Finish(NotYet(self._doubt, 0.0, True, self._last, detail))
         detail = detail or "the server does not know yet whether it happened: query the operation, keep the key"
         return Finish(InDoubt(self._doubt, self.operation_url, self._last, detail))
 
@@ -654,6 +668,14 @@ class Plan:
         except ValueError:
             return None
         return found if same else None
+
+
+def _is_accepted(answer: Answered) -> bool:
+    """Whether the server says that it works on the command, as Semel does: any other 202 is its own answer."""
+    if answer.status != 202:
+        return False
+    document = _document(answer)
+    return isinstance(document.get("operationId"), str) and document.get("state") in _OPEN
 
 
 # --- headers ---

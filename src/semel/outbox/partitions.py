@@ -6,6 +6,8 @@ Relays that find nothing to do hold none, and take turns to look whether there i
 
 from __future__ import annotations
 
+import re
+from hashlib import sha256
 from typing import Final, cast
 
 from semel.core.contract import Turn
@@ -15,6 +17,34 @@ from semel.outbox.store import Depth
 from semel.stores.sql.dialect import Dialect, Values
 
 NOUN: Final = "partitions"
+IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
+_HOLDER_MAX: Final = 191
+_SINK: Final = re.compile(r":([0-9a-f]{8}) (.*)\Z", re.DOTALL)
+
+
+def registration(name: str, sink: str, identity: str) -> str:
+    """The name under which a relay registers: its own, and its sink's, so that others see where its events go.
+
+    Parameters: ``sink`` for people, cut where it is too long; ``identity`` tells two sinks apart.
+
+    >>> registration("vm:7:c0ffee", "nats://mq.example", "nats://mq.example")
+    'vm:7:c0ffee:b146520c nats://mq.example'
+    """
+    return f"{name}:{_mark(identity)} {sink}"[:_HOLDER_MAX]
+
+
+def sink_of(holder: str) -> tuple[str, str] | None:
+    """The mark and the name of a registered relay's sink; None for a version that does not name it.
+
+    >>> sink_of("vm:7:c0ffee:b146520c nats://mq.example"), sink_of("vm:7:c0ffee")
+    (('b146520c', 'nats://mq.example'), None)
+    """
+    found = _SINK.search(holder)
+    return None if found is None else (found[1], found[2])
+
+
+def _mark(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()[:8]
 
 
 class Partitions:
@@ -60,6 +90,16 @@ class Partitions:
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
+
+    def sinks(self) -> Flow[dict[str, str]]:
+        """The sinks of the relays that publish now, or have within ten minutes: their names, by their marks."""
+        rows = yield from self._dialect.rows(self._sql["registered"], {"idle": IDLE_SEEN_US})
+        return dict(filter(None, (sink_of(cast(str, holder)) for (holder,) in rows)))
+
+    def rivals(self, identity: str) -> Flow[list[str]]:
+        """The other sinks to which relays publish the same events, so that each event goes to only one of them."""
+        found = yield from self.sinks()
+        return sorted({name for mark, name in found.items() if mark != _mark(identity)})
 
     def free(self) -> Flow[int]:
         """The number of partitions that no relay holds."""

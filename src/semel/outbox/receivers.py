@@ -129,6 +129,7 @@ class Receivers:
             told = "two receivers have one name" if twice else f"give 1 to {RECEIVERS_MAX} receivers, not {len(given)}"
             raise ConfigurationError(told)
         self.name = f"{len(given)} receiver{'s' if len(given) > 1 else ''}"
+        self.identity = f"receivers {' '.join(sorted(self.receivers))}"
         self._wait_seconds = wait_seconds
         self._engine = engine
         self._events = Events(dialect_of(engine.store, "events"))

@@ -16,6 +16,7 @@ again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import time
@@ -32,7 +33,7 @@ from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
-from semel.outbox.partitions import Partitions
+from semel.outbox.partitions import Partitions, registration
 from semel.outbox.rules import DISABLED, PARTITIONS, RECEIVER, receiver_of
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, reply_to
@@ -59,6 +60,7 @@ WITHOUT_PARTITIONS_SECONDS: Final = (
 )
 APART_SECONDS: Final = 0.02  # between two idle relays that hear the same notification
 DEAF_SECONDS: Final = 1.0  # of one that heard a notification for which others were enough
+RIVALS_SECONDS: Final = 60.0  # between two looks for relays with another sink
 DISABLED_SECONDS: Final = 1.0  # between two looks whose endpoint is disabled
 ALL_PARTITIONS: Final = (1 << PARTITIONS) - 1
 
@@ -107,8 +109,12 @@ class Relay:
         if poll_seconds is not None:
             check_seconds("poll_seconds", poll_seconds, most=3600)
         dialect = dialect_of(engine.store, "events")
-        self.name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
+        name = f"{engine.core.holder}:{uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10)))[-12:]}"
+        self._identity: str = getattr(sink, "identity", sink.name)
+        self.name = registration(name, sink.name, self._identity)
         self.sink = sink
+        self.rivals: tuple[str, ...] = ()  # other sinks, to which other relays publish some of the same events
+        self._rivals_at = float("-inf")
         self._refused_waits: Sequence[float] = getattr(sink, "refused_waits", ())
         self._outage_seconds_max: float = getattr(sink, "outage_seconds_max", OUTAGE_SECONDS_MAX)
         self._delivers_copies = bool(getattr(sink, "delivers_copies", False))
@@ -358,6 +364,22 @@ class Relay:
             "events_attend", lambda: self._partitions.attend(self.name, lease, listens=listens)
         )
         self._attended = self._time()
+        if self._time() - self._rivals_at >= RIVALS_SECONDS:
+            self._rivals_at = self._time()
+            await self._look_for_rivals()
+
+    async def _look_for_rivals(self) -> None:
+        """Report the relays with another sink: an event that one of them publishes never reaches this sink."""
+        found = await self._engine.perform("events_sinks", lambda: self._partitions.rivals(self._identity))
+        before, self.rivals = self.rivals, tuple(found)
+        if set(self.rivals) - set(before):
+            logging.getLogger("semel").warning(
+                "relays with another sink publish the events of this store: %s beside %s; each event goes to only one "
+                "of them. Run all of the store's relays with one sink: to send events to several places use "
+                "semel worker --receivers, or a function that sends each event to all of them",
+                ", ".join(self.rivals),
+                self.sink.name,
+            )
 
     async def _leave(self) -> None:
         lease = int(self._lease_seconds * 1_000_000)

@@ -17,6 +17,7 @@ from semel.imports.store import ImportRows
 from semel.inbox.store import InboxRows
 from semel.operations.flow import is_kept_by
 from semel.outbox.event import Waiting
+from semel.outbox.partitions import Partitions
 from semel.outbox.rules import receiver_of, receiver_topic
 from semel.outbox.store import Events
 from semel.steps.rules import Unpackable, unpack_steps
@@ -70,6 +71,16 @@ def _look_at_events(engine: Engine) -> Iterator[DoctorFinding]:
             "to use it again, perhaps with a new address: semel events enable; otherwise drop its events: semel "
             "events drop --topic TOPIC",
         )
+    sinks = engine.perform("relays", Partitions(dialect_of(engine.store, "events")).sinks)
+    if len(sinks) > 1:
+        named = ", ".join(sorted(sinks.values()))
+        yield DoctorFinding(
+            "events",
+            "warning",
+            f"relays publish this store's events to {len(sinks)} different sinks ({named}): each event goes to one",
+            "run all relays with one sink; to send events to several places: semel worker --receivers FILE, or "
+            "--sink python:MODULE:FUNCTION that sends each event to all of them",
+        )
     slow = [each for each in behind if each.depth.parked or each.depth.oldest_us > WAITS_US]
     yield from map(_receiver, slow[:NAMED_MAX])
     if len(slow) > NAMED_MAX:
@@ -79,7 +90,7 @@ def _look_at_events(engine: Engine) -> Iterator[DoctorFinding]:
         yield _waiting_long(depth.waiting, depth.oldest_us, relays=False)
     elif late and (others_us > WAITS_US or not slow):
         yield _waiting_long(depth.waiting, max(others_us, 0 if slow else depth.oldest_us), relays=True)
-    elif not depth.parked and not slow:
+    elif not depth.parked and not slow and len(sinks) < 2:
         yield DoctorFinding("events", "ok", f"{depth.waiting} waiting, none parked")
 
 

@@ -66,7 +66,8 @@ class Sink(Protocol):
 
     It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
     ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone. ``disables`` says what the
-    relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything.
+    relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything. ``identity``
+    tells it apart from other sinks of the same name: relays with different sinks on one store report each other.
     """
 
     name: str  # for people; without a password

@@ -57,8 +57,11 @@ UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder::text
 RETURNING 1;
 
 -- name: retire
--- It has nothing to do: it counts no longer, and goes on listening.
-UPDATE semel_relay SET lease_until = 0 WHERE holder = :holder::text
+-- It has nothing to do: it counts no longer, and goes on listening. A negative lease says since when.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+UPDATE semel_relay SET lease_until = -clock.now FROM clock WHERE holder = :holder::text
 RETURNING 1;
 
 -- name: sign_off
@@ -71,8 +74,16 @@ RETURNING 1;
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
-DELETE FROM semel_relay USING clock WHERE greatest(lease_until, bell_until) < clock.now - :lease::bigint * 10
+DELETE FROM semel_relay USING clock WHERE greatest(abs(lease_until), bell_until) < clock.now - :lease::bigint * 10
 RETURNING 1;
+
+-- name: registered
+-- The relays that publish, or were at it a while ago, and now wait for events.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT holder FROM semel_relay, clock
+WHERE lease_until > clock.now OR bell_until > clock.now OR (lease_until < 0 AND -lease_until > clock.now - :idle::bigint);
 
 -- name: free
 -- How many partitions are free.
