@@ -44,8 +44,10 @@ _NOTHING_RAN: Final = frozenset({425, 429})
 # What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
+_RUNNING: Final = frozenset({"CLAIMED", "PROCESSING"})
 _SECONDS_DIGITS_MAX: Final = 12
 _PERIOD_LENGTH_MAX: Final = 60
+_LINK_LENGTH_MAX: Final = 2000
 _PERIOD: Final = re.compile(
     r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
     r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?",
@@ -247,6 +249,29 @@ class Answered:
     def replayed(self) -> bool:
         """Whether the server marks this as the stored answer of an earlier attempt."""
         return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
+
+    @property
+    def is_stored_failure(self) -> bool:
+        """Whether a 5xx was stored that says nothing about the effect.
+
+        >>> Answered(500, {"idempotent-replayed": "true"}).is_stored_failure
+        True
+        """
+        return self.replayed and self.status >= 500 and self.lifetime_seconds is None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the server says by a 202 that the command runs, which is not its answer.
+
+        >>> Answered(202, {}, b'{"operationId": "1", "state": "PROCESSING"}').is_accepted
+        True
+        """
+        if self.status != 202 or self.replayed:
+            return False
+        if "respond-async" in self.headers.get("preference-applied", "").lower():
+            return True
+        document = _document(self) if "json" in self.headers.get("content-type", "json").lower() else {}
+        return document.get("state") in _RUNNING and isinstance(document.get("operationId"), str)
 
     @property
     def lifetime_seconds(self) -> float | None:
@@ -547,11 +572,11 @@ class Plan:
             self.lifetime_seconds = answer.lifetime_seconds
         self.operation_url = self._same_origin(answer.operation) or self.operation_url
         problem, status = answer.problem, answer.status
-        if answer.replayed:
-            return self._finish_stored(answer)
         if problem.get("code") == OUTCOME_UNKNOWN:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
+        if answer.replayed:
+            return self._finish_stored(answer)
         if problem.get("retryable") is True or (status in _RETRIED and problem.get("retryable") is not False):
             # A server that says "retryable" and "store unavailable" ran nothing, unless it could not see its commit;
             # an earlier attempt stays open.
@@ -565,6 +590,11 @@ class Plan:
         if status >= 500 or status < 200:
             self.may_have_happened = True
             return self._doubtful(answer, now, answer.code)
+        if answer.is_accepted:
+            self.may_have_happened = True
+            if self.operation_url is None or self._is_settled:
+                return self._again(now, answer.code, answer, "the server has accepted the command, which still runs")
+            return self._doubtful(answer, now, answer.code)
         if status < 300 or status == 303:
             return Finish(Done(answer, replayed=False))
         if status < 400:
@@ -572,9 +602,19 @@ class Plan:
         return self._finish_refusal(answer)
 
     def _finish_stored(self, answer: Answered) -> Finish:
-        """Finish: the stored answer of an earlier attempt is final."""
+        """Finish: the stored answer of an earlier attempt is final.
+
+        That need not tell what happened: a server may store whatever its first attempt ended with. A failure is a
+        refusal only where the operation itself says for how long it holds.
+        """
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
+        if answer.is_stored_failure:
+            detail = (
+                "the server has stored this failure, and answers nothing else under this key: look for your business "
+                "reference; do not send the command again"
+            )
+            return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
 
     def _finish_redirect(self, answer: Answered) -> Finish:
@@ -637,7 +677,7 @@ class Plan:
         if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
             self._is_settled = True
             return self._again(now, state, None)
-        if state in ("CLAIMED", "PROCESSING") and document.get("running") is False:
+        if state in _RUNNING and document.get("running") is False:
             return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
         return self._pause_and_ask(now, event.retry_after)
 
@@ -647,6 +687,8 @@ class Plan:
 
     def _same_origin(self, link: str | None) -> str | None:
         if link is None:
+            return None
+        if len(link) > _LINK_LENGTH_MAX or not link.isprintable():
             return None
         try:
             found = urljoin(self._url, link)
