@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,7 +78,9 @@ def play(page: Page, answers: list[Any], extra: str = "{}") -> Any:
         ([[401]], "refused", 1),
         ([None, [401]], "notyet", 2),  # which says nothing about the attempt that was lost
         ([None, [404]], "notyet", 2),
-        ([None, [402]], "refused", 2),
+        ([None, [402]], "notyet", 2),
+        ([None, [402, {"Idempotency-Key-Lifetime": "600"}]], "refused", 2),  # the operation's own word
+        ([None, [422]], "refused", 2),
         (
             [problem(409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", retryable=True), [401]],
             "notyet",
@@ -85,7 +88,9 @@ def play(page: Page, answers: list[Any], extra: str = "{}") -> Any:
         ),  # the first may succeed
         ([None, problem(400, "IDEMPOTENCY_OPERATION_NOT_DECLARED")], "notyet", 2),
         ([problem(400, "IDEMPOTENCY_OPERATION_NOT_DECLARED")], "refused", 1),
-        ([[504, {"Idempotency-Replayed": "true"}]], "refused", 1),
+        ([[504, {"Idempotency-Replayed": "true", "Idempotency-Key-Lifetime": "600"}]], "refused", 1),
+        ([[500, {"Idempotent-Replayed": "true"}]], "unknown", 1),  # stored, and it may have happened
+        ([[409, {**PROBLEM, "Idempotency-Replayed": "true"}, {"code": "IDEMPOTENCY_OUTCOME_UNKNOWN"}]], "unknown", 1),
         ([problem(409, "IDEMPOTENCY_OUTCOME_UNKNOWN")], "unknown", 1),
         ([problem(409, "IDEMPOTENCY_RECORD_EXPIRED")], "expired", 1),
         ([problem(409, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE")], "done", 1),
@@ -181,6 +186,47 @@ def test_an_unknown_outcome_is_watched_and_then_fetched(page: Page) -> None:
     seen = play(page, [[202, link], [201, {"Idempotency-Replayed": "true"}]])
     assert (seen["state"], seen["states"].count("pending")) == ("done", 1)
     page.unroute("**/operations/watched")
+
+
+def test_a_failure_that_stays_one_is_asked_again_after_a_pause_and_not_for_ever(page: Page) -> None:
+    link = {"Link": '</operations/released>; rel="status"', "Retry-After": "1"}
+    page.route("**/operations/released", lambda route: route.fulfill(json={"state": "PROCESSING", "running": False}))
+    seen = play(page, [[500, link]], "{ options: { seconds: 1 } }")
+    assert (seen["state"], len(seen["keys"])) == ("notyet", 1)  # the pause is longer than the time that is left
+    page.unroute("**/operations/released")
+    page.route("**/operations/released", lambda route: route.fulfill(json={"state": "SUCCEEDED", "running": False}))
+    seen = play(page, [[500, link]], "{ options: { seconds: 1 } }")
+    assert (seen["state"], len(seen["keys"])) == ("notyet", 2)  # the answer was not there
+    page.unroute("**/operations/released")
+
+
+def test_a_pause_that_no_timer_can_make_does_not_end_at_once(page: Page) -> None:
+    answers = ["UNKNOWN", "SUCCEEDED"]
+    page.route(
+        "**/operations/late",
+        lambda route: route.fulfill(json={"state": answers.pop(0)}, headers={"Retry-After": "99999999"}),
+    )
+    waits = page.evaluate(
+        """async () => {
+          const real = window.setTimeout, waits = [];
+          window.setTimeout = (call, ms, ...more) => { waits.push(ms); return real(call, Math.min(ms, 1), ...more); };
+          const link = { Link: '</operations/late>; rel="status"', "Content-Type": "application/problem+json" };
+          const doubt = [409, link, { code: "IDEMPOTENCY_OUTCOME_UNKNOWN" }];
+          try { await play([doubt, [201]]); } finally { window.setTimeout = real; }
+          return waits;
+        }"""
+    )
+    page.unroute("**/operations/late")
+    assert max(waits) == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("600", 600), ("PT10M", 600), ("P1W", 604_800), ("P1DT12H", 129_600), ("P", None), ("x", None)],
+)
+def test_a_lifetime_is_seconds_or_a_period(page: Page, text: str, seconds: int | None) -> None:
+    seen = play(page, [[503, {"Retry-After": "99", "Idempotency-Key-Lifetime": text}]])
+    assert json.loads(seen["stored"]).get("lifetime") == seconds
 
 
 def test_a_status_link_to_another_origin_is_not_followed(page: Page) -> None:

@@ -12,7 +12,7 @@ from semel.http import StaticApp, StaticWsgiApp, form_key
 from semel.http.browser import SOURCE
 from semel.http.cors import ALLOW_HEADERS, EXPOSE_HEADERS
 
-GZIPPED_BYTES_MAX = 6 * 1024
+GZIPPED_BYTES_MAX = 7 * 1024
 
 
 def over_asgi(method: str, path: str, tag: str = "") -> tuple[int, dict[str, str], bytes]:

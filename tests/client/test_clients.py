@@ -375,6 +375,13 @@ def test_a_url_without_scheme_and_host_is_refused(url: str) -> None:
         Client(journal=Journal("memory://")).intent("POST", url, json={})
 
 
+def test_a_url_in_a_query_is_not_taken_for_the_whole_url() -> None:
+    core = Client("https://x.example/v1", journal=Journal("memory://")).core
+    made = core.make_request("POST", "/payments?next=https://shop.example/", json={})
+    assert made.url == "https://x.example/v1/payments?next=https://shop.example/"
+    assert core.make_request("POST", "http://y.example/", json={}).url == "http://y.example/"
+
+
 # --- what nobody may see ---
 
 

@@ -155,10 +155,39 @@ def test_a_problem_that_forbids_a_retry_outranks_its_status() -> None:
 
 def test_a_replayed_answer_is_final_whatever_it_says() -> None:
     for code in (400, 409, 429, 500, 503, 504):
-        driven = Driven(LOST, Answered(code, {"idempotency-replayed": "true"}))
+        driven = Driven(LOST, Answered(code, {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}))
         assert isinstance(driven.outcome, Refused), code
         assert driven.count(Send) == 2
     assert Driven(LOST, Answered(201, {"idempotency-replayed": "true"})).outcome.replayed
+
+
+@pytest.mark.parametrize("mark", ["idempotency-replayed", "idempotent-replayed"])
+def test_a_stored_failure_does_not_say_that_nothing_happened(mark: str) -> None:
+    driven = Driven(Answered(500, {mark: "true"}))
+    assert isinstance(driven.outcome, InDoubt)
+    assert driven.count(Send) == 1
+
+
+def test_a_stored_unknown_outcome_is_no_refusal() -> None:
+    headers = {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}
+    assert isinstance(Driven(problem(409, OUTCOME_UNKNOWN, headers=headers, retryable=False)).outcome, InDoubt)
+
+
+RUNS = b'{"operationId": "1", "state": "PROCESSING", "operation": "/operations/1"}'
+LINKED = {"content-type": "application/json", "link": '</operations/1>; rel="status"', "retry-after": "1"}
+
+
+@pytest.mark.parametrize(
+    "accepted", [Answered(202, LINKED, RUNS), Answered(202, LINKED | {"preference-applied": "respond-async"}, b"{}")]
+)
+def test_a_command_that_was_accepted_is_not_done(accepted: Answered) -> None:
+    answer = Answered(201, {"idempotency-replayed": "true"})
+    driven = Driven(LOST, accepted, status("PROCESSING", running=True), status("SUCCEEDED"), answer)
+    assert driven.outcome == Done(answer, replayed=True)
+    assert driven.count(AskStatus) == 2
+    driven = Driven(accepted, status("PROCESSING", running=True))
+    assert isinstance(driven.outcome, NotYet)
+    assert driven.outcome.may_have_happened
 
 
 # --- what a lost attempt makes uncertain ---
@@ -463,6 +492,7 @@ def test_an_accepted_command_without_a_link_is_sent_again() -> None:
     driven = Driven(Answered(202, {"content-type": "application/json"}, ACCEPTED.body), Answered(201, REPLAYED))
     assert (driven.count(Send), driven.count(AskStatus)) == (2, 0)
     assert driven.outcome == Done(Answered(201, REPLAYED), replayed=True)
+    assert isinstance(Driven(Answered(202, {}, ACCEPTED.body)).outcome, NotYet)
 
 
 @pytest.mark.parametrize(
@@ -509,13 +539,18 @@ def test_a_status_resource_that_cannot_say_leaves_the_doubt(answer: Answered) ->
 
 def test_a_500_with_a_link_is_asked_about() -> None:
     failed = Answered(500, {"link": '</operations/7>; rel="status"'})
-    driven = Driven(failed, status("FAILED_REPLAYABLE"), Answered(500, {"idempotency-replayed": "true"}))
+    stored = {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}
+    driven = Driven(failed, status("FAILED_REPLAYABLE"), Answered(500, stored))
     assert driven.outcome.code == "HTTP_500"
     assert isinstance(driven.outcome, Refused)
 
 
 @pytest.mark.parametrize(
-    "link", ["https://evil.example/operations/1", "http://shop.example/operations/1", "//evil.example/x", "http://["]
+    "link",
+    [
+        *("https://evil.example/operations/1", "http://shop.example/operations/1", "//evil.example/x", "http://["),
+        *("/operations/\0", "/operations/\x7f", "/operations/" + "1" * 70_000),  # no HTTP client takes these
+    ],
 )
 def test_a_status_link_to_another_origin_is_never_followed(link: str) -> None:
     driven = Driven(problem(409, OUTCOME_UNKNOWN, retryable=False, operation=link))

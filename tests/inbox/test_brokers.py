@@ -23,7 +23,9 @@ from redis import Redis
 from semel import AsyncEngine, AsyncInbox, AsyncOutbox
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.inbox.brokers.kafka import KafkaConsumer
+from semel.inbox.brokers.nats import JetStreamConsumer
 from semel.inbox.brokers.rabbitmq import RabbitConsumer
+from semel.inbox.brokers.redis_streams import RedisStreamConsumer
 from semel.inbox.run import Message
 from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, postgres_home, sqlite_home
@@ -246,6 +248,83 @@ def test_ids_that_no_inbox_takes_stop_no_consumer(home: Home) -> None:
                 record = SimpleNamespace(topic="orders", partition=2, offset=offset, headers=(("semel-id", id),))
                 await consumer.take(record)
             assert ran == [0, 1, 2, 3, 4]
+
+    asyncio.run(story())
+
+
+class Pulled:
+    """A JetStream message, as far as an adapter looks at it."""
+
+    headers: dict[str, str] | None = None
+
+    def __init__(self) -> None:
+        self.metadata = SimpleNamespace(num_delivered=1, stream="orders", sequence=SimpleNamespace(stream=7))
+        self.said: list[str] = []
+
+    async def ack(self) -> None:
+        self.said.append("ack")
+
+    async def nak(self, *, delay: float) -> None:
+        self.said.append(f"nak {delay}")
+
+
+class Group:
+    """A Redis client with one entry, which is new and then pending, as far as an adapter looks at it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.reads = 0
+
+    async def xautoclaim(self, *_: Any, **__: Any) -> Any:
+        return b"0-0", [(b"1-0", {b"payload": b"{}"})] * bool(self.reads), []
+
+    async def xpending_range(self, *_: Any, **__: Any) -> Any:
+        return [{"times_delivered": self.reads}]
+
+    async def xreadgroup(self, *_: Any, **__: Any) -> Any:
+        self.reads += 1
+        return [] if self.reads > 1 else [(b"orders", [(b"1-0", {b"payload": b"{}"})])]
+
+    async def xack(self, *_: Any) -> None:
+        self.said.append("ack")
+
+
+_NO_FIELDS: dict[str, str] = {}
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [(lambda _: _NO_FIELDS["order"], "KeyError: 'order'"), (lambda _: None, "found no id in the message")],
+)
+def test_a_message_whose_name_is_not_found_is_parked_under_its_place_and_ends_no_consumer(
+    home: Home, named: Callable[[Any], str], reason: str
+) -> None:
+    """Otherwise any publisher could stop it: the broker delivers the message first again, after each restart."""
+
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
+
+            async def handler(message: Message, delivery: Any) -> None:
+                raise AssertionError("this must not run")
+
+            options: Any = {"id_of": named, "failed": lambda id, error: None}
+            rabbit, jetstream, group = Delivery("r-1"), Pulled(), Group()
+            consumer = RedisStreamConsumer(
+                inbox, handler, group, stream="orders", group="billing", name="one", **options
+            )
+            for _ in range(2):
+                await RabbitConsumer(inbox, handler, **options)(rabbit)
+                await JetStreamConsumer(inbox, handler, **options).take(jetstream)
+                await consumer.turn()
+            record = SimpleNamespace(topic="t", partition=0, offset=1, headers=())
+            await KafkaConsumer(inbox, handler, retry_seconds=0, **options).take(record)
+            assert rabbit.said == ["nack True", "ack"]
+            assert jetstream.said == ["nak 1.0", "ack"]
+            assert group.said == ["ack"]
+            parked = await inbox.find_parked()
+            assert [each.message_id for each in parked] == ["orders:1-0", "orders:7", "r-1", "t:0:1"]
+            assert all(reason in each.reason for each in parked)
 
     asyncio.run(story())
 

@@ -93,6 +93,22 @@ def test_a_repetition_goes_on_to_no_callback_and_a_business_key_names_a_message(
     assert home.effects() == [7, 8]
 
 
+def test_a_message_that_cannot_be_named_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
+    broker = StubBroker()
+    broker.add_middleware(InboxMiddleware())
+
+    @actor(broker=broker, inbox=inbox, id_of=lambda order: order["id"], min_backoff=1, max_backoff=1)  # type: ignore[untyped-decorator]
+    def bill(message: Message, order: dict[str, int]) -> None:
+        raise AssertionError("this must not run")
+
+    sent = bill.message({})
+    _asked(bill, sent)
+    [parked] = inbox.find_parked()
+    assert (parked.message_id, parked.tries, parked.reason) == (sent.message_id, 2, "KeyError: 'id'")
+    with pytest.raises(KeyError):
+        bill({})
+
+
 def test_an_actor_that_another_one_calls_is_not_handled_as_its_message(inbox: Inbox, home: Home) -> None:
     broker, told = StubBroker(), []
     broker.add_middleware(InboxMiddleware())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -250,6 +251,22 @@ def test_a_message_whose_name_is_not_found_is_delivered_again(home: Home, caplog
 
     told(story)
     assert "KeyError: 'order'" in caplog.text
+
+
+def test_a_message_whose_name_is_not_found_is_parked_under_its_place(home: Home) -> None:
+    async def story() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
+            middleware = InboxMiddleware(inbox, retry_seconds=0, id_of=lambda seen: str(seen.headers["order"]))
+            context = SimpleNamespace(get_local=lambda name: None, scope=lambda name, value: nullcontext())
+            place = SimpleNamespace(topic="t", partition=2, offset=7)
+            with pytest.raises(NackMessage):
+                await middleware.consume(_never, _seen(place), context)
+            with pytest.raises(AckMessage):
+                await middleware.consume(_never, _seen(place), context)
+            assert [each.message_id for each in await inbox.find_parked()] == ["t:2:7"]
+
+    told(story)
 
 
 async def _never(message: Any) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json as json_module
 import logging
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
@@ -56,6 +57,7 @@ _CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie
 _CLAIM_MARGIN_SECONDS: Final = 30.0
 # Of these exceptions it is certain that no byte of the request left.
 _NOTHING_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_has_scheme: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://").match
 T = TypeVar("T")
 
 
@@ -200,7 +202,11 @@ class ClientCore:
                 content = json_module.dumps(json, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(f"json= cannot be written as JSON: {error}") from None
-        whole = url if "://" in url or not self.base_url else f"{self.base_url.rstrip('/')}/{url.lstrip('/')}"
+        whole = (
+            url
+            if _has_scheme(url) is not None or not self.base_url
+            else f"{self.base_url.rstrip('/')}/{url.lstrip('/')}"
+        )
         own = dict(headers or {})
         if json is not None and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = "application/json"
@@ -384,7 +390,9 @@ def _ending(outcome: Outcome, plan: Plan) -> Ending:
                 "refused", code, plan.operation_url, lifetime, answer.status if answer else None, headers, body
             )
         case InDoubt(code=code, operation_url=url, answer=answer):
-            is_over = code == LIFETIME_OVER or (answer is not None and answer.problem.get("keyAction") == "query")
+            is_over = code == LIFETIME_OVER or (
+                answer is not None and (answer.problem.get("keyAction") == "query" or answer.is_stored_failure)
+            )
             return Ending("doubt" if is_over else "open", code, url, lifetime, answer.status if answer else None)
         case Refused(code=code) | NotYet(code=code):
             maybe = plan.may_have_happened

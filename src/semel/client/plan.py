@@ -44,10 +44,12 @@ _RETRIED: Final = frozenset({408, 425, 429, 502, 503, 504})
 _NOTHING_RAN: Final = frozenset({425, 429})
 # What depends on the request alone: an earlier attempt with the same bytes got, or would have got, the same refusal.
 _ABOUT_THE_REQUEST: Final = frozenset({400, 411, 413, 414, 415, 422, 431})
-_OPEN: Final = ("CLAIMED", "PROCESSING")
 _SETTLED: Final = frozenset({"SUCCEEDED", "FAILED_REPLAYABLE", "FAILED_NOT_REPLAYABLE"})
+_RUNNING: Final = frozenset({"CLAIMED", "PROCESSING"})
 _SECONDS_DIGITS_MAX: Final = 12
 _PERIOD_LENGTH_MAX: Final = 60
+_LINK_LENGTH_MAX: Final = 2000
+_STILL_RUNS: Final = "the server has accepted the command, which still runs"
 _PERIOD: Final = re.compile(
     r"P(?:(\d{1,9})Y)?(?:(\d{1,9})M)?(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
     r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?",
@@ -249,6 +251,29 @@ class Answered:
     def replayed(self) -> bool:
         """Whether the server marks this as the stored answer of an earlier attempt."""
         return "true" in (self.headers.get("idempotency-replayed"), self.headers.get("idempotent-replayed"))
+
+    @property
+    def is_stored_failure(self) -> bool:
+        """Whether a 5xx was stored that says nothing about the effect.
+
+        >>> Answered(500, {"idempotent-replayed": "true"}).is_stored_failure
+        True
+        """
+        return self.replayed and self.status >= 500 and self.lifetime_seconds is None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the server says by a 202 that the command runs, which is not its answer.
+
+        >>> Answered(202, {}, b'{"operationId": "1", "state": "PROCESSING"}').is_accepted
+        True
+        """
+        if self.status != 202 or self.replayed:
+            return False
+        if "respond-async" in self.headers.get("preference-applied", "").lower():
+            return True
+        document = _document(self) if "json" in self.headers.get("content-type", "json").lower() else {}
+        return document.get("state") in _RUNNING and isinstance(document.get("operationId"), str)
 
     @property
     def lifetime_seconds(self) -> float | None:
@@ -550,17 +575,12 @@ class Plan:
             self.lifetime_seconds = answer.lifetime_seconds
         self.operation_url = self._same_origin(answer.operation) or self.operation_url
         problem, status = answer.problem, answer.status
-        if answer.replayed:
-            return self._finish_stored(answer)
-        if _is_accepted(answer):
-            self.may_have_happened = self._is_accepted = True
-            if self.operation_url is None:
-                return self._again(now, IN_PROGRESS, answer)
-            return self._doubtful(answer, now, IN_PROGRESS)
-        self._is_accepted = False
+        self._is_accepted = answer.is_accepted
         if problem.get("code") == OUTCOME_UNKNOWN:
             self.may_have_happened = True
             return self._doubtful(answer, now, OUTCOME_UNKNOWN)
+        if answer.replayed:
+            return self._finish_stored(answer)
         if problem.get("retryable") is True or (status in _RETRIED and problem.get("retryable") is not False):
             # A server that says "retryable" and "store unavailable" ran nothing, unless it could not see its commit;
             # an earlier attempt stays open.
@@ -574,6 +594,11 @@ class Plan:
         if status >= 500 or status < 200:
             self.may_have_happened = True
             return self._doubtful(answer, now, answer.code)
+        if self._is_accepted:
+            self.may_have_happened = True
+            if self.operation_url is None or self._is_settled:
+                return self._again(now, IN_PROGRESS, answer, _STILL_RUNS)
+            return self._doubtful(answer, now, IN_PROGRESS)
         if status < 300 or status == 303:
             return Finish(Done(answer, replayed=False))
         if status < 400:
@@ -581,9 +606,19 @@ class Plan:
         return self._finish_refusal(answer)
 
     def _finish_stored(self, answer: Answered) -> Finish:
-        """Finish: the stored answer of an earlier attempt is final."""
+        """Finish: the stored answer of an earlier attempt is final.
+
+        That need not tell what happened: a server may store whatever its first attempt ended with. A failure is a
+        refusal only where the operation itself says for how long it holds.
+        """
         if 200 <= answer.status < 300 or answer.status == 303:
             return Finish(Done(answer, replayed=True))
+        if answer.is_stored_failure:
+            detail = (
+                "the server has stored this failure, and answers nothing else under this key: look for your business "
+                "reference; do not send the command again"
+            )
+            return Finish(InDoubt(answer.code, self.operation_url, answer, detail))
         return Finish(Refused(answer.code, "new", answer, _detail(answer.problem)))
 
     def _finish_redirect(self, answer: Answered) -> Finish:
@@ -646,7 +681,7 @@ class Plan:
         if state in _SETTLED:  # the command's own answer waits: one attempt fetches it
             self._is_settled = True
             return self._again(now, state, None)
-        if state in _OPEN and document.get("running") is False:
+        if state in _RUNNING and document.get("running") is False:
             return self._again(now, state, None)  # its process is gone: the server decides what a retry may do
         if state == "UNKNOWN":
             self._is_accepted, self._doubt = False, OUTCOME_UNKNOWN
@@ -654,13 +689,14 @@ class Plan:
 
     def _in_doubt(self, detail: str) -> Finish:
         if self._is_accepted:
-            detail = detail or "the server has accepted the command and still works on it"
-            return Finish(NotYet(self._doubt, 0.0, True, self._last, detail))
+            return Finish(NotYet(self._doubt, 0.0, True, self._last, detail or _STILL_RUNS))
         detail = detail or "the server does not know yet whether it happened: query the operation, keep the key"
         return Finish(InDoubt(self._doubt, self.operation_url, self._last, detail))
 
     def _same_origin(self, link: str | None) -> str | None:
         if link is None:
+            return None
+        if len(link) > _LINK_LENGTH_MAX or not link.isprintable():
             return None
         try:
             found = urljoin(self._url, link)
@@ -668,14 +704,6 @@ class Plan:
         except ValueError:
             return None
         return found if same else None
-
-
-def _is_accepted(answer: Answered) -> bool:
-    """Whether the server says that it works on the command, as Semel does: any other 202 is its own answer."""
-    if answer.status != 202:
-        return False
-    document = _document(answer)
-    return isinstance(document.get("operationId"), str) and document.get("state") in _OPEN
 
 
 # --- headers ---

@@ -36,6 +36,7 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "permissions-policy",
         "pragma",
         "referrer-policy",
+        "semel-code",
         "server-timing",
         "strict-transport-security",
         "traceparent",

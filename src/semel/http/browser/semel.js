@@ -6,6 +6,7 @@ const DAY = 86400;
 const PAUSE = 500; // milliseconds, doubled with each attempt
 const PAUSE_MAX = 8000;
 const LOOK_MAX = 30000;
+const TIMER_MAX = 2 ** 31 - 1; // a longer one would end at once
 
 const TEXTS = {
   open: "This was sent before. Send it again as it is to see the result; it happens once.",
@@ -97,7 +98,7 @@ function describe(body) {
   throw new TypeError("semel: this body cannot be sent twice; give a string, FormData, URLSearchParams, Blob or bytes");
 }
 
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, Math.min(ms, TIMER_MAX)));
 
 const online = () => new Promise((resolve) => addEventListener("online", resolve, { once: true }));
 
@@ -106,6 +107,14 @@ function retryAfter(response) {
   if (!text) return 0;
   const ms = /^\d+$/.test(text) ? text * 1000 : Date.parse(text) - Date.now();
   return ms > 0 ? ms : 0;
+}
+
+// Seconds, or a period such as P1DT12H; undefined where it is neither.
+function seconds(text) {
+  if (/^\d+$/.test(text)) return Number(text);
+  const found = /^"?P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?"?$/.exec(text);
+  const sum = (found ?? []).slice(1).reduce((all, part, at) => all + (part ?? 0) * [7 * DAY, DAY, 3600, 60, 1][at], 0);
+  return sum || undefined;
 }
 
 // The status resource of an answer, of the same origin alone: a request to it carries the credentials.
@@ -240,6 +249,7 @@ export class Intent {
     const record = this.#record;
     if (record.over === "refused") record.over = record.sentAt = undefined;
     let isLost = Boolean(record.sentAt);
+    let isSettled = false;
     record.digest = payload;
     record.sentAt ??= Date.now();
     if (!record.over) this.#save(); // before the first byte leaves
@@ -264,10 +274,12 @@ export class Intent {
         const operation = await this.#watch(found, init);
         if (!operation) return this.report;
         if (operation.state === "FAILED_NOT_REPLAYABLE") return this.#tell({ state: "notyet", operation, attempt });
-        ends = Date.now() + this.#options.seconds * 1000;
-        continue; // settled: the same key brings the answer
-      }
-      if (found) return found.isOver ? this.#end({ attempt, ...found.report }) : this.#tell({ attempt, ...found.report });
+        if (!isSettled && /^(SUCCEEDED|FAILED_REPLAYABLE)$/.test(operation.state)) {
+          isSettled = true;
+          ends = Date.now() + this.#options.seconds * 1000;
+          continue; // the same key brings the answer
+        }
+      } else if (found) return found.isOver ? this.#end({ attempt, ...found.report }) : this.#tell({ attempt, ...found.report });
       isLost ||= !response || response.status >= 500 || response.status === 409; // another attempt is running
       const wait = Math.max(retryAfter(response), Math.random() * Math.min(PAUSE_MAX, PAUSE * 2 ** attempt));
       if (Date.now() + wait > ends) return this.#tell({ state: "notyet", attempt, response });
@@ -308,9 +320,9 @@ export class Intent {
     const code = headers.get("Semel-Code") ?? problem?.code;
     const replayed = /^true$/i.test(headers.get("Idempotency-Replayed") ?? headers.get("Idempotent-Replayed") ?? "");
     const report = { response, problem, code, replayed, status };
-    const lifetime = headers.get("Idempotency-Key-Lifetime");
-    if (/^\d+$/.test(lifetime ?? "")) {
-      this.#record.lifetime = Number(lifetime);
+    const lifetime = seconds(headers.get("Idempotency-Key-Lifetime") ?? "");
+    if (lifetime !== undefined) {
+      this.#record.lifetime = lifetime;
       if (!this.#record.over) this.#save();
     }
     const link = statusLink(response, url);
@@ -321,8 +333,9 @@ export class Intent {
     if (response.redirected) return response.ok && this.#options.follow(new URL(response.url)) ? over("done") : not("unknown");
     if (status === 202 && link && !replayed) return { link, report: { ...report, state: "pending" } };
     if (response.ok) return over("done");
-    if (replayed) return over("refused"); // a stored answer is final
     if (code === "IDEMPOTENCY_OUTCOME_UNKNOWN") return { link, ...not("unknown") };
+    // A stored answer is final; a failure is a refusal only where the operation itself says for how long it holds.
+    if (replayed) return status < 500 || lifetime !== undefined ? over("refused") : not("unknown");
     if (code === "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE") return over("done");
     if (code === "IDEMPOTENCY_RECORD_EXPIRED") return not("expired");
     if (code === "IDEMPOTENCY_RECORD_UNREADABLE") return not("unknown");
@@ -330,9 +343,10 @@ export class Intent {
     if (problem?.retryable === true) return undefined;
     if (problem?.retryable !== false && [408, 425, 429, 502, 503, 504].includes(status)) return undefined;
     if (status >= 500) return link ? { link, ...not("unknown") } : not("notyet");
-    // After a lost attempt these say nothing about that attempt.
-    const isBlind = [401, 403, 404].includes(status) || (status === 409 && !code) || code === "IDEMPOTENCY_OPERATION_NOT_DECLARED";
-    if (isLost && isBlind) return not("notyet");
+    // After a lost attempt only the operation's own word, or one about the request, says something about that attempt.
+    const isBlind = /^(IDEMPOTENCY_(CALLER_UNKNOWN|CALLER_NOT_ALLOWED|OPERATION_NOT_DECLARED)|IMPORT_NOT_ALLOWED)$/.test(code);
+    const isSure = lifetime !== undefined || problem?.keyAction || [400, 411, 413, 414, 415, 422, 431].includes(status);
+    if (isLost && (isBlind || !isSure)) return not("notyet");
     return over("refused");
   }
 

@@ -30,17 +30,26 @@ class Deliveries:
         self._handler = handler
         self._failed = failed if failed is not None else log_failed
 
-    async def take(self, message_id: str, delivery: Any, deliveries: int) -> bool | None:
+    async def take(
+        self, message_id: str, delivery: Any, deliveries: int, unnamed: Exception | None = None
+    ) -> bool | None:
         """Handle one delivery; whether to acknowledge it.
 
         None: not yet, and that is not the message's fault: the store is away, or another worker is at it.
 
+        Parameters: ``unnamed`` is the reason that ``message_id`` is not the one wanted (:func:`find_id`): the delivery
+        fails by it.
+
         Raises ConfigurationError: every message would fail so.
         """
+
+        async def handle(message: Message) -> None:
+            if unnamed is not None:
+                raise unnamed
+            await self._handler(message, delivery)
+
         try:
-            receipt = await self._inbox.handle(
-                fitting(message_id), lambda message: self._handler(message, delivery), deliveries=deliveries
-            )
+            receipt = await self._inbox.handle(fitting(message_id), handle, deliveries=deliveries)
         except Exception as error:  # counted by the inbox; the broker delivers it again
             if is_wrong_for_all(error):
                 raise
@@ -51,6 +60,25 @@ class Deliveries:
             log_busy(message_id)
             return None
         return True
+
+
+def find_id(
+    id_of: Callable[[Any], object], delivery: Any, place_of: Callable[[Any], str]
+) -> tuple[str, Exception | None]:
+    """A delivery's id, or its place and the reason that it has no id: it is counted, and parked, under that name.
+
+    >>> find_id(lambda delivery: delivery["order"], {"at": 7}, lambda delivery: f"orders:{delivery['at']}")
+    ('orders:7', KeyError('order'))
+    """
+    try:
+        id = id_of(delivery)
+        if not isinstance(id, str) or not id:
+            raise ValueError(f"id_of= found no id in the message, but {id!r}")
+    except Exception as error:  # whoever may publish could end the consumer otherwise
+        if is_wrong_for_all(error):
+            raise
+        return place_of(delivery), error
+    return id, None
 
 
 def text_of(raw: bytes) -> str:

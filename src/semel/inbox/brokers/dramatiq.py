@@ -97,6 +97,8 @@ class InboxMiddleware(Middleware):
             results: list[Any] = []
 
             def handler(message: Message) -> None:
+                if unnamed is not None:
+                    raise unnamed
                 try:
                     results[:] = [function(message, *args, **named)]
                 except TimeLimitExceeded as error:  # no Exception by its class, and this message's all the same
@@ -105,7 +107,13 @@ class InboxMiddleware(Middleware):
             # Taken once, and by its own actor: another one that is called from here would pass as the same message.
             at, _ = _at.get(), _at.set(None)
             sent = at[1] if at is not None and at[0] == name else None
-            id = sent if id_of is None else id_of(*args, **named)
+            unnamed: Exception | None = None
+            try:
+                id = sent if id_of is None else id_of(*args, **named)
+            except Exception as error:
+                if sent is None:
+                    raise
+                id, unnamed = sent, error  # counted, and parked, under the name that it has
             if id is None:
                 raise ConfigurationError(
                     f"the actor {name!r} was called, not sent, and has no id: use send(), or say @actor(id_of=...)"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from semel.errors import ConfigurationError
 from semel.extras import install_command
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, text_of
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, find_id, text_of
 from semel.inbox.run import AsyncInbox, Message, Poison
 
 try:
@@ -80,8 +80,8 @@ class InboxMiddleware:
         deliveries = Deliveries(self._inbox, handler, self._failed)
         try:
             _check_policy(context)
-            id, counted = self._id_of(msg), _count_deliveries(msg.raw_message)
-            while (ended := await deliveries.take(id, msg, counted)) is None:  # noqa: ASYNC110 - as Kafka's
+            (id, unnamed), counted = find_id(self._id_of, msg, message_id), _count_deliveries(msg.raw_message)
+            while (ended := await deliveries.take(id, msg, counted, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
                 await asyncio.sleep(self._retry_seconds)
         except Exception:  # noqa: BLE001 - FastStream might give it up: it has no name, or none can be handled so
             _LOG.exception("a message cannot be handled so; it is delivered again")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, text_of
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id, text_of
 from semel.inbox.run import AsyncInbox
 
 
@@ -33,8 +33,8 @@ class KafkaConsumer:
 
     async def take(self, record: Any) -> None:
         """One record, to its end."""
-        id = self._id_of(record)
-        while not await self._deliveries.take(id, record, 1):  # noqa: ASYNC110 - a store has no event to wait for
+        id, unnamed = find_id(self._id_of, record, message_id)
+        while not await self._deliveries.take(id, record, 1, unnamed):  # noqa: ASYNC110 - a store has no event to wait for
             await asyncio.sleep(self._retry_seconds)
 
     async def serve(self, client: Any) -> None:

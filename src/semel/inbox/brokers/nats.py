@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id
 from semel.inbox.run import AsyncInbox
 
 
@@ -34,8 +34,8 @@ class JetStreamConsumer:
 
     async def take(self, delivery: Any) -> None:
         """One delivery, acknowledged or given back."""
-        id = self._id_of(delivery)
-        if await self._deliveries.take(id, delivery, delivery.metadata.num_delivered):
+        id, unnamed = find_id(self._id_of, delivery, message_id)
+        if await self._deliveries.take(id, delivery, delivery.metadata.num_delivered, unnamed):
             await delivery.ack()
         else:
             await delivery.nak(delay=self._retry_seconds)

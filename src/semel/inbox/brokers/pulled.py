@@ -10,22 +10,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from semel.engine.trouble import Trouble
 from semel.errors import PolicyError
-from semel.inbox.brokers.delivery import Deliveries, Handler
-from semel.inbox.run import AsyncInbox, Message
+from semel.inbox.brokers.delivery import Deliveries, Handler, find_id
+from semel.inbox.run import AsyncInbox
 
 D = TypeVar("D")
 LOG: Final = logging.getLogger("semel.consumers")
-
-
-class _Named(NamedTuple):
-    """A delivery, and the reason that it has no id."""
-
-    delivery: Any
-    unnamed: Exception | None
 
 
 class PulledConsumer(Generic[D]):
@@ -58,13 +51,8 @@ class PulledConsumer(Generic[D]):
             if type(seconds) not in (int, float) or not 0 <= seconds <= most:
                 raise PolicyError(f"{name} must be seconds from 0 to {most}; it is {seconds!r}")
 
-        async def handle(message: Message, named: _Named) -> None:
-            if named.unnamed is not None:
-                raise named.unnamed
-            await handler(message, named.delivery)
-
         self.source = source
-        self._deliveries = Deliveries(inbox, handle, failed)
+        self._deliveries = Deliveries(inbox, handler, failed)
         self._lease = lease_seconds
         self._retry_seconds = retry_seconds
         self._retry_seconds_max = retry_seconds_max
@@ -158,15 +146,9 @@ class PulledConsumer(Generic[D]):
 
     async def take(self, delivery: D) -> bool | None:
         """Handle one delivery; whether to acknowledge it. None: it was not handled when the consumer was stopped."""
-        unnamed: Exception | None = None
-        try:
-            id = self._id_of(delivery)
-            if not isinstance(id, str) or not id:
-                raise ValueError(f"id_of= found no id in the message, but {id!r}")
-        except Exception as error:  # noqa: BLE001 - counted, and parked, under the name that it has
-            id, unnamed = self.broker_id_of(delivery), error
+        id, unnamed = find_id(self._id_of, delivery, self.broker_id_of)
         while True:
-            ended = await self._deliveries.take(id, _Named(delivery, unnamed), self.deliveries_of(delivery))
+            ended = await self._deliveries.take(id, delivery, self.deliveries_of(delivery), unnamed)
             if ended is not None or self._stopping.is_set():
                 return ended
             await rest(self._stopping, self._retry_seconds)

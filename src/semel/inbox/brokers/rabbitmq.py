@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.errors import ConfigurationError
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id
 from semel.inbox.run import AsyncInbox
 
 
@@ -37,8 +37,8 @@ class RabbitConsumer:
     async def __call__(self, delivery: Any) -> None:
         """One delivery, acknowledged or put back into its queue."""
         counted = (delivery.headers or {}).get("x-delivery-count", 0)
-        id = self._id_of(delivery)
-        while (ended := await self._deliveries.take(id, delivery, int(counted) + 1)) is None:  # noqa: ASYNC110 - as Kafka's
+        id, unnamed = find_id(self._id_of, delivery, message_id)
+        while (ended := await self._deliveries.take(id, delivery, int(counted) + 1, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
             await asyncio.sleep(self._retry_seconds)
         if ended:
             await delivery.ack()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, text_of
+from semel.inbox.brokers.delivery import EVENT_ID, Deliveries, Handler, find_id, text_of
 from semel.inbox.run import AsyncInbox
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
@@ -38,7 +38,7 @@ class RedisStreamConsumer:
         self._group = group
         self._name = name
         self._idle_ms = round(idle_seconds * 1000)
-        self._id_of = id_of
+        self._id_of = id_of if id_of is not None else self._message_id
 
     async def turn(self, *, batch: int = 10, wait_seconds: float = 5.0) -> int:
         """Handle abandoned entries, then new ones; returns their number."""
@@ -60,8 +60,8 @@ class RedisStreamConsumer:
             await self.turn()
 
     async def _take(self, entry: Entry, deliveries: int) -> None:
-        id = self._id_of(entry) if self._id_of is not None else self._message_id(entry)
-        if await self._deliveries.take(id, entry, deliveries):
+        id, unnamed = find_id(self._id_of, entry, self._message_id)
+        if await self._deliveries.take(id, entry, deliveries, unnamed):
             await self._client.xack(self._stream, self._group, entry[0])
 
     async def _count_deliveries(self, id: bytes) -> int:
