@@ -57,7 +57,7 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
-        self._ask_one: Callable[..., Awaitable[Any]] = self._alone
+        self._ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         if getattr(self._driver, "coalesces", False):
             self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
         # Of a driver that has its replies at once.
