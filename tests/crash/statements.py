@@ -48,6 +48,12 @@ def doomed(kind: type[sqlite3.Connection], doom: Doom) -> type[sqlite3.Connectio
             doom.strike(after=True)
             return cursor
 
+        def executemany(self, *statement: Any) -> sqlite3.Cursor:
+            doom.strike(after=False)
+            cursor: sqlite3.Cursor = super().executemany(*statement)
+            doom.strike(after=True)
+            return cursor
+
     return Doomed
 
 

@@ -25,7 +25,7 @@ from semel.errors import KeyTooOld, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
-from semel.stores.sql.statements import Execute, Query
+from semel.stores.sql.statements import Execute, ExecuteMany, Query
 from semel.stores.sqlite.connection import answering
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.testing.attempts import attempt, settlement
@@ -120,7 +120,7 @@ def test_a_new_key_is_not_looked_for_twice(tmp_path: Path) -> None:
             answer = answering(connection, clock)
 
             def counted(needed: Ask[Any]) -> Any:
-                if isinstance(needed, Query | Execute):
+                if isinstance(needed, Query | Execute | ExecuteMany):
                     said.append(needed.statement.name)
                 return answer(needed)
 

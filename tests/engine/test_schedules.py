@@ -117,7 +117,9 @@ def test_1_9_b_a_settlements_lost_reply_is_recognised_when_repeated(
     shell = Shell(mode, faulty.backend)
     result = shell.run(command(), lambda permit: MADE)
     assert (result.answer, result.replayed, faults.struck) == (MADE, False, True)
-    assert faults.asks.count("settle") == 2
+    said = [name for name in faults.asks if name.startswith("settle")]
+    # On a loop each is first written with what else has come: the second finds its record settled, and asks the rules.
+    assert said == (["settle"] * 2 if mode == "sync" else ["settle_answered", "settle_answered", "settle"])
     shell.close()
 
 

@@ -9,6 +9,7 @@ from semel.core.decide import decide, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, KeyReused, Proceed, Verdict
 from semel.stores.memory.store import TableCall, grant_row
+from semel.stores.sqlite.bundles import SETTLE
 from semel.stores.sqlite.store import SQL
 from verification.explore.replacing import Patch, replaced, text_replaced
 from verification.mutants.mutant import Mutant
@@ -16,6 +17,10 @@ from verification.mutants.mutant import Mutant
 
 def _says(statement: str, passage: str, other: str) -> Patch:
     return lambda: text_replaced(SQL[statement], passage, other)
+
+
+def _says_together(passage: str, other: str) -> Patch:
+    return lambda: text_replaced(SETTLE, passage, other)
 
 
 def _reads_then_writes(_: Any) -> Any:
@@ -116,6 +121,41 @@ MUTANTS: Final = (
         breaks="I4",
         part="contract",
         patch=_says("settle", "max(answer_us, tombstone_us)", "min(answer_us, tombstone_us)"),
+    ),
+    Mutant(
+        name="sqlite-answers-together-without-fence",
+        does="SQLite's statement for many answers does not compare the fence",
+        breaks="I3",
+        part="contract",
+        patch=_says_together("AND fence = ?9", "AND ?9 > 0"),
+    ),
+    Mutant(
+        name="sqlite-answers-together-without-nonce",
+        does="SQLite's statement for many answers does not compare the nonce",
+        breaks="I3",
+        part="contract",
+        patch=_says_together("AND nonce = ?10", "AND ?10 IS NOT NULL"),
+    ),
+    Mutant(
+        name="sqlite-answers-together-of-anything",
+        does="SQLite's statement for many answers does not ask whether the record is open",
+        breaks="I3",
+        part="contract",
+        patch=_says_together("AND state IN (1, 2)", "AND state > 0"),
+    ),
+    Mutant(
+        name="sqlite-answers-together-after-giving-back",
+        does="SQLite's statement for many answers takes a settlement from a holder that gave its lease back",
+        breaks="I3",
+        part="contract",
+        patch=_says_together("AND lease_until > 0", "AND lease_until >= 0"),
+    ),
+    Mutant(
+        name="sqlite-answers-together-retention-swapped",
+        does="SQLite's statement for many answers keeps a record only for as long as its answer",
+        breaks="I4",
+        part="contract",
+        patch=_says_together("max(answer_us, tombstone_us)", "min(answer_us, tombstone_us)"),
     ),
     Mutant(
         name="sqlite-write-without-version",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.testing import conformance
+from semel.testing.bench import MakeSubject, Mode
 from semel.testing.cases import races
 from semel.testing.interleave import MemoryWorld, SqliteWorld
 from semel.testing.verbs import NotAtomic, check, pairs
@@ -32,19 +33,22 @@ _MEETING: Final = frozenset(
 
 
 def contract() -> Finding | None:
-    """The conformance suite, on both stores, one verb after the other."""
+    """The conformance suite, on both stores, one verb after the other; on SQLite also as an event loop asks."""
     number = 0
     with tempfile.TemporaryDirectory(prefix="semel-mutants-") as folder:
         for name in conformance.CASES:
             if name in _RACES:
                 continue
-            for make in (
-                conformance.memory_subject,
-                lambda clock: conformance.sqlite_subject(str(Path(folder) / f"{number}.db"), clock),  # noqa: B023
-            ):
+            sqlite: MakeSubject = lambda clock: conformance.sqlite_subject(str(Path(folder) / f"{number}.db"), clock)  # noqa: B023, E731 - typed
+            runs: tuple[tuple[MakeSubject, Mode], ...] = (
+                (conformance.memory_subject, "sync"),
+                (sqlite, "sync"),
+                (sqlite, "async"),  # there what is as usual is written by other statements
+            )
+            for make, mode in runs:
                 number += 1
                 try:
-                    conformance.run(name, make, "sync")
+                    conformance.run(name, make, mode)
                 except Exception as error:  # noqa: BLE001 - whatever a mutant does, it was noticed
                     return Finding("contract", number, "cases", f"{name}: {_line(error)}")
     return None

@@ -57,7 +57,7 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
-        self._ask_one: Callable[..., Awaitable[Any]] = self._alone
+        self._ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         self.batches: bool = getattr(self._driver, "coalesces", False)
         if self.batches:
             self._ask_one = Coalescers(

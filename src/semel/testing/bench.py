@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from semel.core.flow import MakeFlow
+from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
 from semel.engine.backend import Backend
 from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 
+R = TypeVar("R")
 T = TypeVar("T")
 Mode = Literal["sync", "async"]
 
@@ -90,9 +91,21 @@ class Bench:
 
     # --- one verb, one request ----------------------------------------------------------------
 
+    def _ask_one(self, name: str, verb: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
+        """As the engines do: an async one gives the request to a driver that writes those of many callers together."""
+        ask_one = getattr(self.backend.driver, "ask_one", None)
+        if self._runner is None or ask_one is None:
+            return self.do(lambda: verb((request,)))[0]
+
+        async def ask() -> T:
+            reply: T = await ask_one(name, verb, request)
+            return reply
+
+        return self._runner.run(ask())
+
     def claim(self, claim: Claim) -> Verdict:
         """One claim."""
-        return self.do(lambda: self.store.claim((claim,)))[0]
+        return self._ask_one("claim", self.backend.claim_unseen or self.store.claim, claim)
 
     def grant(self, claim: Claim | None = None) -> Grant:
         """A claim that must be granted."""
@@ -104,8 +117,7 @@ class Bench:
         self, grant: Grant, state: State = State.SUCCEEDED, answer: Answer = OK, *, kept: bool = True, doubt: str = ""
     ) -> Settling:
         """One settlement."""
-        last = settlement(grant, state, answer, kept=kept, doubt=doubt)
-        return self.do(lambda: self.store.settle((last,)))[0]
+        return self._ask_one("settle", self.store.settle, settlement(grant, state, answer, kept=kept, doubt=doubt))
 
     def renew(self, grant: Grant) -> bool:
         """One renewal."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.core.flow import Ask, MakeFlow, perform
+from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
 from semel.engine.sync_engine import Engine
@@ -31,10 +31,11 @@ from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore, TableCall
-from semel.stores.sql.statements import Execute, Now, Query
+from semel.stores.sql.statements import Execute, ExecuteMany, Now, Query
 from semel.stores.sqlite.connection import BEGIN, COMMIT, Answer, TransactionAsk, answering
 from semel.stores.sqlite.driver import SqliteDriver
 
+R = TypeVar("R")
 T = TypeVar("T")
 FAULTS_MAX: Final = 500  # a loop over every n that is still not clean by then never will be
 
@@ -146,7 +147,7 @@ def _error_for(needed: Ask[Any], *, timed_out: bool) -> Exception:
 
 def name_of(needed: Ask[Any]) -> str:
     """The name under which an ask is counted: its statement, its verb, or its kind."""
-    if isinstance(needed, (Query, Execute)):
+    if isinstance(needed, (Query, Execute, ExecuteMany)):
         return needed.statement.name
     if isinstance(needed, TableCall):
         return needed.verb
@@ -227,6 +228,14 @@ class FaultyDriver:
         await self.inner.close_async()
 
 
+class _FaultySqliteDriver(FaultyDriver):
+    """As its base, of a driver that writes the requests of many callers together."""
+
+    def ask_one(self, name: str, verb: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+        """As the inner driver's."""
+        return self._alive_async(self.inner.ask_one(name, verb, request))
+
+
 class _FaultyUnit:
     """An ATOMIC unit on a faulty driver."""
 
@@ -297,7 +306,7 @@ def faulty_sqlite(path: str, clock: Clock, faults: Faults, *, busy_seconds: floa
 
     inner = SqliteDriver(path, synchronous="OFF", busy_seconds=busy_seconds, clock=clock, answering=performing)
     real = sqlite_backend(inner, busy_seconds)
-    driver = FaultyDriver(inner, faults)
+    driver = _FaultySqliteDriver(inner, faults)
     units: list[_FaultyUnit] = []
 
     def keep_unit(unit: Any) -> _FaultyUnit:

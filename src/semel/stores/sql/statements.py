@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -82,6 +82,16 @@ class Execute(Ask[int]):
         self.params = params
 
 
+class ExecuteMany(Ask[int]):
+    """A writing statement once for each row of parameters, in its own order; the reply is how many rows all changed."""
+
+    __slots__ = ("rows", "statement")
+
+    def __init__(self, statement: Statement, rows: Sequence[tuple[Value | bytearray, ...]]) -> None:
+        self.statement = statement
+        self.rows = rows
+
+
 class Script(Ask[None]):
     """A migration: several statements, inside the driver's transaction."""
 
@@ -122,6 +132,11 @@ def compose(name: str, text: str, *, planned_once: bool = False) -> Statement:
     numbers = {name: f"${number}" for number, name in enumerate(distinct, start=1)}
     numbered = _PARAMETER.sub(lambda match: numbers[match[1]], text)
     return Statement(name, text, _PARAMETER.sub("?", text), names, numbered, distinct, planned_once)
+
+
+def by_number(statement: Statement) -> Statement:
+    """The same for SQLite with ``?1``, ``?2``: each parameter is given once, in the order of ``distinct``."""
+    return replace(statement, qmark=statement.numbered.replace("$", "?"), names=statement.distinct)
 
 
 def script(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from semel.core.flow import Ask
 from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.failures import BROKEN_RULE
-from semel.stores.sql.statements import NOW_LOCKED, Execute, Now, Query, Script, TakeTurn
+from semel.stores.sql.statements import NOW_LOCKED, Execute, ExecuteMany, Now, Query, Script, TakeTurn
 from semel.stores.sqlite.doctor import LookAtFile
 from semel.stores.sqlite.file import read_facts
 from semel.stores.sqlite.fork import refuse_inherited
@@ -147,6 +147,8 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
                 raise undecodable() from error
         if kind is Now:
             return clock()
+        if kind is ExecuteMany:
+            return connection.executemany(needed.statement.qmark, needed.rows).rowcount  # type: ignore[attr-defined]
         if kind is TransactionAsk:
             return execute(needed.text)  # type: ignore[attr-defined]
         if kind is TakeTurn:
@@ -166,7 +168,7 @@ def answering(connection: sqlite3.Connection, clock: Clock) -> Answer:
 def writes(needed: Ask[Any]) -> bool:
     """Whether an ask needs the write transaction."""
     kind = type(needed)
-    return kind is Execute or kind is Script or needed is NOW_LOCKED
+    return kind is Execute or kind is Script or kind is ExecuteMany or needed is NOW_LOCKED
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -20,15 +20,17 @@ import sqlite3
 import threading
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from semel.core.decide import find_replay
-from semel.core.flow import MakeFlow
+from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Record, Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.sql.statements import Query
 from semel.stores.sqlite import fork as sqlite_fork
+from semel.stores.sqlite.bundles import BUNDLES
 from semel.stores.sqlite.connection import (
     BEGIN,
     COMMIT,
@@ -42,7 +44,7 @@ from semel.stores.sqlite.connection import (
     store_error,
     writes,
 )
-from semel.stores.sqlite.job import FlowJob, nothing, refuse_overdue, settle_jobs
+from semel.stores.sqlite.job import FlowJob, Job, RequestJob, advance_together, nothing, refuse_overdue, settle_jobs
 from semel.stores.sqlite.readers import Reader, Readers
 from semel.stores.sqlite.store import READ_RECORD
 
@@ -91,7 +93,7 @@ class SqliteDriver:
 
     def _reset(self) -> None:
         self._gate = threading.Lock()
-        self._queue: deque[FlowJob[Any]] = deque()
+        self._queue: deque[Job] = deque()
         self._readers = Readers(self.path, self.synchronous, self.clock, self.answering, self.check_file)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
@@ -177,6 +179,22 @@ class SqliteDriver:
         await future
         return job.result()
 
+    def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
+        """The reply to one request of a verb, written with those of this tick's other callers. As :meth:`run_async`."""
+        bundle = BUNDLES.get(getattr(verb, "__func__", None))
+        if bundle is None or not bundle.fits(request):
+            return self._run_one(verb, request)
+        loop = asyncio.get_running_loop()
+        job = RequestJob(bundle, verb, request, time.monotonic() + self._busy_seconds, loop)
+        self._queue.append(job)
+        if self._ticking is not loop:  # as in ``run_async``
+            self._ticking = loop
+            loop.call_soon(self._tick)
+        return job.future
+
+    async def _run_one(self, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> T:
+        return (await self.run_async(lambda: verb((request,))))[0]
+
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`. Raises as ``run``."""
         reader = self._readers.take()
@@ -188,7 +206,7 @@ class SqliteDriver:
         self._readers.give_back(reader)
         return find_replay(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
 
-    def submit(self, job: FlowJob[Any]) -> None:
+    def submit(self, job: Job) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
         self._queue.append(job)
         self._wake()
@@ -231,7 +249,7 @@ class SqliteDriver:
 
     def _serve_group(self, *, wait: bool) -> None:
         """Commit one group and open the gate. Called with the gate held; a lent gate stays shut."""
-        jobs: list[FlowJob[Any]] = []
+        jobs: list[Job] = []
         while len(jobs) < GROUP_MAX and (job := self._take(lending=False)) is not None:
             jobs.append(job)
         left = jobs
@@ -250,11 +268,11 @@ class SqliteDriver:
         except IndexError:
             return False
 
-    def _take(self, *, lending: bool) -> FlowJob[Any] | None:
+    def _take(self, *, lending: bool) -> Job | None:
         """The queue's first job if it is of this kind. Called with the gate held, but jobs may expire meanwhile."""
-        if self._lending_next() is not lending:
-            return None
         try:
+            if self._queue[0].lends is not lending:
+                return None
             job = self._queue.popleft()
         except IndexError:
             return None
@@ -263,15 +281,21 @@ class SqliteDriver:
         self._queue.appendleft(job)
         return None
 
-    def _commit_group(self, jobs: list[FlowJob[Any]], *, wait: bool) -> list[FlowJob[Any]]:
+    def _commit_group(self, jobs: list[Job], *, wait: bool, bundled: bool = True) -> list[Job]:
         """Run jobs in one transaction; each alone where that fails. Returns those still to be done (busy)."""
         writer = self._begin(jobs, wait=wait)
         if writer is None:
             return [job for job in jobs if not job.done]
         answer = self.answering(writer, self.clock)
         try:
-            for job in jobs:
-                job.advance(answer)
+            if not bundled:
+                for job in jobs:
+                    job.advance(answer)
+            elif not advance_together(jobs, answer):
+                self._rollback(writer)
+                for job in jobs:
+                    job.restart()
+                return self._commit_group(jobs, wait=wait, bundled=False)
             self.commit(answer)
         except BaseException as error:
             self._rollback(writer)
@@ -293,7 +317,7 @@ class SqliteDriver:
         settle_jobs(jobs)
         return []
 
-    def _begin(self, jobs: list[FlowJob[Any]], *, wait: bool) -> sqlite3.Connection | None:
+    def _begin(self, jobs: list[Job], *, wait: bool) -> sqlite3.Connection | None:
         """Take the file's write lock for these jobs, less those that waited too long; None where it is not had."""
         while jobs:
             try:
@@ -380,12 +404,13 @@ class SqliteDriver:
                 self._checkpoint()
                 self._gate.release()
 
-    def _lend(self, job: FlowJob[Any] | None) -> None:
+    def _lend(self, job: Job | None) -> None:
         """Give the gate to an ATOMIC unit; its end releases it. No frame of this thread may keep the unit alive."""
         if job is None:  # it expired in this moment
             self._gate.release()
             return
         try:
+            assert isinstance(job, FlowJob)  # no other lends
             job.finish(job.lend())
         except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
             if outlives_its_cause(error):

@@ -1,4 +1,4 @@
-"""One flow on its way through the SQLite driver, and how its caller gets the result."""
+"""One flow, or one request, on its way through the SQLite driver, and how its caller gets the result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from semel.core.flow import Ask, Flow, MakeFlow
+from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from semel.stores.sqlite.bundles import Bundle
 
 T = TypeVar("T")
 
@@ -33,8 +36,10 @@ class FlowJob(Generic[T]):
         "forsaken",
         "future",
         "lend",
+        "lends",
         "loop",
     )
+    bundle: ClassVar[None] = None
 
     def __init__(self, make: MakeFlow[T] | None, deadline: float, lend: Callable[[], T] | None = None) -> None:
         self._make = make
@@ -48,11 +53,8 @@ class FlowJob(Generic[T]):
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
         self.forsaken: Callable[[FlowJob[T]], None] | None = None  # what to do with the value if its caller is gone
+        self.lends = make is None
         self.lend = lend if lend is not None else _nothing_to_lend
-
-    @property
-    def lends(self) -> bool:
-        return self._make is None
 
     def begins(self, with_: Callable[[Ask[Any]], bool]) -> bool:
         """Make the flow, and tell whether its first ask is such a one. A flow may end without any."""
@@ -106,6 +108,101 @@ class FlowJob(Generic[T]):
         value, self._value = self._value, None  # handed over: the thread that served the job must not keep it alive
         return cast(T, value)
 
+    def tell(self) -> None:
+        """Wake the caller on its loop, in the loop's own thread."""
+        assert self.future is not None
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class RequestJob:
+    """One request of a verb that begins with its write, and the future of its reply.
+
+    Those of one ``bundle`` that are in one transaction are written together; else each runs its own flow.
+    """
+
+    __slots__ = ("_error", "_value", "_verb", "bundle", "deadline", "done", "future", "loop", "request")
+    lends: ClassVar[bool] = False
+    event: ClassVar[None] = None
+    forsaken: ClassVar[None] = None  # its caller repeats the request, or gives it up
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        verb: Callable[[Sequence[Any]], Flow[list[Any]]],
+        request: Any,
+        deadline: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.bundle = bundle
+        self._verb = verb
+        self.request = request
+        self.deadline = deadline  # monotonic seconds
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.done = False
+
+    def advance(self, answer: Callable[[Ask[Any]], Any]) -> None:
+        """Perform its own flow."""
+        [self._value] = perform(self._verb((self.request,)), answer)
+        self.done = True
+
+    def restart(self) -> None:
+        """Forget a rolled back try."""
+        self._value = self._error = None
+        self.done = False
+
+    def finish(self, value: Any) -> None:
+        """It ended well. ``settle_jobs`` tells the caller after the commit."""
+        self._value = value
+        self.done = True
+
+    def fail(self, error: BaseException) -> None:
+        """It ended badly."""
+        self._error = error
+        self.done = True
+
+    def tell(self) -> None:
+        """Give the caller its reply, in the loop's own thread."""
+        future, error = self.future, self._error
+        if future.done():
+            return  # it was cancelled, or has been told
+        if error is None:
+            future.set_result(self._value)
+        else:
+            self._error = None  # no cycle between the error and this job, which its frames hold
+            future.set_exception(error)
+
+
+Job = FlowJob[Any] | RequestJob
+
+
+def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> bool:
+    """Perform jobs in one transaction, the requests of each bundle together, and then the others in their order.
+
+    False where a request is not as usual: what was written is to be rolled back, and each flow performed by itself.
+    """
+    bundles: dict[int, tuple[Bundle, dict[bytes, RequestJob]]] = {}
+    others: list[Job] = []
+    for job in jobs:
+        if job.bundle is None:
+            others.append(job)
+            continue
+        _, members = bundles.setdefault(id(job.bundle), (job.bundle, {}))
+        if members.setdefault(job.request.id, job) is not job:  # another one of the same record
+            others.append(job)
+    for bundle, members in bundles.values():
+        replies = perform(bundle.write([job.request for job in members.values()]), answer)
+        if replies is None:
+            return False
+        for member, reply in zip(members.values(), replies, strict=True):
+            member.finish(reply)
+    for job in others:
+        job.advance(answer)
+    return True
+
 
 def nothing() -> Flow[None]:
     """The flow of a job that only takes its turn."""
@@ -116,7 +213,7 @@ def _nothing_to_lend() -> Any:
     raise AssertionError("only a lending job is asked to lend")
 
 
-def refuse_overdue(queue: deque[FlowJob[Any]]) -> None:
+def refuse_overdue(queue: deque[Job]) -> None:
     """Refuse a flow that waited too long for its turn: it has written nothing."""
     now = time.monotonic()
     overdue = [job for job in list(queue) if job.deadline <= now]
@@ -129,32 +226,30 @@ def refuse_overdue(queue: deque[FlowJob[Any]]) -> None:
         settle_jobs([job])
 
 
-def settle_jobs(jobs: list[FlowJob[Any]]) -> None:
-    """Tell every caller; the futures of one loop with one wake-up, or at once if this is its own thread."""
-    loops: dict[asyncio.AbstractEventLoop, list[FlowJob[Any]]] = {}
+def settle_jobs(jobs: Sequence[Job]) -> None:
+    """Tell every caller; those of one loop with one wake-up, or at once if this is its own thread."""
+    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         if job.event is not None:
             job.event.set()
         elif job.loop is not None and job.future is not None:
             loops.setdefault(job.loop, []).append(job)
     for loop, told in loops.items():
-        futures = [job.future for job in told if job.future is not None]
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
         if running is loop:
-            _resolve(futures)
+            _tell(told)
             continue
         try:
-            loop.call_soon_threadsafe(_resolve, futures)
+            loop.call_soon_threadsafe(_tell, told)
         except RuntimeError:  # the loop is closed: no caller is left, the write remains
             for job in told:
                 if job.forsaken is not None:
                     job.forsaken(job)
 
 
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+def _tell(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.tell()

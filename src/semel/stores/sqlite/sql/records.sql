@@ -60,6 +60,26 @@ UPDATE semel_record SET
     body = :body
 WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
 
+-- name: settle_answered
+-- The same for an answer that is kept, and nothing besides: for many at a time, each of another record.
+UPDATE semel_record SET
+    state = :state,
+    settled_at = :now,
+    answer_until = :now + answer_us,
+    forget_after = :now + max(answer_us, tombstone_us),
+    doubt = NULL,
+    error_code = NULL,
+    business_ref = NULL,
+    resource_type = NULL,
+    resource_id = NULL,
+    answer_kind = :answer_kind,
+    answer_digest = :answer_digest,
+    status = :status,
+    headers = :headers,
+    request = NULL,
+    body = :body
+WHERE id = :id AND fence = :fence AND nonce = :nonce AND state IN (1, 2) AND lease_until > 0;
+
 -- name: write_record
 -- Replace everything that may change, by compare-and-set on the version that was read; with its list of steps where
 -- the grant depends on it (empty for none).

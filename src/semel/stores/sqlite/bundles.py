@@ -1,0 +1,145 @@
+"""Many requests of one verb by one statement, where each of them is as usual.
+
+A request that is not as usual is of no bundle. A bundle that meets a record in another state than the usual one ends
+with None: the driver then rolls it back, and runs each request's own flow, which alone says what that state means.
+
+Python's ``sqlite3`` looks for an adapter of each value but exact numbers, texts and bytearrays, which takes longer than
+to bind it: so enumerations and bytes are given as those, and what is always NULL is written into the statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from semel.core.decide import first_grant
+from semel.core.flow import Flow, ask
+from semel.core.model import (
+    ANSWERED_STATES,
+    RECORD_FORMAT,
+    STORED_ANSWERS,
+    Claim,
+    Grant,
+    Proceed,
+    Settled,
+    Settlement,
+    Settling,
+    Verdict,
+)
+from semel.core.record import answer_digest, pack_headers
+from semel.stores.sql.statements import NOW_LOCKED, ExecuteMany, Value, by_number
+from semel.stores.sqlite.store import SQL, SqliteStore
+
+_INSERT: Final = SQL["insert_claim"]
+SETTLE: Final = by_number(SQL["settle_answered"])
+_SETTLED: Final = Settled()
+_ELSE: Final[Any] = slice(Settlement._fields.index("doubt"), None)
+_NOTHING_ELSE: Final[tuple[object, ...]] = (None, None, None, None, None, False, ())  # from the doubt to the events
+_Row = tuple[Value | bytearray, ...]
+
+if SETTLE.names != (
+    *("state", "now", "answer_kind", "answer_digest", "status", "headers", "body", "id", "fence", "nonce"),
+):
+    raise AssertionError("records.sql and stores/sqlite/bundles.py disagree on the order of a statement's parameters")
+
+
+class Bundle(NamedTuple):
+    """What many requests of a verb have in common.
+
+    Parameters: ``fits`` whether a request is as usual; ``write`` the replies to so many that are, no two of one record,
+    or None where the record of one is not: what was written is to be rolled back.
+    """
+
+    fits: Callable[[Any], bool]
+    write: Callable[[Sequence[Any]], Flow[Sequence[Any] | None]]
+
+
+def _counts_nothing(claim: Claim) -> bool:
+    return claim.quota is None
+
+
+def _claim_unseen(claims: Sequence[Claim]) -> Flow[Sequence[Verdict] | None]:
+    """Insert the first grants of keys; None where one of the keys is known."""
+    now = yield from ask(NOW_LOCKED)
+    grants = [first_grant(claim, now) for claim in claims]
+    rows = list(map(_claim_values, claims, grants))
+    if (yield from ask(ExecuteMany(_INSERT, rows))) != len(rows):
+        return None
+    return [Proceed(grant) for grant in grants]
+
+
+def _claim_values(claim: Claim, grant: Grant) -> _Row:
+    """The values of ``insert_claim``, in its order."""
+    terms = claim.terms
+    return (
+        bytearray(claim.id),
+        RECORD_FORMAT,
+        *claim.scope,
+        bytearray(claim.key_hash),
+        claim.recipe,
+        bytearray(claim.fingerprint),
+        int(grant.state),
+        int(terms.effects),
+        grant.fence,
+        bytearray(grant.nonce),
+        claim.holder,
+        grant.attempt,
+        grant.lapses,
+        grant.generation,
+        bytearray(grant.operation_id),
+        grant.created_at,
+        grant.first_started_at,
+        grant.lease_until,
+        grant.deadline_at,
+        grant.dedup_until,
+        terms.lease_us,
+        terms.attempts_max,
+        terms.answer_us,
+        terms.tombstone_us,
+        int(terms.after_expiry),
+        0,  # no answer
+    )
+
+
+def _says_an_answer(settlement: Settlement) -> bool:
+    return (
+        settlement.state in ANSWERED_STATES
+        and settlement.answer_kind in STORED_ANSWERS
+        and settlement[_ELSE] == _NOTHING_ELSE
+    )
+
+
+def _settle(settlements: Sequence[Settlement]) -> Flow[Sequence[Settling] | None]:
+    """Write answers; None where one of the records is no longer open under that fence and nonce."""
+    now = yield from ask(NOW_LOCKED)
+    rows = [_settle_values(settlement, now) for settlement in settlements]
+    if (yield from ask(ExecuteMany(SETTLE, rows))) != len(rows):
+        return None
+    return [_SETTLED] * len(rows)
+
+
+def _settle_values(settlement: Settlement, now: int) -> _Row:
+    """The values of ``settle_answered``, in its order."""
+    id, fence, nonce, state, answer, kind, *_ = settlement
+    assert answer is not None
+    status, headers, body = answer
+    block = pack_headers(headers)
+    digest = answer_digest(status, block, body)
+    return (
+        int(state),
+        now,
+        int(kind),
+        bytearray(digest),
+        status,
+        bytearray(block),
+        body,  # it may be long: not copied
+        bytearray(id),
+        fence,
+        bytearray(nonce),
+    )
+
+
+BUNDLES: Final[Mapping[Any, Bundle]] = {  # by the verb
+    SqliteStore.claim_unseen: Bundle(_counts_nothing, _claim_unseen),
+    SqliteStore.settle: Bundle(_says_an_answer, _settle),
+}

@@ -1,0 +1,454 @@
+"""The claims and answers of one tick on SQLite: written together where each is as usual, else each by its own rules."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, suppress
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.core.model import (
+    AlreadyMine,
+    Answer,
+    Claim,
+    Grant,
+    InProgress,
+    KeyReused,
+    Proceed,
+    Record,
+    Replay,
+    Settled,
+    Settlement,
+    State,
+    Superseded,
+)
+from semel.engine.backend import Backend
+from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.policy import Policy
+from semel.quota import Quota
+from semel.stores.memory.driver import LocalDriver
+from semel.stores.memory.store import MemoryStore
+from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement
+from semel.testing.clock import SettableClock
+from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
+from tests.engine.drivers import sqlite
+from tests.servers.files import migrated_file
+
+
+class Tick:
+    """A store on SQLite whose asks are recorded, and requests that come to it in one tick of one loop."""
+
+    def __init__(self, path: Path, *, before: Callable[[str], None] | None = None) -> None:
+        if not path.exists():
+            migrated_file(path)
+        self.path = path
+        self.clock = SettableClock()
+        self.said: list[str] = []
+        self.before = before
+
+        def told(name: str) -> None:
+            self.said.append(name)
+            if self.before is not None:
+                self.before(name)
+
+        self.backend = sqlite(path, self.clock, before=told)
+        self.driver = self.backend.driver
+        self.store = self.backend.store
+
+    def ask(self, request: Claim | Settlement) -> Awaitable[Any]:
+        return ask(self.backend, request)
+
+    def at_once(self, *requests: Claim | Settlement) -> list[Any]:
+        """The replies, or errors, to requests of one tick."""
+        self.said.clear()
+
+        async def main() -> list[Any]:
+            return await gathered(self.backend, requests)
+
+        return asyncio.run(main())
+
+    def grant(self, key: str, **options: Any) -> Grant:
+        [verdict] = self.at_once(attempt(key, **options))
+        assert isinstance(verdict, Proceed)
+        return verdict.grant
+
+    def rows(self, *keys: str) -> list[Record | None]:
+        rows: list[Record | None] = self.driver.run(lambda: self.store.read([attempt(key).id for key in keys]))
+        return rows
+
+    def close(self) -> None:
+        self.driver.close()
+
+
+def ask(backend: Backend, request: Claim | Settlement) -> Awaitable[Any]:
+    verb: Any = backend.claim_unseen if isinstance(request, Claim) else backend.store.settle
+    reply: Awaitable[Any] = backend.driver.ask_one("claim" if isinstance(request, Claim) else "settle", verb, request)
+    return reply
+
+
+async def gathered(backend: Backend, requests: Sequence[Claim | Settlement]) -> list[Any]:
+    """The replies, or errors, to tasks that ask in one tick."""
+
+    async def asked(request: Claim | Settlement) -> Any:
+        return await ask(backend, request)
+
+    return list(await asyncio.gather(*map(asked, requests), return_exceptions=True))
+
+
+@pytest.fixture
+def tick(tmp_path: Path) -> Tick:
+    return Tick(tmp_path / "semel.db")
+
+
+# --- as usual: one statement for each verb ---
+
+
+def test_a_tick_is_one_statement_for_each_verb(tick: Tick) -> None:
+    first = [attempt(f"a{n}") for n in range(20)]
+    verdicts = tick.at_once(*first)
+    assert tick.said == ["BEGIN", "now", "insert_claim", "COMMIT"]
+    assert {type(verdict) for verdict in verdicts} == {Proceed}
+    settlements = [settlement(verdict.grant) for verdict in verdicts]
+    replies = tick.at_once(*settlements, *(attempt(f"b{n}") for n in range(20)))
+    assert tick.said == ["BEGIN", "now", "settle_answered", "now", "insert_claim", "COMMIT"]
+    assert replies[:20] == [Settled()] * 20
+    assert {type(reply) for reply in replies[20:]} == {Proceed}
+    assert {row.state for row in tick.rows(*(f"a{n}" for n in range(20))) if row} == {State.SUCCEEDED}
+    tick.close()
+
+
+def test_a_request_that_comes_alone_takes_as_many_statements(tick: Tick) -> None:
+    grant = tick.grant("k")
+    assert tick.said == ["BEGIN", "now", "insert_claim", "COMMIT"]
+    assert tick.at_once(settlement(grant)) == [Settled()]
+    assert tick.said == ["BEGIN", "now", "settle_answered", "COMMIT"]
+    tick.close()
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda grant: settlement(grant, State.UNKNOWN, doubt="error"),
+        lambda grant: settlement(grant, State.PROCESSING, doubt="error"),
+        lambda grant: settlement(grant, State.FAILED_NOT_REPLAYABLE),
+        lambda grant: settlement(grant, kept=False),
+        lambda grant: settlement(grant)._replace(resource_type="payment", resource_id="1"),
+    ],
+    ids=["unknown", "given back", "nothing happened", "not kept", "with a resource"],
+)
+def test_what_is_not_as_usual_is_written_beside_it(tick: Tick, last: Callable[[Grant], Settlement]) -> None:
+    usual, other = tick.grant("usual"), tick.grant("other", policy=IDEMPOTENT)
+    assert tick.at_once(settlement(usual), last(other)) == [Settled(), Settled()]
+    assert tick.said[tick.said.index("BEGIN") :][:3] == ["BEGIN", "now", "settle_answered"]
+    assert (tick.said.count("BEGIN"), tick.said.count("COMMIT")) == (1, 1)
+    [row] = tick.rows("other")
+    assert row is not None
+    assert (row.state, row.doubt, row.resource_id) == (last(other).state, last(other).doubt, last(other).resource_id)
+    tick.close()
+
+
+def test_a_counted_key_takes_its_place_beside_it(tick: Tick) -> None:
+    allowance = Quota(new_keys=1, per_seconds=60).allowance(bytes(16), "alice", atomic=False)
+    counted = [attempt(f"c{n}", nonce=n)._replace(quota=allowance) for n in range(2)]
+    replies = tick.at_once(attempt("free"), *counted)
+    assert [type(reply).__name__ for reply in replies] == ["Proceed", "Proceed", "QuotaExceeded"]
+    tick.close()
+
+
+# --- conflicts ---
+
+
+def test_two_claims_of_one_key_in_a_tick(tick: Tick) -> None:
+    replies = tick.at_once(attempt("k", nonce=1), attempt("k", nonce=2), attempt("k", nonce=3, request=1), attempt("o"))
+    assert [type(reply) for reply in replies] == [Proceed, InProgress, KeyReused, Proceed]
+    assert (tick.said.count("BEGIN"), tick.said.count("COMMIT")) == (1, 1)
+    tick.close()
+
+
+def test_the_same_claim_twice_in_a_tick_is_read_back(tick: Tick) -> None:
+    first, second = tick.at_once(attempt("k"), attempt("k"))
+    assert first == second
+    tick.close()
+
+
+def test_a_key_that_was_taken_meanwhile(tick: Tick) -> None:
+    """Between the look and the write another process came."""
+    done, running = tick.grant("done", nonce=7), tick.grant("running", nonce=7)
+    tick.at_once(settlement(done))
+    commits = tick.driver.commits
+    replies = tick.at_once(attempt("new"), attempt("done"), attempt("running"), attempt("newer"), settlement(running))
+    assert [type(reply) for reply in replies] == [Proceed, Replay, InProgress, Proceed, Settled]
+    assert tick.said.count("COMMIT") == tick.driver.commits - commits == 1
+    tick.close()
+
+
+def test_a_claim_that_was_written_already_is_read_back(tick: Tick) -> None:
+    grant = tick.grant("k")
+    assert tick.at_once(attempt("k"), attempt("other"))[0] == Proceed(grant)
+    tick.close()
+
+
+def test_a_stale_fence_in_a_tick(tick: Tick) -> None:
+    stale = tick.grant("k", policy=IDEMPOTENT)
+    tick.clock.advance(seconds=120)
+    again = tick.grant("k", nonce=2, policy=IDEMPOTENT)
+    assert again.fence > stale.fence
+    other = tick.grant("other")
+    assert tick.at_once(settlement(stale, answer=Answer(500, (), b"late")), settlement(other)) == [
+        Superseded(State.PROCESSING),
+        Settled(),
+    ]
+    [row, beside] = tick.rows("k", "other")
+    assert row is not None
+    assert beside is not None
+    assert (row.state, row.fence, beside.state) == (State.PROCESSING, again.fence, State.SUCCEEDED)
+    assert tick.at_once(settlement(again), settlement(stale)) == [Settled(), Superseded(State.SUCCEEDED)]
+    tick.close()
+
+
+def test_one_answer_said_twice_in_a_tick(tick: Tick) -> None:
+    grant, other = tick.grant("k"), tick.grant("other")
+    assert tick.at_once(settlement(grant), settlement(grant), settlement(other)) == [
+        Settled(),
+        AlreadyMine(),
+        Settled(),
+    ]
+    assert tick.at_once(settlement(grant), settlement(other, answer=Answer(500, (), b""))) == [
+        AlreadyMine(),
+        Superseded(State.SUCCEEDED),
+    ]
+    tick.close()
+
+
+def test_a_claim_and_the_answer_of_one_key_in_a_tick(tick: Tick) -> None:
+    """The answer's holder is another attempt: whichever comes first, the claim runs nothing."""
+    grant = tick.grant("k")
+    claimed, settled = tick.at_once(attempt("k", nonce=2), settlement(grant))
+    assert settled == Settled()
+    assert isinstance(claimed, InProgress | Replay)
+    tick.close()
+
+
+def one_request(chance: random.Random, grants: Sequence[Grant]) -> Claim | Settlement:
+    key, nonce = f"k{chance.randrange(4)}", chance.randrange(3)
+    if not grants or chance.random() < 0.5:
+        return attempt(key, nonce=nonce, request=chance.randrange(8) // 7, policy=chance.choice([IDEMPOTENT, Policy()]))
+    state = chance.choice([State.SUCCEEDED] * 4 + [State.FAILED_REPLAYABLE, State.UNKNOWN, State.FAILED_NOT_REPLAYABLE])
+    last = settlement(
+        chance.choice(grants), state, chance.choice([OK, Answer(409, (), b"no")]), kept=chance.random() < 0.8
+    )
+    return last._replace(fence=last.fence - 1) if chance.random() < 0.1 else last
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_tick_is_some_order_of_its_requests(tick: Tick, seed: int) -> None:
+    """On the memory store, one after the other, some order of the same requests gives the same replies and records."""
+    chance = random.Random(seed)
+    history: list[Claim | Settlement] = []  # what has been said, in an order that explains it
+    times: list[int] = []
+    grants: list[Grant] = []
+    for _ in range(6):
+        tick.clock.advance(seconds=chance.choice([0, 1, 1, 120]))
+        requests = [one_request(chance, grants) for _ in range(chance.randrange(1, 5))]
+        replies = tick.at_once(*requests)
+        rows = [None if row is None else tuple(row) for row in tick.rows("k0", "k1", "k2", "k3")]
+        now = tick.clock()
+        for order in permutations(range(len(requests))):
+            told = [requests[place] for place in order]
+            seen, written = one_by_one([*history, *told], [*times, *[now] * len(told)])
+            if (seen[len(history) :], written) == ([replies[place] for place in order], rows):
+                break
+        else:
+            raise AssertionError((requests, replies, rows))
+        history += told
+        times += [now] * len(told)
+        grants += [reply.grant for reply in replies if isinstance(reply, Proceed)]
+    tick.close()
+
+
+def one_by_one(requests: Sequence[Claim | Settlement], times: Sequence[int]) -> tuple[list[Any], list[Any]]:
+    """The replies of the memory store, and its records."""
+    clock, store = SettableClock(), MemoryStore()
+    driver = LocalDriver(clock=clock)
+    replies = []
+    for request, now in zip(requests, times, strict=True):
+        clock.set(now)
+        verb: Any = store.claim if isinstance(request, Claim) else store.settle
+        replies.append(driver.run(lambda: verb((request,)))[0])  # noqa: B023
+    rows = driver.run(lambda: store.read([attempt(f"k{n}").id for n in range(4)]))
+    return replies, [None if row is None else tuple(row) for row in rows]
+
+
+# --- trouble ---
+
+
+def sqlite_error(code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("injected")
+    error.sqlite_errorcode = code
+    return error
+
+
+def test_a_value_that_cannot_be_written_fails_alone(tick: Tick) -> None:
+    broken = attempt("broken")._replace(holder="\ud800")
+    first, error, second = tick.at_once(attempt("a"), broken, attempt("b"))
+    assert isinstance(first, Proceed)
+    assert isinstance(second, Proceed)
+    assert isinstance(error, UnicodeEncodeError)
+    assert tick.rows("broken") == [None]
+    tick.close()
+
+
+def test_a_full_disk_refuses_each_and_writes_nothing(tick: Tick) -> None:
+    grant = tick.grant("old")
+
+    def full(name: str) -> None:
+        if name in ("insert_claim", "settle_answered"):
+            raise sqlite_error(sqlite3.SQLITE_FULL)
+
+    tick.before = full
+    replies = tick.at_once(attempt("a"), attempt("b"), settlement(grant))
+    assert [type(reply) for reply in replies] == [StoreUnavailable] * 3
+    assert all("make room" in str(reply) for reply in replies)
+    tick.before = None
+    assert tick.at_once(attempt("a"), settlement(grant))[1] == Settled()
+    assert tick.rows("b") == [None]
+    tick.close()
+
+
+def test_what_there_is_room_for_is_written(tick: Tick) -> None:
+    """A group that was too much is tried one by one."""
+    failed: list[str] = []
+
+    def full(name: str) -> None:
+        if name == "COMMIT" and not failed:
+            failed.append(name)
+            raise sqlite_error(sqlite3.SQLITE_FULL)
+
+    tick.before = full
+    replies = tick.at_once(attempt("a"), attempt("b"), attempt("c"))
+    assert [type(reply) for reply in replies] == [Proceed] * 3
+    assert tick.said.count("COMMIT") == 4
+    tick.close()
+
+
+def test_a_commit_that_failed_in_the_middle_is_not_known(tick: Tick) -> None:
+    """Each repeats its own write; where that fails as well, nobody is told that nothing was written."""
+
+    def torn(name: str) -> None:
+        if name == "COMMIT":
+            raise sqlite_error(sqlite3.SQLITE_IOERR)
+
+    tick.before = torn
+    replies = tick.at_once(attempt("a"), attempt("b"))
+    assert [type(reply) for reply in replies] == [StoreTimeout] * 2
+    tick.before = None
+    assert {type(reply) for reply in tick.at_once(attempt("a"), attempt("b"))} == {Proceed}
+    tick.close()
+
+
+def test_a_commit_that_took_effect_and_failed_is_read_back(tmp_path: Path) -> None:
+    migrated_file(tmp_path / "semel.db")
+    faults = Faults(Fault(Kind.TIMEOUT, When.AFTER, 4))
+    faulty = faulty_sqlite(str(tmp_path / "semel.db"), SettableClock(), faults)
+
+    async def main() -> list[Any]:
+        return await gathered(faulty.backend, [attempt("a"), attempt("b")])
+
+    first, second = asyncio.run(main())
+    assert faults.asks[:4] == ["BEGIN", "now", "insert_claim", "COMMIT"]
+    assert [first.grant.id, second.grant.id] == [attempt("a").id, attempt("b").id]
+    assert (first.grant.attempt, first.grant.nonce) == (1, attempt("a").nonce)
+    faulty.bury()
+
+
+def test_a_file_that_another_process_writes_is_waited_for(tick: Tick) -> None:
+    tick.grant("warm")
+    with closing(sqlite3.connect(tick.path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def begins(name: str) -> None:  # the loop has been refused once; the writer's thread waits
+            if name == "BEGIN" and tick.said.count("BEGIN") == 3:
+                other.execute("ROLLBACK")
+
+        tick.before = begins
+        replies = tick.at_once(attempt("a"), attempt("b"))
+    assert [type(reply) for reply in replies] == [Proceed] * 2
+    assert tick.said.count("insert_claim") == 1
+    tick.close()
+
+
+def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
+    grant = tick.grant("old")
+    os.remove(tick.path)
+    replies = tick.at_once(attempt("a"), attempt("b"), settlement(grant))
+    assert [type(reply) for reply in replies] == [StoreUnavailable] * 3
+    assert not tick.path.exists()
+    tick.close()
+
+
+def test_a_cancelled_caller_changes_nothing_for_the_others(tick: Tick) -> None:
+    grant = tick.grant("old")
+
+    async def main() -> list[Any]:
+        asked = [asyncio.ensure_future(tick.ask(each)) for each in (attempt("a"), settlement(grant), attempt("b"))]
+        asked[0].cancel()
+        asked[1].cancel()
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    claimed, settled, other = asyncio.run(main())
+    assert (type(claimed), type(settled)) == (asyncio.CancelledError, asyncio.CancelledError)
+    assert isinstance(other, Proceed)
+    # A settlement is written although nobody waits for it; whoever gave a claim up abandons it afterwards.
+    [row, old] = tick.rows("a", "old")
+    assert row is not None
+    assert old is not None
+    assert old.state == State.SUCCEEDED
+    assert tick.driver.run(lambda: tick.store.abandon(((row.id, row.nonce),))) == [True]
+    tick.close()
+
+
+@pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
+def test_a_tick_happens_whole_or_not_at_all(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+    """Under every fault each request is written or it is not; who repeats it has it, and no claim is granted twice."""
+    template = Tick(tmp_path / "template.db")
+    done, open = template.grant("done"), template.grant("open")
+    template.at_once(settlement(done))
+    template.close()
+    requests: list[Claim | Settlement] = [attempt("a"), settlement(open), attempt("done", nonce=2), attempt("b")]
+    for fault in every_fault(kind, when, once=once):
+        path = tmp_path / f"{fault.n}.db"
+        shutil.copyfile(tmp_path / "template.db", path)
+        faults = Faults(fault)
+        faulty = faulty_sqlite(str(path), SettableClock(), faults)
+
+        async def main(backend: Backend = faulty.backend) -> list[Any]:
+            return await gathered(backend, requests)
+
+        with suppress(Crash):
+            replies = asyncio.run(main())
+            for reply in replies:
+                expected = Proceed | Settled | AlreadyMine | Replay | StoreError | Crash
+                assert isinstance(reply, expected), (fault, reply)
+        faulty.bury()
+        later = Tick(path)
+        [first, settled, replayed, second] = later.at_once(*requests)
+        assert [type(first), type(replayed), type(second)] == [Proceed, Replay, Proceed], fault
+        assert isinstance(settled, Settled | AlreadyMine), fault
+        rows = later.rows("a", "b", "open")
+        assert [row.nonce for row in rows if row is not None] == [
+            attempt("a").nonce,
+            attempt("b").nonce,
+            attempt("open").nonce,
+        ]
+        assert [row.attempt for row in rows if row is not None] == [1, 1, 1]
+        later.close()
+        if faults.clean:
+            return
