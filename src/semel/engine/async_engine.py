@@ -23,6 +23,7 @@ from semel.core.model import (
     Effects,
     InProgress,
     Proceed,
+    Replay,
     Settlement,
     Settling,
     State,
@@ -173,18 +174,39 @@ class AsyncEngine:
             if kept is False:
                 claims = self._claims_unseen
         claim = core.attempt(command, id)
-        verdict: Verdict | None = None
+        if not is_plain or claim.terms.effects is _ATOMIC:
+            return await self._claim_and_wait(claim, command, claims, wait_seconds, None)
         at_once = self._performer.claim_at_once
-        if is_plain and at_once is not None and claim.terms.effects is not _ATOMIC:
+        verdict: Verdict | None
+        if at_once is not None:
             verdict = at_once(claim)
+            if type(verdict) is not Proceed:
+                return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
+            met = core.permit(command, claim, verdict.grant)
+            if core.draining:  # it did not see this claim
+                core.conclude(met)
+                self._upkeep.abandon(claim)
+                core.check_open()
+            self._upkeep.watch(met)  # it declares no steps
+            return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+        core.entering.add(claim.nonce)
+        try:
+            if core.draining:  # as in ``_claim_and_wait``
+                core.check_open()
+            verdict = await self._performer.store_one("claim", claims, claim)
+            if type(verdict) is Replay:
+                return verdict
             if type(verdict) is Proceed:
                 met = core.permit(command, claim, verdict.grant)
-                if core.draining:  # it did not see this claim
-                    core.conclude(met)
-                    self._upkeep.abandon(claim)
-                    core.check_open()
-                self._upkeep.watch(met)  # it declares no steps
-                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+                self._upkeep.watch(met)
+                return met  # type: ignore[return-value]  # as above
+        except StoreReadOnly:
+            verdict = None  # asked once more below, which looks instead
+        except (StoreTimeout, asyncio.CancelledError):
+            self._upkeep.abandon(claim)  # as in ``_claim``
+            raise
+        finally:
+            core.entering.discard(claim.nonce)
         return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
 
     async def _claim_and_wait(
@@ -195,7 +217,7 @@ class AsyncEngine:
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
+            if verdict is None and core.draining:  # a drain that did not see this claim is seen by it
                 core.check_open()
             if verdict is not None:
                 verdict = await self._in_other_terms(claim, command, verdict)
@@ -285,23 +307,31 @@ class AsyncEngine:
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
         core, at_once = self.core, self._performer.settle_at_once
-        if at_once is None or core.observing or not permit.asked.is_plain:
+        if permit.unit is not None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
-                return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
-            return await self._settle(permit, outcome)
+                return await asyncio.shield(self._upkeep.spawn(self._settle_in_full(permit, outcome)))
+            return await self._settle_in_full(permit, outcome)
         try:
             word = core.word(permit, outcome)
             try:
-                reply = at_once(word)
+                if at_once is None:
+                    reply = await self._performer.store_one("settle", self.store.settle, word)
+                else:
+                    reply = at_once(word)
+            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                raise
             except StoreError:
                 reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
+            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
+                _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
+                raise
         finally:
             core.conclude(permit)
-        if type(outcome) is not Succeeded:
+        if type(outcome) is not Succeeded or permit.emission is not None:
             core.tell_settled(permit, outcome, reply)
         return reply
 
-    async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
+    async def _settle_in_full(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
         try:
             if permit.steps is not None:
@@ -310,17 +340,15 @@ class AsyncEngine:
             try:
                 if permit.unit is not None:
                     reply = await self._settle_unit(permit, outcome, word)
-                elif word.keeps:
-                    reply = await self._performer.settle_one(word)
                 else:
-                    reply = await self._performer.store_one("settle", self.store.settle, word)
-            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    reply = await self._performer.settle_one(word)
+            except NotReplicated:  # as above
                 raise
             except StoreError:
                 if permit.unit is not None:
                     raise
                 reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
-            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
+            except asyncio.CancelledError:
                 if permit.unit is None:
                     _ = self._upkeep.repeat(word, permit, self.confirm_seconds)
                 raise

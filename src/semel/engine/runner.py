@@ -59,7 +59,9 @@ class AsyncPerformer:
         self._driver = backend.driver
         self._ask_one: Callable[..., Awaitable[Any]] = self._alone
         if getattr(self._driver, "coalesces", False):
-            self._ask_one = Coalescers(self._driver.run_uncut, self._driver.patience_seconds, backend.lane).ask
+            self._ask_one = Coalescers(
+                self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
+            ).ask
         # Of a driver that has its replies at once.
         self.claim_at_once: Callable[[Claim], Verdict] | None = getattr(self._driver, "claim_at_once", None)
         self.settle_at_once: Callable[[Settlement], Settling] | None = getattr(self._driver, "settle_at_once", None)
@@ -83,20 +85,22 @@ class AsyncPerformer:
         """One store call."""
         return self._through(verb, self._driver.run_async, make)
 
-    async def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
+    def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
+        """One request of a verb that takes many; together with those of other callers where the driver gains by it.
+
+        Raises StoreUnavailable, at once, where too many requests are waiting.
+        """
         if self._core.observing:
-            return await self._through(verb, self._ask_one, verb, many, request)
+            return self._through(verb, self._ask_one, verb, many, request)
+        return self._ask_one(verb, many, request)
+
+    async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         try:
-            reply: T = await self._ask_one(verb, many, request)
-            return reply
+            replies: list[T] = await self._driver.run_async(partial(many, (request,)))
+            return replies[0]
         except SchemaError as error:
             self._backend.locate(error)
             raise
-
-    async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
-        replies: list[T] = await self._driver.run_async(partial(many, (request,)))
-        return replies[0]
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """The door through which every store call passes that is observed."""
