@@ -174,42 +174,36 @@ class AsyncEngine:
             if kept is False:
                 claims = self._claims_unseen
         claim = core.attempt(command, id)
-        verdict: Verdict | None = None
+        if not is_plain or claim.terms.effects is _ATOMIC:
+            return await self._claim_and_wait(claim, command, claims, wait_seconds, None)
         at_once = self._performer.claim_at_once
-        if is_plain and at_once is not None and claim.terms.effects is not _ATOMIC:
+        verdict: Verdict | None
+        if at_once is not None:
             verdict = at_once(claim)
-            if type(verdict) is Proceed:
-                met = core.permit(command, claim, verdict.grant)
-                if core.draining:  # it did not see this claim
-                    core.conclude(met)
-                    self._upkeep.abandon(claim)
-                    core.check_open()
-                self._upkeep.watch(met)  # it declares no steps
-                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
-        elif is_plain and self._performer.batches and claim.terms.effects is not _ATOMIC:
-            return await self._claim_in_batch(claim, command, claims, wait_seconds)
-        return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
-
-    async def _claim_in_batch(
-        self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None
-    ) -> AsyncPermit | Refusal:
-        """Make an ordinary claim, which goes out with those of other callers; most are granted, or replays."""
-        core = self.core
+            if type(verdict) is not Proceed:
+                return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
+            met = core.permit(command, claim, verdict.grant)
+            if core.draining:  # it did not see this claim
+                core.conclude(met)
+                self._upkeep.abandon(claim)
+                core.check_open()
+            self._upkeep.watch(met)  # it declares no steps
+            return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
         core.entering.add(claim.nonce)
         try:
             if core.draining:  # as in ``_claim_and_wait``
                 core.check_open()
-            verdict: Verdict = await self._performer.store_one("claim", claims, claim)
+            verdict = await self._performer.store_one("claim", claims, claim)
             if type(verdict) is Replay:
                 return verdict
             if type(verdict) is Proceed:
                 met = core.permit(command, claim, verdict.grant)
-                self._upkeep.watch(met)  # it declares no steps
-                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+                self._upkeep.watch(met)
+                return met  # type: ignore[return-value]  # as above
         except StoreReadOnly as refusal:
             verdict = await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
-        except (StoreTimeout, asyncio.CancelledError):  # as in ``_claim``
-            self._upkeep.abandon(claim)
+        except (StoreTimeout, asyncio.CancelledError):
+            self._upkeep.abandon(claim)  # as in ``_claim``
             raise
         finally:
             core.entering.discard(claim.nonce)
@@ -223,7 +217,7 @@ class AsyncEngine:
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            if core.draining:  # looked at once more: a drain that did not see this claim is seen by it
+            if verdict is None and core.draining:  # a drain that did not see this claim is seen by it
                 core.check_open()
             if verdict is not None:
                 verdict = await self._claim(claim, command, claims, verdict)
@@ -317,23 +311,31 @@ class AsyncEngine:
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
         core, at_once = self.core, self._performer.settle_at_once
-        if at_once is None or core.observing or not permit.asked.is_plain:
+        if permit.unit is not None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
-                return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
-            return await self._settle(permit, outcome)
+                return await asyncio.shield(self._upkeep.spawn(self._settle_in_full(permit, outcome)))
+            return await self._settle_in_full(permit, outcome)
         try:
             settlement = core.make_settlement(permit, outcome)
             try:
-                reply = at_once(settlement)
+                if at_once is None:
+                    reply = await self._performer.store_one("settle", self.store.settle, settlement)
+                else:
+                    reply = at_once(settlement)
+            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                raise
             except StoreError:
                 reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
+            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
+                _ = self._upkeep.repeat(settlement, permit, self.confirm_seconds)
+                raise
         finally:
             core.conclude(permit)
-        if type(outcome) is not Succeeded:
+        if type(outcome) is not Succeeded or permit.emission is not None:
             core.tell_settled(permit, outcome, reply)
         return reply
 
-    async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
+    async def _settle_in_full(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
         try:
             if permit.steps is not None:
@@ -342,17 +344,15 @@ class AsyncEngine:
             try:
                 if permit.unit is not None:
                     reply = await self._settle_unit(permit, outcome, settlement)
-                elif settlement.keeps:
-                    reply = await self._performer.settle_one(settlement)
                 else:
-                    reply = await self._performer.store_one("settle", self.store.settle, settlement)
-            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                    reply = await self._performer.settle_one(settlement)
+            except NotReplicated:  # as above
                 raise
             except StoreError:
                 if permit.unit is not None:
                     raise
                 reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
-            except asyncio.CancelledError:  # no caller is left to learn whether the store has it
+            except asyncio.CancelledError:
                 if permit.unit is None:
                     _ = self._upkeep.repeat(settlement, permit, self.confirm_seconds)
                 raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter, methodcaller
 from typing import Any, Final
 
 from semel.core.flow import Flow, MakeFlow
@@ -24,6 +25,13 @@ _OVERDUE = "the store was busy for too long, and this call was not sent; retry w
 Verb = Callable[[Sequence[Any]], Flow[list[Any]]]
 Run = Callable[[MakeFlow[list[Any]], float], Awaitable[list[Any]]]
 _Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and since when
+# What is done for each request of a batch, in C.
+_future_of: Final = itemgetter(1)
+_is_cancelled: Final = methodcaller("cancelled")
+_is_done: Final = methodcaller("done")
+_Future: Final = asyncio.Future
+_set_result: Final = asyncio.Future.set_result
+_running_loop: Final = asyncio.get_running_loop
 
 
 class Coalescer:
@@ -31,8 +39,8 @@ class Coalescer:
 
     Parameters: ``verb`` of the store; ``run`` performs a flow that has waited for so many seconds, and is never
     cancelled; ``patience_seconds`` how long a request may wait here and in ``run`` together; ``keeps`` whether a
-    request goes out although its caller has been cancelled (a settlement must, a claim must not); ``locate`` completes
-    an error that asks for a migration.
+    request goes out although its caller has been cancelled (a settlement must, a claim must not); ``locate`` adds to
+    a SchemaError which store it is about.
     """
 
     def __init__(
@@ -59,12 +67,13 @@ class Coalescer:
         Raises:
             StoreUnavailable: ``QUEUE_MAX`` requests are waiting already.
         """
-        if len(self._queue) >= QUEUE_MAX:
+        queue, loop = self._queue, self._loop
+        if len(queue) >= QUEUE_MAX:
             raise StoreUnavailable(_OVERFULL)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._queue.append((request, future, self._loop.time()))
+        future: asyncio.Future[Any] = _Future(loop=loop)
+        queue.append((request, future, loop.time()))
         if self._task is None:
-            self._task = self._loop.create_task(self._serve())  # begins at the end of this tick
+            self._task = loop.create_task(self._serve())  # begins at the end of this tick
         return future
 
     async def _serve(self) -> None:
@@ -89,7 +98,9 @@ class Coalescer:
             queue.clear()
         else:
             batch = [queue.popleft() for _ in range(BATCH_MAX)]
-        return batch if self._keeps else [waiting for waiting in batch if not waiting[1].cancelled()]
+        if self._keeps or True not in map(_is_cancelled, map(_future_of, batch)):
+            return batch
+        return [waiting for waiting in batch if not waiting[1].cancelled()]
 
     async def _send(self, batch: list[_Waiting]) -> None:
         requests, futures, since = zip(*batch, strict=True)
@@ -112,16 +123,21 @@ class Coalescer:
             if not isinstance(error, Exception):
                 raise
         else:
-            for future, reply in zip(futures, replies, strict=True):
-                if not future.done():
-                    future.set_result(reply)
+            if len(replies) != len(futures):
+                raise AssertionError(f"{len(replies)} replies to {len(futures)} requests")
+            if True in map(_is_done, futures):  # a caller was cancelled meanwhile
+                for future, reply in zip(futures, replies, strict=True):
+                    if not future.done():
+                        future.set_result(reply)
+            else:
+                _ = list(map(_set_result, futures, replies))
 
 
 class Coalescers:
     """The coalescers of one engine: one for each verb and lane, on each event loop that it is used on.
 
-    Parameters: ``run`` and ``patience_seconds`` as :class:`Coalescer`'s; ``lane`` says, by record id, which requests
-    may share a round trip (None: all); ``locate`` completes an error that asks for a migration.
+    Parameters: ``run``, ``patience_seconds`` and ``locate`` as :class:`Coalescer`'s; ``lane`` says, by record id,
+    which requests may share a round trip (None: all).
     """
 
     def __init__(
@@ -142,16 +158,17 @@ class Coalescers:
 
         Raises StoreUnavailable: too many requests are waiting already.
         """
-        loop = asyncio.get_running_loop()
         lane = "" if self._lane is None else self._lane(request.id)
-        coalescer = self._known.get((loop, name, lane))
-        if coalescer is None:
-            for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever
-                self._known.pop(over, None)
-            coalescer = self._known[loop, name, lane] = Coalescer(
-                verb, self._run, patience_seconds=self._patience, keeps=name == "settle", locate=self._locate
-            )
-        return coalescer.ask(request)
+        coalescer = self._known.get((_running_loop(), name, lane))
+        return (self._begin(name, verb, lane) if coalescer is None else coalescer).ask(request)
+
+    def _begin(self, name: str, verb: Verb, lane: str) -> Coalescer:
+        for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever
+            self._known.pop(over, None)
+        made = self._known[_running_loop(), name, lane] = Coalescer(
+            verb, self._run, patience_seconds=self._patience, keeps=name == "settle", locate=self._locate
+        )
+        return made
 
 
 def _is_of_one(error: BaseException) -> bool:

@@ -58,8 +58,7 @@ class AsyncPerformer:
         core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
         self._ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
-        self.batches: bool = getattr(self._driver, "coalesces", False)
-        if self.batches:
+        if getattr(self._driver, "coalesces", False):
             self._ask_one = Coalescers(
                 self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
             ).ask
@@ -87,7 +86,10 @@ class AsyncPerformer:
         return self._through(verb, self._driver.run_async, make)
 
     def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
-        """One request of a verb that takes many; together with those of other callers where the driver gains by it."""
+        """One request of a verb that takes many; together with those of other callers where the driver gains by it.
+
+        Raises StoreUnavailable, at once, where too many requests are waiting.
+        """
         if self._core.observing:
             return self._through(verb, self._ask_one, verb, many, request)
         return self._ask_one(verb, many, request)
@@ -95,10 +97,10 @@ class AsyncPerformer:
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         try:
             replies: list[T] = await self._driver.run_async(partial(many, (request,)))
+            return replies[0]
         except SchemaError as error:
             self._backend.locate(error)
             raise
-        return replies[0]
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """The door through which every store call passes that is observed."""
