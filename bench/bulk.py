@@ -18,7 +18,7 @@ from typing import Any
 
 from semel import Bulk, Engine, ItemFailed
 from semel.bulk.declaration import BulkItem
-from semel.engine.urls import connect_backend
+from semel.stores.urls import connect_backend
 
 TABLE = "CREATE TABLE IF NOT EXISTS bench_effect (n bigint PRIMARY KEY)"
 

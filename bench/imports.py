@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from semel import AsyncBulk, AsyncEngine
-from semel.engine.urls import connect_backend
 from semel.imports import Csv, Imports
 from semel.imports.upload import Upload
+from semel.stores.urls import connect_backend
 
 MIB = 1024 * 1024
 ROUNDS = 5

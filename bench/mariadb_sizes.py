@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
-from semel.engine.urls import connect_backend
 from semel.retention.worker import Reaper
+from semel.stores.urls import connect_backend
 from tests.servers import mariadb
 from tests.servers.running import stop
 

@@ -66,7 +66,7 @@ BEYOND: Final[dict[str, tuple[str, ...]]] = {
         "tests/engine/test_waiting.py",
         "tests/engine/test_schedules.py",
     ),
-    "core/atomic_flow": (
+    "atomic/flow": (
         "tests/atomic/test_units.py",
         "tests/atomic/test_refused_commit.py",
         "tests/engine/test_schedules.py",

@@ -18,7 +18,7 @@ SURFACES: Final = {
     "operators": ("cli", "admin", "console", "exporters", "check", "conform"),
 }
 FEATURES: Final = (
-    *("steps", "operations", "outbox", "inbox", "bulk", "imports"),
+    *("atomic", "steps", "operations", "outbox", "inbox", "bulk", "imports"),
     *("reconciliation", "resuming", "sealing", "retention"),
 )
 SUPPORT: Final = ("codec", "testing", "workers")

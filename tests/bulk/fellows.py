@@ -14,9 +14,9 @@ import psycopg
 from semel import AsyncBulk, AsyncEngine, Bulk, Engine
 from semel.bulk.declaration import BulkItem, BulkResult
 from semel.bulk.rules import ItemOutcome, ItemState, Tally
-from semel.engine.backend import Backend
-from semel.engine.urls import connect_backend
 from semel.inbox.run import Message
+from semel.stores.backend import Backend
+from semel.stores.urls import connect_backend
 from tests.engine.telling import Member, at_once
 from tests.servers.files import migrated_file
 

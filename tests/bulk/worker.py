@@ -11,7 +11,7 @@ from typing import Any
 
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
-from semel.engine.urls import connect_backend
+from semel.stores.urls import connect_backend
 from tests.bulk.lists import die, numbered
 
 ITEMS = 100

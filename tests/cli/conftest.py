@@ -14,8 +14,8 @@ import pytest
 from semel import Answer, Command, Engine, Policy, Scope
 from semel.cli.main import main
 from semel.engine.permit import Permit
-from semel.engine.urls import sqlite_backend
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 
 HOUR_US = 3_600_000_000
 

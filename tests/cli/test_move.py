@@ -21,9 +21,9 @@ from semel.cli.main import main
 from semel.core.identity import derive_key, uuid_text
 from semel.core.model import InProgress, Record, Replay, Resolution, State, Verdict
 from semel.core.outcomes import Outcome, Refused, Released, Succeeded, Unprovable
-from semel.engine.urls import sqlite_backend
 from semel.errors import StoreUnavailable
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.attempts import bits
 from semel.testing.clock import SettableClock
 from tests.engine.shells import MADE, SCOPE

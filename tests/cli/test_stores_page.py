@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 
-from semel.engine.urls import GROUP, OPTIONS
+from semel.stores.urls import GROUP, OPTIONS
 from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "stores.md").read_text("utf-8")

@@ -16,11 +16,11 @@ from semel import Engine
 from semel.cli.exits import UsageFailed
 from semel.cli.main import main
 from semel.cli.open_store import require_shared
-from semel.engine.backend import hide_password
-from semel.engine.urls import OPTIONS, connect_backend
 from semel.errors import ConfigurationError, SemelError, UrlError
 from semel.extras import install_command
+from semel.stores.backend import hide_password
 from semel.stores.memory.store import MemoryStore
+from semel.stores.urls import OPTIONS, connect_backend
 from tests.engine.shells import MADE, command
 from tests.servers.running import free_port
 
@@ -188,7 +188,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
 ACME = """
 from dataclasses import replace
-from semel.engine.urls import connect_backend
+from semel.stores.urls import connect_backend
 
 def connect(url):
     return replace(connect_backend("memory://"), name="acme")

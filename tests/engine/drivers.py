@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.backend import Backend
-from semel.engine.urls import sqlite_backend
 from semel.errors import StoreTimeout
+from semel.stores.backend import Backend
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite.connection import Answer, answering
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from semel.testing.faults import name_of
 

@@ -14,8 +14,8 @@ from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.core.flow import MakeFlow
 from semel.core.model import Record, Settling
 from semel.core.outcomes import Outcome, Succeeded
-from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result
+from semel.stores.backend import Backend
 from semel.testing.attempts import bits
 
 T = TypeVar("T")

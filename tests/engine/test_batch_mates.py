@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from semel.core.flow import Flow, MakeFlow
-from semel.engine.batching import Coalescer
-from semel.engine.urls import connect_backend
 from semel.errors import PolicyError, StatementRefused, StoreTimeout
+from semel.stores.batching import Coalescer
+from semel.stores.urls import connect_backend
 from tests.engine.shells import Shell, command
 
 

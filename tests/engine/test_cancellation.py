@@ -11,9 +11,9 @@ from semel import Answer, AsyncEngine, Permit, Policy
 from semel.core.model import InProgress, Replay, Settled, State
 from semel.core.outcomes import Succeeded
 from semel.engine import renewal as upkeep
-from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.errors import InProgressError, StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.stores.memory.store import MemoryStore
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite

@@ -17,8 +17,8 @@ import pytest
 from semel import Engine, Policy
 from semel.core.model import Answer, Settled
 from semel.core.outcomes import Succeeded
-from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.stores.deadline import STATEMENTS, Deadline
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend

@@ -15,9 +15,9 @@ import pytest
 
 from semel import Answer, Command, Permit, Policy
 from semel.core.model import Effects, State
-from semel.engine.urls import sqlite_backend
 from semel.errors import CommandError, InProgressError, OutcomeUnknownError, StoreError
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.shells import Ledger, Mode, Shell, command

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
-from semel.engine.backend import Backend
 from semel.engine.opening import AsyncFirstLook, FirstLook
 from semel.engine.requirements import introduce
 from semel.engine.state import Core
-from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, IdentityMismatch, SchemaError, StoreUnavailable
+from semel.stores.backend import Backend
+from semel.stores.urls import connect_backend
 from semel.telemetry import Counting
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import MADE, Mode, Shell, command

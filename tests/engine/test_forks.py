@@ -39,7 +39,7 @@ engine.close()
 
 DRIVER = """
 import os, sys
-from semel.engine.urls import connect_backend
+from semel.stores.urls import connect_backend
 
 driver = connect_backend(sys.argv[1]).driver
 held = [driver._threads, driver._loops]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from semel import Engine, Permit, Policy
-from semel.engine.backend import Backend
 from semel.errors import InProgressError
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from semel import Engine
-from semel.engine import shield
-from semel.engine.shield import Hold, run_shielded, serve_lost
+from semel.stores import shield
+from semel.stores.shield import Hold, run_shielded, serve_lost
 from tests.engine.shells import MADE, command
 from tests.servers.redis import eventually
 
-OURS = ("engine/sync_engine.py", "engine/shield.py")
+OURS = ("engine/sync_engine.py", "stores/shield.py")
 # The interpreter looks for signals and asynchronous exceptions as a function begins, behind a call, and in loops.
 BEGINS = frozenset({dis.opmap["RESUME"]})
 CALLS = frozenset(code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD")))

@@ -20,7 +20,6 @@ from semel.core.flow import Ask
 from semel.core.model import InProgress, KeyReused, Replay, State
 from semel.core.outcomes import Succeeded
 from semel.engine.state import Core
-from semel.engine.urls import sqlite_backend
 from semel.errors import KeyTooOld, StoreUnavailable
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
@@ -28,6 +27,7 @@ from semel.stores.memory.store import MemoryStore
 from semel.stores.sql.statements import Execute, ExecuteMany, Query
 from semel.stores.sqlite.connection import answering
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.attempts import attempt, settlement
 from semel.testing.clock import SettableClock
 from tests.servers.files import migrated_file

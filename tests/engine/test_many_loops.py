@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Permit, Policy
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import postgres_subject

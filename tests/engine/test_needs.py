@@ -19,7 +19,6 @@ from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Engine, Permit, Policy
 from semel.cli.main import main
-from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError
 from semel.functions import command as declared_command
 from semel.http.asgi.middleware import SemelMiddleware as AsgiMiddleware
@@ -27,6 +26,7 @@ from semel.http.caller import single_caller
 from semel.http.routing import Operation
 from semel.http.wsgi.middleware import SemelMiddleware as WsgiMiddleware
 from semel.integrations import fastapi, starlette
+from semel.stores.urls import connect_backend
 from tests.engine.shells import Mode, Shell, command
 from tests.servers import redis
 from tests.servers.running import Running, stop

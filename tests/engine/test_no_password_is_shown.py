@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from semel.engine.backend import hide_password
-from semel.engine.urls import connect_backend
 from semel.errors import UrlError
+from semel.stores.backend import hide_password
+from semel.stores.urls import connect_backend
 
 URLS = (
     "postgresql://app:geheim@127.0.0.1:1/shop",

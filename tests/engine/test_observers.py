@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
-from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError
 from semel.retention.worker import Reaper
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.telemetry import REMEMBERED_MAX, Both, Counting, GuardedObserver, Logging, Silence, UnknownOutcomes, guard

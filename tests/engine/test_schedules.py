@@ -25,13 +25,13 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Released, Unprovable
 from semel.engine import renewal as upkeep
-from semel.engine.backend import Backend
 from semel.errors import (
     IdentityMismatch,
     OutcomeUnknownError,
     RecordUnreadableError,
     StoreTimeout,
 )
+from semel.stores.backend import Backend
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite.connection import COMMIT
 from semel.testing.attempts import bits

@@ -12,12 +12,12 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel import Engine
-from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
 from semel.extras import install_command
 from semel.stores.mariadb.errors import MariadbRefused
 from semel.stores.mariadb.errors import store_error as mariadb_error
 from semel.stores.postgres.errors import cannot_connect, store_error
+from semel.stores.urls import connect_backend
 
 
 def test_sqlalchemys_name_of_psycopg_is_understood() -> None:

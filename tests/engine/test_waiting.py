@@ -18,9 +18,9 @@ from semel.core.flow import perform
 from semel.core.model import InProgress, Replay
 from semel.core.outcomes import Succeeded
 from semel.core.requests import Attempt, Elapsed, Jitter, PauseToLook
-from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.errors import InProgressError
+from semel.stores.backend import Backend
 from semel.telemetry import Counting
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from semel.engine.shield import whole
+from semel.stores.shield import whole
 
 
 def cancelled_twice(fails: bool) -> tuple[list[str], asyncio.Task[object]]:

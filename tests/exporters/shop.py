@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
-from semel.engine.urls import sqlite_backend
 from semel.errors import CommandError, SchemaError, StoreError
 from semel.exporters.prometheus import Prometheus
 from semel.http import Caller
@@ -26,6 +25,7 @@ from semel.outbox.sinks.function import FunctionSink
 from semel.outbox.worker import Relay
 from semel.retention.worker import Reaper
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 
 HOUR_US = 3_600_000_000
 KEY = "canary-key-8e03978e"  # never to be found in anything that is exported

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from semel import AsyncEngine, Engine
 from semel.core.model import Record
-from semel.engine.backend import Backend
 from semel.functions import command, single_caller
+from semel.stores.backend import Backend
 from tests.engine.drivers import memory, sqlite
 
 Mode = Literal["sync", "async"]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from semel import AsyncEngine, Permit
-from semel.engine.urls import sqlite_backend
 from semel.errors import InProgressError, OutcomeUnknownError, StoreError
 from semel.functions import command, single_caller, this_permit
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Fault, Faults, Kind, When, every_fault, faulty_memory, faulty_sqlite
 from tests.functions.stage import EVERYWHERE, Driven, Mode, Stage, Where, backend, staged

@@ -13,7 +13,6 @@ from semel.core.decide import decide, first_grant
 from semel.core.identity import uuid_text
 from semel.core.model import MovedOn, Resolution, State, Superseded, Unreadable
 from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resolve_row, settle_row
-from semel.engine.urls import connect_backend
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
 from semel.http.routing import Operation
 from semel.keys import parse_key
@@ -23,6 +22,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.sqlite.connection import store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.store import SqliteStore
+from semel.stores.urls import connect_backend
 from semel.testing.attempts import IDEMPOTENT, attempt, renewal, settlement
 from semel.testing.clock import START_US
 from tests.web.driving import ALICE, AsgiWeb, Reply

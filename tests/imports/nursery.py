@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from semel import AsyncEngine, Sealer
 from semel.core.requests import Commit, SettleWithin
-from semel.engine.backend import Backend
 from semel.engine.runner import AsyncPerformer
-from semel.engine.urls import connect_backend
 from semel.imports import FolderContent, Imports, Row
+from semel.stores.backend import Backend
+from semel.stores.urls import connect_backend
 from tests.bulk.fellows import write
 from tests.imports.places import csv_of
 

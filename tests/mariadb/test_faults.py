@@ -20,7 +20,6 @@ import pytest
 
 from semel.core.model import Answer, Proceed, Settled, State
 from semel.engine.state import SCHEMA_VERSION_MAX
-from semel.engine.urls import connect_backend
 from semel.errors import (
     ConfigurationError,
     SchemaError,
@@ -34,6 +33,7 @@ from semel.operations.store import OperationRows
 from semel.stores.mariadb import protocol as spoken
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.urls import connect_backend
 from semel.testing.attempts import attempt, renewal, settlement
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Outside, made, never, plain

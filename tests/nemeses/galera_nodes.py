@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from semel import Answer, Engine, Permit
-from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable
+from semel.stores.urls import connect_backend
 from tests.nemeses.processes import crash
 from tests.servers import galera
 from tests.servers.redis import eventually

@@ -16,12 +16,12 @@ from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.cli.main import main
 from semel.core.identity import uuid_text
 from semel.core.model import Find, State
-from semel.engine.urls import sqlite_backend
 from semel.errors import PolicyError
 from semel.integrations.fastapi import Semel
 from semel.operations.run import Reference, find_execution, find_execution_async
 from semel.reconciliation.worker import Case, Finding, Reconciling, StillUnknown, reconciler
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from tests.integrations.driving import Web, Webs, caller_of
 from tests.web.driving import KEY

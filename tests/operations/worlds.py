@@ -14,8 +14,8 @@ import pytest
 
 from semel import Answer, Command, Permit, Policy
 from semel.core.model import Operation, Record
-from semel.engine.backend import Backend
 from semel.operations.flow import find_operation
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock

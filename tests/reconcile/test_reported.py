@@ -11,8 +11,8 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
 from semel.core.model import AnswerKind
-from semel.engine.backend import Backend
 from semel.errors import PolicyError, ResolveRefused
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.workers import DidNotHappen, StepSucceeded, StillUnknown, SucceededWith

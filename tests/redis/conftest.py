@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.redis.url import redis_backend
 from tests.engine.shells import Mode, Shell
 from tests.servers import redis as servers

@@ -14,8 +14,8 @@ from redis import Redis, ResponseError
 
 from semel.core.model import State
 from semel.core.outcomes import Succeeded
-from semel.engine.urls import connect_backend
 from semel.errors import SchemaError, StoreError, StoreUnavailable
+from semel.stores.urls import connect_backend
 from tests.engine.shells import MADE, Shell, command
 from tests.redis.conftest import Opens
 from tests.servers import redis as servers

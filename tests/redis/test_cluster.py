@@ -17,8 +17,8 @@ from redis import Redis
 
 from semel import AsyncEngine, Permit
 from semel.core.model import Find, Found
-from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.stores.redis.routes import ROUNDS_MAX, Cluster, Node, NodeExchange, RedisRefused, RouteTerms, perform, slot
 from semel.stores.redis.scripts import RedisCall
 from tests.engine.shells import MADE, Mode, Shell, command

@@ -16,7 +16,7 @@ from redis import Redis
 
 from semel import Policy
 from semel.core.model import Claim, State
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.redis.url import redis_backend
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, settlement
 from semel.testing.clock import SettableClock

@@ -12,8 +12,8 @@ from redis import Redis
 
 from semel import Answer
 from semel.core.model import AlreadyMine, Proceed, Settled, State
-from semel.engine.backend import Backend
 from semel.errors import OutcomeUnknownError, StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.testing.attempts import attempt, settlement
 from semel.testing.bench import Bench, Mode, Subject, bench
 from semel.testing.clock import SettableClock

@@ -11,8 +11,8 @@ from redis import Redis
 from semel import Answer
 from semel.core.model import RECORD_FORMAT, InProgress, Proceed, Replay, Settled, State, Superseded, Unreadable
 from semel.core.record import is_sound, state_of
-from semel.engine.backend import Backend
 from semel.errors import StatementRefused
+from semel.stores.backend import Backend
 from semel.stores.redis.keys import TAGS
 from semel.stores.redis.layout import HEAD_BYTES, PLACES, decode, decode_any
 from semel.testing.attempts import attempt, settlement

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.engine.urls import connect_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.redis.routes import Node, NodeExchange, RedisRefused, Replies, RouteTerms, perform
 from semel.stores.redis.scripts import RedisCall
 from semel.stores.redis.sentinel import Sentinel
+from semel.stores.urls import connect_backend
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.servers import redis as servers
 from tests.servers import sentinel

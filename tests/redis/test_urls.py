@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from semel.engine.urls import connect_backend
 from semel.errors import StoreUnavailable, UrlError
 from semel.stores.redis.connections import RedisServer
 from semel.stores.redis.driver import RedisDriver
 from semel.stores.redis.errors import cannot_connect
 from semel.stores.redis.routes import Node
 from semel.stores.redis.store import RedisStore
+from semel.stores.urls import connect_backend
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.servers import needed
 from tests.servers import redis as servers

@@ -23,8 +23,8 @@ from semel.core.model import (
     Superseded,
 )
 from semel.core.outcomes import Outcome, Released
-from semel.engine.backend import Backend
 from semel.errors import NothingHappened
+from semel.stores.backend import Backend
 from semel.testing.attempts import attempt, settlement
 from semel.testing.clock import SettableClock
 from tests.engine.drivers import memory, sqlite

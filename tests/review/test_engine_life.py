@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
-from semel.core.atomic_flow import settle_unit
+from semel.atomic.flow import settle_unit
 from semel.core.command_flow import make_settlement
 from semel.core.decide import decide
 from semel.core.flow import MakeFlow
 from semel.core.model import Proceed, Replay, Resolution, Resolved, Settled, Superseded
 from semel.core.outcomes import Released, Succeeded
 from semel.core.requests import Commit, Perform, Within
-from semel.engine.backend import Backend
 from semel.errors import InProgressError, SchemaError, StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite.join import JoinedUnit

@@ -12,7 +12,7 @@ import pytest
 
 from semel import Answer, Command, Policy, Scope, Sealer
 from semel.core.model import Find, Record
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.url import redis_backend

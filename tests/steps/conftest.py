@@ -15,8 +15,8 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.core.model import Record
-from semel.engine.backend import Backend
 from semel.engine.result import Result
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock

@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from semel import Answer, Engine, Permit, Policy
-from semel.engine.backend import Backend
-from semel.engine.urls import sqlite_backend
+from semel.stores.backend import Backend
 from semel.stores.clock import Clock, system_clock
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from tests.engine.shells import command
 from tests.steps.conftest import stepped
 

@@ -11,11 +11,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from semel import AsyncEngine, AsyncPermit, Policy
-from semel.engine.urls import sqlite_backend
 from semel.http.caller import single_caller
 from semel.integrations.fastapi import Semel
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 
 DECLARED = {
     "steps": Policy(steps=True, lease_seconds=1, wait_seconds=0),

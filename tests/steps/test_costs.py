@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from semel import Answer, Engine
-from semel.engine.urls import sqlite_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay, Trip

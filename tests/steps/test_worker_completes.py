@@ -22,8 +22,8 @@ from semel import Command, Engine, Permit, Policy
 from semel.admin.doctor.records import look_at_records
 from semel.cli.main import main
 from semel.core.model import Find, State
-from semel.engine.urls import sqlite_backend
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from tests.engine.shells import SCOPE
 from tests.steps.completed import deliver, make_middleware, make_starlette

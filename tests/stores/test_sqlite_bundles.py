@@ -30,10 +30,10 @@ from semel.core.model import (
     State,
     Superseded,
 )
-from semel.engine.backend import Backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.policy import Policy
 from semel.quota import Quota
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement

@@ -11,11 +11,11 @@ import pytest
 
 from semel.core.flow import Flow
 from semel.core.model import Proceed, State
-from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
-from semel.engine.shield import begin_own_thread
 from semel.engine.sync_engine import Engine
 from semel.errors import StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
+from semel.stores.shield import begin_own_thread
 from semel.testing.attempts import attempt
 from semel.testing.clock import START_US, SettableClock
 from semel.testing.faults import (

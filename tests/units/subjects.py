@@ -12,7 +12,7 @@ import psycopg
 import pymysql
 
 from semel import Engine
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject

@@ -14,8 +14,8 @@ import pytest
 
 from semel import Answer, AsyncEngine, Policy
 from semel.core.outcomes import Released
-from semel.engine.backend import Backend
 from semel.engine.permit import Permit
+from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command

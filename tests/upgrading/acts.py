@@ -33,7 +33,7 @@ def _named(name: str, *modules: str) -> Any:
 
 
 SqliteDriver = _named("SqliteDriver", "stores.sqlite.driver", "drivers.sqlite")
-sqlite_backend = _named("sqlite_backend", "engine.urls", "engine.connect")
+sqlite_backend = _named("sqlite_backend", "stores.sqlite.url", "engine.urls", "engine.connect")
 postgres_backend = _named("postgres_backend", "stores.postgres.url", "engine.connect_postgres")
 DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody = (
     _named(name, "http.fingerprint.fingerprinter", "rules.fingerprint")

@@ -12,9 +12,9 @@ from typing import Any, Final
 from semel import AsyncEngine
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Record
-from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
 from semel.retention.worker import Reaper
+from semel.stores.backend import Backend
 from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend

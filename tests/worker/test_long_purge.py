@@ -10,10 +10,10 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope
 from semel.core.model import Purged
-from semel.engine.backend import Backend
 from semel.errors import StoreUnavailable
 from semel.retention.flow import REST_SECONDS_MAX, rest_seconds
 from semel.retention.worker import Reaper
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.telemetry import Counting

@@ -13,9 +13,9 @@ import pytest
 
 from semel import Answer, AsyncEngine, Permit
 from semel.cli.main import main
-from semel.engine.backend import Backend
 from semel.retention.rules import GAP_US_MAX, JUMP_US_MAX, PROVING_SECONDS, PurgeClock
 from semel.retention.worker import Reaper
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from tests.cli.everything import fill, fresh

@@ -13,9 +13,9 @@ import pytest
 
 from semel import Answer, AsyncEngine, Command, Permit, Policy, Scope, State
 from semel.core.model import Find, Record
-from semel.engine.backend import Backend
 from semel.errors import PolicyError, StoreUnavailable
 from semel.retention.worker import LAPSE_CHUNK, Reaper
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.telemetry import Counting

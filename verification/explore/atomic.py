@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from semel.core.atomic_flow import claim_unit, settle_unit
+from semel.atomic.flow import claim_unit, settle_unit
 from semel.core.command_flow import make_settlement
 from semel.core.flow import Flow
 from semel.core.model import Grant, InProgress, Proceed, Record, Replay, Settled, Settling, Verdict

@@ -12,15 +12,15 @@ from semel.core.identity import record_id
 from semel.core.model import Record, Resolution, Resolving, Settling, State, Verdict
 from semel.core.outcomes import Outcome
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.backend import Backend
 from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.result import Refusal
-from semel.engine.shield import Hold
 from semel.engine.state import EngineOptions
 from semel.engine.sync_engine import Engine
-from semel.engine.urls import connect_backend
 from semel.errors import EarlyCommit, StoreUnavailable
 from semel.policy import Command
+from semel.stores.backend import Backend
+from semel.stores.shield import Hold
+from semel.stores.urls import connect_backend
 from verification.history.events import (
     STATE_WORDS,
     Words,

@@ -105,7 +105,7 @@ def _runs_again_after_a_commit_error() -> Iterator[None]:
         return finish
 
     with (
-        replaced("semel.core.atomic_flow:_confirm_commit", failed),
+        replaced("semel.atomic.flow:_confirm_commit", failed),
         replaced("semel.engine.sync_engine:Engine._finish", again),
     ):
         yield
@@ -155,14 +155,14 @@ MUTANTS: Final = (
         does="a commit that was not answered is believed without reading back",
         breaks="I2",
         part="faults",
-        patch=_at("semel.core.atomic_flow:_stands", lambda _: lambda row, grant: True),
+        patch=_at("semel.atomic.flow:_stands", lambda _: lambda row, grant: True),
     ),
     Mutant(
         name="zero-rows-commit",
         does="a settle that changed no row is followed by the commit",
         breaks="I2",
         part="model",
-        patch=_at("semel.core.atomic_flow:settle_inside", _zero_rows_commit),
+        patch=_at("semel.atomic.flow:settle_inside", _zero_rows_commit),
     ),
     Mutant(
         name="claim-outside-the-unit",
@@ -170,7 +170,7 @@ MUTANTS: Final = (
         breaks="I1",
         part="model",
         patch=lambda: replaced(
-            "semel.core.atomic_flow:Within",
+            "semel.atomic.flow:Within",
             lambda within: (
                 lambda unit, verb, make: Perform(verb, make) if verb == "claim" else within(unit, verb, make)
             ),
@@ -182,7 +182,7 @@ MUTANTS: Final = (
         does="nobody looks whether an ATOMIC record is visible before it is settled",
         breaks="I1",
         part="model",
-        patch=_at("semel.core.atomic_flow:is_visible", lambda _: lambda store, grant: _nothing()),
+        patch=_at("semel.atomic.flow:is_visible", lambda _: lambda store, grant: _nothing()),
     ),
     Mutant(
         name="derived-key-of-the-attempt",

@@ -19,10 +19,10 @@ from semel.core.identity import record_id
 from semel.core.model import Answer, Effects, Record, State
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
-from semel.engine.urls import sqlite_backend
 from semel.errors import CommandError, InProgressError, KeyReusedError, OutcomeUnknownError, StoreError
 from semel.policy import Command, Policy
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.attempts import bits, scope
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel import Command
-from semel.engine.backend import hide_password
+from semel.stores.backend import hide_password
 from verification.history.check import Report, check
 from verification.history.reading import History, read_history
 from verification.history.recorder import Recorder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from semel.engine import async_engine as aio
-from semel.engine.backend import Backend
 from semel.retention import worker as reaper
+from semel.stores.backend import Backend
 from semel.telemetry import Silence
 from verification.simulate.loop import WorkerLoop
 from verification.simulate.server import Server

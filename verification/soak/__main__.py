@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from semel.engine.backend import hide_password
 from semel.errors import SemelError
+from semel.stores.backend import hide_password
 from verification.soak import simulation
 from verification.soak.ground import ground
 from verification.soak.lanes import Soak

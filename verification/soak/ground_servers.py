@@ -6,8 +6,8 @@ from contextlib import closing
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from semel.engine.backend import Backend
-from semel.engine.urls import connect_backend
+from semel.stores.backend import Backend
+from semel.stores.urls import connect_backend
 from verification.soak.ground import KINDS, ROWS, TABLE, Ground, Row, decoded, migrate
 from verification.soak.summary import SoakError
 

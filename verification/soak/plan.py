@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semel.engine.backend import hide_password
+from semel.stores.backend import hide_password
 from verification.soak.summary import Summary
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from semel.engine.backend import hide_password
+from semel.stores.backend import hide_password
 from verification.history.check import Report, check
 from verification.history.reading import NEVER, History, Operation, read_history
 from verification.history.recorder import Recorder

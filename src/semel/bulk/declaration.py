@@ -30,7 +30,6 @@ from semel.core.flow import Flow
 from semel.core.identity import derive_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
 from semel.core.outcomes import Succeeded, is_wrong_for_all
-from semel.engine.backend import Backend
 from semel.engine.result import Refusal, Result, stored_result, superseded_result
 from semel.errors import (
     BulkRefused,
@@ -46,6 +45,7 @@ from semel.http.fingerprint.fingerprinter import BodyCheck
 from semel.keys import KEY_LENGTH_MAX
 from semel.policy import Command, Policy
 from semel.sealing.rules import Seals, about_item, open_part
+from semel.stores.backend import Backend
 
 Source = Iterable[Any] | PathLike[str]
 PAGE: Final = 1000

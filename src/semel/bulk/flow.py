@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from semel.atomic.flow import NOT_ROLLED_BACK, has_left_writes
 from semel.bulk.rules import ItemOutcome, ListedItem, Tally
 from semel.bulk.store import BulkStanding, Items
-from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
 from semel.core.flow import Ask, Flow, ask

@@ -25,8 +25,8 @@ from semel.bulk.rules import ItemOutcome, ListedItem
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Scope
 from semel.core.outcomes import is_wrong_for_all
-from semel.engine.backend import Backend
 from semel.sealing.rules import Seals, about_item, seal_part
+from semel.stores.backend import Backend
 
 
 class CallHandler(Ask[object]):

@@ -9,6 +9,7 @@ from itertools import islice
 from os import PathLike
 from typing import Any, Final, TypeVar, Unpack
 
+from semel.atomic.own_transaction import in_own_transaction
 from semel.bulk.declaration import (
     NO_FILE,
     PAGE,
@@ -39,11 +40,10 @@ from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
-from semel.engine.shield import whole
 from semel.errors import BulkRefused, PolicyError, SemelError
 from semel.sealing.rules import check_sealer
+from semel.stores.shield import whole
 
 T = TypeVar("T")
 AsyncHandler = Callable[[BulkItem], Awaitable[object]]

@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from threading import get_ident
 from typing import Any, TypeVar, Unpack
 
+from semel.atomic.own_transaction import in_own_transaction
 from semel.bulk.declaration import (
     PAGE,
     BulkItem,
@@ -34,12 +35,11 @@ from semel.bulk.store import Items
 from semel.core.flow import Flow, ask
 from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
-from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
-from semel.engine.shield import Hold, run_shielded
 from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused, SemelError
 from semel.sealing.rules import check_sealer
+from semel.stores.shield import Hold, run_shielded
 
 T = TypeVar("T")
 Handler = Callable[[BulkItem], object]

@@ -13,10 +13,10 @@ from semel.check.discovery import CheckedOperation
 from semel.check.outcomes import Level
 from semel.core.contract import DoctorFinding, Observable, Observed
 from semel.core.model import Effects
-from semel.engine.backend import hide_password
 from semel.engine.requirements import Needs
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
+from semel.stores.backend import hide_password
 
 QUESTION = "server's settings"
 TABLES = "tables of the database"

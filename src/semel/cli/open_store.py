@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from semel.cli.exits import UsageFailed
 from semel.core.contract import Store
-from semel.engine.backend import hide_password
 from semel.engine.sync_engine import Engine
 from semel.reference.settings import id_secret, seal_keys, store_url
+from semel.stores.backend import hide_password
 
 
 def connect(options: argparse.Namespace) -> Engine:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from semel.core.atomic_flow import claim_of_waiter, read_settled
+from semel.atomic.flow import claim_of_waiter, read_settled
+from semel.atomic.own_transaction import in_own_transaction
+from semel.atomic.run import AsyncAtomic
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -32,22 +34,20 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, classify_exception
 from semel.core.requests import AsyncUnit, Begin, Rollback
-from semel.engine.atomic_block import AsyncAtomic
-from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, open_or_close_async
-from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import AsyncPermit, Permit
 from semel.engine.renewal import AsyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result, superseded_result
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
-from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, RequestTooLarge, SchemaError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
 from semel.quota import Quota
 from semel.reconciliation.reported import Reported, settle_reported
 from semel.sealing.rebuild import WITHHELD, give_async
+from semel.stores.backend import Backend, UnitRuns
+from semel.stores.urls import connect_backend
 from semel.telemetry import Observer
 
 T = TypeVar("T")
@@ -392,7 +392,7 @@ class AsyncEngine:
         )
 
     def atomic(self, connection: Any, command: Command) -> AsyncAtomic:
-        """Join the user's own transaction: see :class:`~semel.engine.atomic_block.AsyncAtomic`."""
+        """Join the user's own transaction: see :class:`~semel.atomic.run.AsyncAtomic`."""
         return AsyncAtomic(self.core, self.backend, self._performer, connection, command)
 
     async def run(

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from semel.core.flow import Flow, ask
 from semel.core.requests import Perform
-from semel.engine.backend import Backend
 from semel.engine.requirements import introduce
 from semel.engine.state import Core
+from semel.stores.backend import Backend
 from semel.stores.process import begin_in_children
 
 E = TypeVar("E", bound=Any)

@@ -30,16 +30,16 @@ from semel.core.requests import (
     SettleWithin,
     Within,
 )
-from semel.engine.backend import Backend
-from semel.engine.batching import Coalescers
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
-from semel.engine.shield import pause, run_shielded
 from semel.engine.state import Core
 from semel.errors import SchemaError, SemelError, StoreError
 from semel.operations.flow import claim_kept
 from semel.operations.tracking import settling
 from semel.sealing.rules import Seals
 from semel.steps.flow import keep_request
+from semel.stores.backend import Backend
+from semel.stores.batching import Coalescers
+from semel.stores.shield import pause, run_shielded
 
 if TYPE_CHECKING:
     from semel.engine.permit import Permit

@@ -53,7 +53,6 @@ from semel.core.model import (
 from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
-from semel.engine.backend import Backend, quote_url
 from semel.engine.permit import Permit
 from semel.engine.requirements import NO_STEPS, Needs
 from semel.engine.result import Refusal
@@ -81,6 +80,7 @@ from semel.sealing.rules import (
     validate_sealer,
 )
 from semel.sealing.rules import Seals as Seals
+from semel.stores.backend import Backend, quote_url
 from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer, Silence, UnknownOutcomes, guard

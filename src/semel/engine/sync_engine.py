@@ -10,7 +10,9 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar, Unpack
 
-from semel.core.atomic_flow import claim_of_waiter, read_settled
+from semel.atomic.flow import claim_of_waiter, read_settled
+from semel.atomic.own_transaction import in_own_transaction
+from semel.atomic.run import Atomic
 from semel.core.command_flow import (
     IN_OTHER_TERMS,
     await_verdict,
@@ -34,23 +36,21 @@ from semel.core.model import (
 )
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import Begin, Rollback, Unit
-from semel.engine.atomic_block import Atomic
-from semel.engine.backend import Backend, UnitRuns
 from semel.engine.opening import introduction, open_or_close
-from semel.engine.own_transaction import in_own_transaction
 from semel.engine.permit import Permit
 from semel.engine.renewal import SyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result
 from semel.engine.runner import SyncPerformer
-from semel.engine.shield import Hold, run_shielded
 from semel.engine.state import Core, EngineOptions, Seals
-from semel.engine.urls import connect_backend
 from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_unit, settle_unit
 from semel.policy import Command
 from semel.quota import Quota
 from semel.reconciliation.reported import Reported, settle_reported
 from semel.sealing.rebuild import WITHHELD, give
+from semel.stores.backend import Backend, UnitRuns
+from semel.stores.shield import Hold, run_shielded
+from semel.stores.urls import connect_backend
 from semel.telemetry import Observer
 
 T = TypeVar("T")
@@ -349,7 +349,7 @@ class Engine:
         )
 
     def atomic(self, connection: Any, command: Command) -> Atomic:
-        """Join the user's own transaction: see :class:`~semel.engine.atomic_block.Atomic`."""
+        """Join the user's own transaction: see :class:`~semel.atomic.run.Atomic`."""
         return Atomic(self.core, self.backend, self._performer, connection, command)
 
     def run(

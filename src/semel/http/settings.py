@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, get_args
 
-from semel.engine.backend import Backend
 from semel.engine.requirements import NO_STEPS
 from semel.engine.state import Core
 from semel.errors import ConfigurationError
@@ -23,6 +22,7 @@ from semel.http.routing import Operation, Params, Route, Routes
 from semel.operations.flow import check_kept
 from semel.policy import Policy
 from semel.recipe import check_headers
+from semel.stores.backend import Backend
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}").fullmatch
 WAIT_SECONDS_MAX: Final = 3600

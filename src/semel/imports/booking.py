@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal, NamedTuple
 
+from semel.atomic.own_transaction import in_own_transaction
 from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failure_inside, success_outcome
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.model import Scope
 from semel.core.outcomes import is_wrong_for_all
-from semel.engine.backend import Backend
-from semel.engine.own_transaction import in_own_transaction
 from semel.errors import HandlerError, ItemFailed, StoreUnavailable
 from semel.imports.readers import Format, Lines
 from semel.imports.rules import (
@@ -27,6 +26,7 @@ from semel.imports.rules import (
     read_hidden_ids,
     row_item,
 )
+from semel.stores.backend import Backend
 
 NOT_BOOKED: Final = "NOT_BOOKED"
 Verdict = Literal["BOOKED", "SKIPPED", "FAILED", "UNKNOWN", "BEGUN"]

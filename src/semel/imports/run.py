@@ -23,7 +23,6 @@ from semel.core.identity import uuid7_bytes, uuid_bytes
 from semel.core.model import Scope
 from semel.core.requests import Begin, Rollback, Within
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.shield import whole
 from semel.errors import (
     BulkRefused,
     CommandError,
@@ -77,6 +76,7 @@ from semel.imports.rules import (
 from semel.imports.sealed import CONTENT_UNREADABLE, ContentUnreadable, Opening, SealedFile, address_of, digest_of
 from semel.imports.store import ROWS_CHECKED, ImportRows, KnownRows, NewJob, Purged
 from semel.imports.upload import Source, Upload
+from semel.stores.shield import whole
 
 T = TypeVar("T")
 H = TypeVar("H", bound=RowHandler)

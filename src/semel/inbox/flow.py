@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
+from semel.atomic.flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Purged

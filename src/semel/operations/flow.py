@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from semel.core import atomic_flow as atomic
+from semel.atomic import flow as atomic
 from semel.core.command_flow import Under, look_instead, recast
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask

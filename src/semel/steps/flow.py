@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.core.atomic_flow import NOT_ROLLED_BACK, has_left_writes
+from semel.atomic.flow import NOT_ROLLED_BACK, has_left_writes
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Grant, Proceed, Renewal, Verdict

@@ -16,22 +16,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from semel.atomic.flow import NOT_ROLLED_BACK
+from semel.atomic.own_transaction import in_own_transaction
 from semel.codec.annotations import Shapes
 from semel.codec.results import keep_result
 from semel.codec.scalars import Mismatch, Unserialisable
 from semel.codec.shapes import Shape
-from semel.core.atomic_flow import NOT_ROLLED_BACK
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
-from semel.engine.backend import UNIT_RUNS_MAX, Backend
-from semel.engine.own_transaction import in_own_transaction
-from semel.engine.shield import Hold, whole
 from semel.errors import NothingHappened, StepError, SupersededError
 from semel.sealing.rules import Seals, about_step, open_part, seal_part
 from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, check_name
 from semel.steps.store import Recorded, StepRows
+from semel.stores.backend import UNIT_RUNS_MAX, Backend
+from semel.stores.shield import Hold, whole
 
 if TYPE_CHECKING:
     from semel.engine.permit import Permit

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
 

@@ -18,11 +18,11 @@ from contextlib import closing
 from typing import Final
 
 from semel.core.model import Record
-from semel.engine.backend import Backend
-from semel.engine.urls import sqlite_backend
+from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.bench import Bench, MakeSubject, Mode, Subject, bench
 from semel.testing.cases import claims, quotas, races, settlements, upkeep
 from semel.testing.clock import SettableClock

@@ -23,17 +23,17 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.core.flow import Ask, Flow, MakeFlow, perform
-from semel.engine.backend import Backend
 from semel.engine.renewal import THREAD_NAME
 from semel.engine.sync_engine import Engine
-from semel.engine.urls import sqlite_backend
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.stores.backend import Backend
 from semel.stores.clock import Clock
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore, TableCall
 from semel.stores.sql.statements import Execute, ExecuteMany, Now, Query
 from semel.stores.sqlite.connection import BEGIN, COMMIT, Answer, TransactionAsk, answering
 from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.sqlite.url import sqlite_backend
 
 R = TypeVar("R")
 T = TypeVar("T")

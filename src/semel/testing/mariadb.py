@@ -8,7 +8,7 @@ from typing import Any
 import pymysql
 
 from semel.core.model import Record
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.testing.bench import Subject

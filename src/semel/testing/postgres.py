@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from semel.core.model import Record
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock

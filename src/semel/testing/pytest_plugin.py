@@ -14,8 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from semel.engine.async_engine import AsyncEngine
-    from semel.engine.backend import Backend
     from semel.engine.sync_engine import Engine
+    from semel.stores.backend import Backend
     from semel.testing.clock import SettableClock
     from semel.testing.idempotent.counting import Spy
 
@@ -95,12 +95,12 @@ def semel_async_engine(semel_store: str, semel_database: Path, semel_clock: Sett
 
 def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
     if store == "sqlite":
-        from semel.engine.urls import sqlite_backend
         from semel.stores.sqlite.driver import SqliteDriver
+        from semel.stores.sqlite.url import sqlite_backend
 
         # A commit is not waited for: tests end processes, not machines.
         return sqlite_backend(SqliteDriver(str(database), synchronous="OFF", clock=clock))
-    from semel.engine.backend import Backend
+    from semel.stores.backend import Backend
     from semel.stores.memory.driver import LocalDriver
     from semel.stores.memory.store import MemoryStore
 

@@ -9,7 +9,7 @@ from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel
 
 from semel.core.model import Record
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 from semel.stores.redis.keys import Keys
 from semel.stores.redis.layout import decode, encode
 from semel.stores.redis.url import redis_backend

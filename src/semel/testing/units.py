@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from semel.core.model import Answer, State
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.backend import Backend
 from semel.engine.result import Result
 from semel.engine.sync_engine import Engine
 from semel.policy import Command, Policy
+from semel.stores.backend import Backend
 from semel.testing.attempts import ATOMIC, RECIPE, bits, scope
 
 T = TypeVar("T")

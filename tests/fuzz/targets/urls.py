@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.engine.backend import Backend
-from semel.engine.urls import connect_backend
 from semel.errors import ConfigurationError, UrlError
+from semel.stores.backend import Backend
+from semel.stores.urls import connect_backend
 
 TOKENS = (
     *(

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from semel.core.model import Answer, Superseded, Verdict
 from semel.engine.permit import Permit
-from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, NothingHappened, SemelError, StoreError
 from semel.http.body_time import socket_clock
@@ -23,6 +22,7 @@ from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.wsgi.body import KeptBody
 from semel.policy import Command
+from semel.stores.shield import Hold
 
 _REACHED: Final = Answer(204, (), b"")
 

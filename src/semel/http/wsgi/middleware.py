@@ -15,7 +15,6 @@ from typing import IO, Final, Unpack
 
 from semel.core.model import Answer
 from semel.engine.permit import Permit
-from semel.engine.shield import Hold
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, StoreError
 from semel.http.body_time import SocketClock
@@ -38,6 +37,7 @@ from semel.http.wsgi.answer import Environ, ExcInfo, StartResponse, Write, heade
 from semel.http.wsgi.inside import settle_call
 from semel.http.wsgi.threads import Accepted, Threads
 from semel.policy import Command
+from semel.stores.shield import Hold
 
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.core import checks
 
-from semel.engine.own_transaction import watch
+from semel.atomic.own_transaction import watch
 from semel.integrations.django.orm_writes import check_statement, refusing_writes
 from semel.stores.sql.django import when_migrated, wrap_statements
 

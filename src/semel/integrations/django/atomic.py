@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from semel.atomic.run import Atomic
 from semel.core.model import Answer
 from semel.core.outcomes import Refused, Succeeded, classify_answer
-from semel.engine.atomic_block import Atomic
 from semel.errors import CommandError, HandlerRefused, StoreError
 from semel.http.capture import Capture
 from semel.http.exchange import Exchange

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from semel.engine.backend import Backend
-from semel.engine.own_transaction import OwnTransaction
+from semel.atomic.own_transaction import OwnTransaction
 from semel.errors import ConfigurationError
+from semel.stores.backend import Backend
 
 _REFUSAL: Final = (
     "{name}: this code runs in a transaction of Semel's, and wrote on Django's connection {alias!r}, which commits for "

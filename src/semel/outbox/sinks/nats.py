@@ -21,10 +21,10 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text
+from semel.stores.backend import hide_password
 
 ACK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 2.0

@@ -22,10 +22,10 @@ from aio_pika.exceptions import (
     PublishError,
 )
 
-from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, error_text, message_headers
+from semel.stores.backend import hide_password
 
 CONFIRM_SECONDS: Final = 10.0
 CONNECT_SECONDS: Final = 5.0

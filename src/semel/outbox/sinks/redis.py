@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlencode
 
-from semel.engine.backend import hide_password
 from semel.errors import UrlError
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, message_headers
 from semel.outbox.sinks.redis_streams import AppendLost, Streams
+from semel.stores.backend import hide_password
 
 
 class RedisSink:

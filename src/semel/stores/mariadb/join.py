@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import run_shielded
 from semel.errors import JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.mariadb import asyncmy_client as on_loops
@@ -21,6 +20,7 @@ from semel.stores.mariadb import pymysql_client as in_threads
 from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, Greeting, MariadbServer, converse, greet
 from semel.stores.mariadb.transaction import Transaction
+from semel.stores.shield import run_shielded
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import SplitResult, unquote
 
-from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
 from semel.extras import install_command
+from semel.stores.backend import Backend
 from semel.stores.mariadb.protocol import MariadbServer
 
 SCHEMES: Final = tuple(f"{name}{library}" for name in ("mariadb", "mysql") for library in ("", "+pymysql", "+asyncmy"))
@@ -28,7 +28,7 @@ def mariadb_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: a part or an option cannot be understood.
         ConfigurationError: the client libraries are not installed.
     """
-    from semel.engine.urls import pop_accepts_loss, seconds_of
+    from semel.stores.urls import pop_accepts_loss, seconds_of
 
     patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
     if patience == 0:

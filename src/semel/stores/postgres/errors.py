@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.engine.backend import hide_password
 from semel.errors import (
     HandlerRefused,
     SchemaError,
@@ -19,6 +18,7 @@ from semel.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from semel.stores.backend import hide_password
 from semel.stores.failures import BROKEN_RULE, WENT_ON
 
 READ_ONLY: Final = "25006"

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from semel.core.contract import Identity, Store
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import run_shielded
 from semel.errors import HandlerRefused, JoinRefused, SchemaError, SemelError
 from semel.stores.failures import SAVEPOINT_OPEN
 from semel.stores.postgres.psycopg.driver import PostgresServer
+from semel.stores.shield import run_shielded
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")

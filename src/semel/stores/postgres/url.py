@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import SplitResult, quote, urlencode
 
-from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
 from semel.extras import install_command
+from semel.stores.backend import Backend
 from semel.stores.clock import Clock
 
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -35,7 +35,7 @@ def postgres_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: an option cannot be understood.
         ConfigurationError: the client library is not installed.
     """
-    from semel.engine.urls import pop_accepts_loss, seconds_of
+    from semel.stores.urls import pop_accepts_loss, seconds_of
 
     if url.netloc.count("@") > 1 or _BARE_PERCENT.search(url.netloc):  # libpq would quote a part of the password
         raise UrlError("the store URL has an @ or a % too many before its server: in a password write them %40 and %25")

@@ -7,9 +7,9 @@ import re
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
-from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
 from semel.extras import install_command
+from semel.stores.backend import Backend
 from semel.stores.clock import Clock
 
 CONNECTIONS_MOST: Final = 1000
@@ -29,7 +29,7 @@ def redis_url(url: SplitResult, options: dict[str, str]) -> Backend:
         UrlError: a part cannot be understood. No message holds the password.
         ConfigurationError: the client library is not installed.
     """
-    from semel.engine.urls import pop_accepts_loss, seconds_of
+    from semel.stores.urls import pop_accepts_loss, seconds_of
 
     patience = seconds_of("patience_seconds", options.pop("patience_seconds", "5"))
     if patience == 0:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from semel.core.flow import MakeFlow, perform
-from semel.engine.shield import later
 from semel.errors import EarlyCommit, HandlerRefused, StoreUnavailable
 from semel.stores.failures import WENT_ON
+from semel.stores.shield import later
 from semel.stores.sqlite.connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.guard import SqliteUnitConnection

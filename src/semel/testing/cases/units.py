@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.core.model import Answer, State
-from semel.engine.backend import Backend
 from semel.errors import (
     EarlyCommit,
     HandlerRefused,
@@ -23,6 +22,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.policy import Policy
+from semel.stores.backend import Backend
 from semel.testing.attempts import ATOMIC, OK
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from semel.cli.loading import error_text, load_reconciler, set_up_django
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.backend import hide_password
 from semel.errors import ConfigurationError, SemelError
 from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
@@ -30,6 +29,7 @@ from semel.reconciliation.worker import Reconciling
 from semel.reference.settings import id_secret
 from semel.resuming.process import Completing, add_complete, completing, load_application, note_failures
 from semel.retention.worker import Reaper
+from semel.stores.backend import hide_password
 from semel.telemetry import Both, Logging, Observer
 from semel.workers.health import READY, HealthServer
 

@@ -21,7 +21,6 @@ import psycopg
 from psycopg.pq import PGconn, TransactionStatus
 
 from semel.core.flow import Ask, MakeFlow
-from semel.engine.shield import later
 from semel.errors import HandlerRefused
 from semel.stores.deadline import Deadline
 from semel.stores.pool import Lifo
@@ -32,6 +31,7 @@ from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
+from semel.stores.shield import later
 from semel.stores.sql.statements import Query
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
-from semel.engine.backend import Backend
+from semel.stores.backend import Backend
 
 
 class OwnTransaction(NamedTuple):

@@ -6,15 +6,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from semel.engine.backend import Backend
 from semel.errors import ConfigurationError, UrlError
-
-if TYPE_CHECKING:
-    from semel.stores.sqlite.driver import SqliteDriver
+from semel.stores.backend import Backend
 
 GROUP: Final = "semel.stores"
 _OTHERS: Final = f"a store of another package is found by its entry point in the group {GROUP!r}: install that package"
@@ -39,7 +35,7 @@ def connect_backend(url: str) -> Backend:
     ``memory://`` it silences the warning that each process has its own.
 
     A store of another package is found by its entry point of the group ``semel.stores``: a function of
-    the URL that answers a :class:`~semel.engine.backend.Backend`.
+    the URL that answers a :class:`~semel.stores.backend.Backend`.
 
     Raises:
         UrlError: the scheme or an option is unknown, or the path is missing; the message says what would do.
@@ -107,7 +103,7 @@ def _of_a_package(scheme: str, url: str) -> Backend:
         if not isinstance(backend, Backend):
             raise ConfigurationError(
                 f"the store {scheme!r} ({entry.value}) returned a {type(backend).__name__} instead of a Backend; "
-                "its entry point must be a function of the URL that returns a semel.engine.backend.Backend"
+                "its entry point must be a function of the URL that returns a semel.stores.backend.Backend"
             )
         return replace(backend, url=url)
     raise UrlError(f"unknown store {scheme!r}{_suggest_store(scheme)}")
@@ -155,56 +151,9 @@ def _redis(url: SplitResult, options: dict[str, str]) -> Backend:
 
 
 def _sqlite(url: SplitResult, options: dict[str, str]) -> Backend:
-    from semel.stores.sqlite.connection import SYNCHRONOUS
-    from semel.stores.sqlite.driver import SqliteDriver
+    from semel.stores.sqlite.url import sqlite_url
 
-    path, host = unquote(url.path), url.netloc
-    if host:
-        if f"{host}{path}" == ":memory:":
-            raise UrlError(f"sqlite:// needs a file: {_EXAMPLE}; for a store that forgets with the process: memory://")
-        # Without the part that may be a password: it may have been meant for another kind of store.
-        raise UrlError(f"sqlite:// needs three slashes before the path: sqlite:///{host.rpartition('@')[2]}{path}")
-    file = path.removeprefix("/")
-    if "\0" in file:
-        raise UrlError(f"the path of the database file contains a NUL character, which no file's name can; {_EXAMPLE}")
-    if file == ":memory:":
-        raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}; for a store that forgets with the process: memory://")
-    if file.endswith("/") or not Path(file).name:
-        raise UrlError(f"sqlite:/// needs a file: {_EXAMPLE}")
-    synchronous = options.pop("synchronous", "FULL").upper()
-    if synchronous not in SYNCHRONOUS:
-        raise UrlError(f"synchronous must be one of {', '.join(SYNCHRONOUS)}; it is {synchronous!r}")
-    busy = seconds_of("busy_seconds", options.pop("busy_seconds", "5"))
-    try:
-        place = Path(file).expanduser()
-    except RuntimeError:
-        raise UrlError(f"the path {file!r} names the home folder of an unknown user; write the whole path") from None
-    return sqlite_backend(SqliteDriver(str(place), synchronous=synchronous, busy_seconds=busy), busy)
-
-
-def sqlite_backend(driver: SqliteDriver, busy_seconds: float = 5.0) -> Backend:
-    """The backend of a SQLite driver, with its ATOMIC units."""
-    from semel.stores.join import join, join_async
-    from semel.stores.sqlite.join import StoreFile
-    from semel.stores.sqlite.store import SqliteStore
-    from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
-    from semel.stores.sqlite.write import writing, writing_async
-
-    file, store = StoreFile(driver.path, driver.clock, busy_seconds), SqliteStore()
-    return Backend(
-        "sqlite",
-        store,
-        driver,
-        claim_unseen=store.claim_unseen,
-        unit=lambda: begin_unit(driver, busy_seconds),
-        unit_async=lambda: begin_unit_async(driver, busy_seconds),
-        joins=lambda connection: join(connection, file),
-        joins_async=lambda connection: join_async(connection, file),
-        joins_to_write=lambda connection: writing(connection, driver.path, driver.clock),
-        joins_to_write_async=lambda connection: writing_async(connection, driver.path, driver.clock),
-        file=driver.path,
-        settings={"synchronous": driver.synchronous, "busy_seconds": busy_seconds},
-    )
+    return sqlite_url(url, options)
 
 
 def seconds_of(name: str, text: str) -> float:

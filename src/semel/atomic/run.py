@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
-from semel.core.atomic_flow import note_early_commit, refuse, settle_inside
+from semel.atomic.flow import note_early_commit, refuse, settle_inside
 from semel.core.command_flow import look_before_refusing
 from semel.core.flow import Flow
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, Claim, Effects, Proceed, Settled, Verdict
 from semel.core.outcomes import Refused, Succeeded
 from semel.core.requests import Begin
-from semel.engine.backend import Backend
 from semel.engine.permit import Permit
 from semel.engine.result import superseded_result
 from semel.engine.runner import AsyncPerformer, SyncPerformer
-from semel.engine.shield import run_shielded
 from semel.engine.state import Core
 from semel.errors import PolicyError, SupersededError
 from semel.operations.flow import claim_unit, conclude_inside
 from semel.operations.tracking import Held, store_for
 from semel.policy import Command
 from semel.sealing.rebuild import give, give_async
+from semel.stores.backend import Backend
+from semel.stores.shield import run_shielded
 
 _LOST = (
     "the record is no longer in this transaction (it was rolled back, or granted to another attempt); roll back, do "
