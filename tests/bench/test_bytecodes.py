@@ -52,18 +52,18 @@ SQLITE_REPLAY = 1_185
 REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 7_150,
-    ("psycopg", "replay"): 3_850,
-    ("psycopg", "atomic"): 7_730,
-    ("psycopg", "atomic-replay"): 5_510,
-    ("asyncpg", "fresh"): 5_230,
-    ("asyncpg", "replay"): 2_850,
-    ("asyncpg", "atomic"): 5_820,
-    ("asyncpg", "atomic-replay"): 3_720,
-    ("mariadb", "fresh"): 5_780,
-    ("mariadb", "replay"): 3_030,
-    ("mariadb", "atomic"): 6_670,
-    ("mariadb", "atomic-replay"): 4_530,
+    ("psycopg", "fresh"): 7_220,
+    ("psycopg", "replay"): 3_180,
+    ("psycopg", "atomic"): 7_770,
+    ("psycopg", "atomic-replay"): 3_180,
+    ("asyncpg", "fresh"): 5_300,
+    ("asyncpg", "replay"): 2_330,
+    ("asyncpg", "atomic"): 5_850,
+    ("asyncpg", "atomic-replay"): 2_330,
+    ("mariadb", "fresh"): 5_850,
+    ("mariadb", "replay"): 2_530,
+    ("mariadb", "atomic"): 6_700,
+    ("mariadb", "atomic-replay"): 2_530,
 }
 POSTGRES_EACH = {"claim": 115, "settle": 40, "replay": 255}  # of one more in a batch of like commands
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3

@@ -46,3 +46,15 @@ def test_an_engine_refuses_another_store_in_the_place_of_its_own(
     assert not newcomer.run(command("next", policy=policy), made).replayed
     with pytest.raises(IdentityMismatch):
         fellow.run(command("next", policy=policy), never)
+
+
+def test_an_answer_of_another_store_is_no_replay(
+    server: MariadbServer, make_fellow: Callable[..., Fellow], outside: Outside
+) -> None:
+    """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""
+    fellow = make_fellow()
+    fellow.run(command("first"), made)
+    make_anew(server, outside)
+    assert not make_fellow().run(command("first"), made).replayed
+    with pytest.raises(IdentityMismatch):
+        fellow.run(command("first"), never)

@@ -239,6 +239,7 @@ def _word(text: str) -> str:
         "SAVEPOINT semel": "savepoint",
         "COMMIT": "commit",
         "INSERT INTO effect": "business",
+        "WHERE id IN": "look",
     }
     return " + ".join(sorted(word for part, word in named.items() if part in text)) or text
 
@@ -246,18 +247,19 @@ def _word(text: str) -> str:
 def test_a_command_costs_what_the_page_says(make_fellow: MakeFellow, relay: Relay) -> None:
     fellow = make_fellow(port=relay.port)
     fellow.run(command("warm"), plain)
-    fellow.run(command("warm", policy=ATOMIC), _inserts(100))
+    fellow.run(command("warm-atomic", policy=ATOMIC), _inserts(100))
     seen = []
     for what, handler in ((PLAIN, plain), (PLAIN, plain), (WHAT, made), (WHAT, made)):
         relay.trips.clear()
         what = command("counted", policy=what.policy, caller="atomic" if what is WHAT else "plain")
         fellow.run(what, handler)
         seen.append(_words([text for trip in relay.trips for text in trip]))
+    claims = fellow.runner is None  # an event loop's engine looks where it knows of an answer
     assert seen == [
         ["claim", "settle"],
-        ["claim"],
+        ["claim"] if claims else ["look"],
         ["begin + claim + savepoint", "business", "commit + savepoint + settle"],
-        ["begin + claim + savepoint", "ROLLBACK"],
+        ["begin + claim + savepoint", "ROLLBACK"] if claims else ["look"],
     ]
 
 

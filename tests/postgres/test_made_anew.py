@@ -48,6 +48,17 @@ def test_an_engine_refuses_another_store_in_the_place_of_its_own(
         fellow.run(command("next", policy=policy), never)
 
 
+@pytest.mark.parametrize("effects", ["external", "atomic"])
+def test_an_answer_of_another_store_is_no_replay(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
+    """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""
+    fellow, what = make_fellow(), command("first", policy=Policy.of(effects=effects))
+    fellow.run(what, made)
+    make_anew(conninfo)
+    assert not make_fellow().run(what, made).replayed
+    with pytest.raises(IdentityMismatch):
+        fellow.run(what, never)
+
+
 @pytest.mark.parametrize("kind", ["psycopg"], indirect=True)
 def test_joined_and_counted_claims_refuse_it_too(conninfo: str, make_fellow: MakeFellow) -> None:
     fellow = make_fellow()

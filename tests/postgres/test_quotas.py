@@ -66,11 +66,13 @@ def test_a_counted_command_is_two_round_trips_and_a_replay_one(make_fellow: Make
     fellow = make_fellow(conninfo=relay.conninfo())
     for number in range(2):
         fellow.run(command(f"warm-{number}", policy=COUNTED), handler)
+    fellow.run(command("warm-0", policy=COUNTED), handler)
     with relay.counting() as fresh:
         fellow.run(command("key", policy=COUNTED), handler)
     with relay.counting() as replayed:
         assert fellow.run(command("key", policy=COUNTED), handler).replayed
-    assert (words(fresh), words(replayed)) == (["claim", "settle"], ["claim"])
+    assert words(fresh) == ["claim", "settle"]
+    assert words(replayed) == ["claim" if fellow.runner is None else "look"]
 
 
 def test_an_atomic_command_takes_its_place_in_one_round_trip_before_it_begins(

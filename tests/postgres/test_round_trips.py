@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from semel import Answer, Permit
+from semel.errors import KeyReusedError
 from tests.engine.shells import MADE, command
-from tests.postgres.conftest import ATOMIC, Fellow, Kind, Writes
+from tests.postgres.conftest import ATOMIC, Fellow, Kind, Outside, Writes
 from tests.postgres.users import (
     AlchemySession,
     AsyncAlchemySession,
@@ -23,7 +24,7 @@ from tests.postgres.users import (
 from tests.servers.relay import Relay, Trip
 
 MakeFellow = Callable[..., Fellow]
-CLAIM, SETTLE, BUSINESS = "claim", "settle", "business"
+CLAIM, SETTLE, LOOK, BUSINESS = "claim", "settle", "look", "business"
 
 
 async def handler(permit: Permit, db: Writes) -> Answer:
@@ -45,6 +46,8 @@ def _name(text: str) -> str:
         return CLAIM
     if "UPDATE semel_record" in text:
         return SETTLE
+    if "semel_record AS r" in text:
+        return LOOK
     return BUSINESS if "business" in text else text.strip(";").removesuffix(" semel_unit")
 
 
@@ -55,6 +58,7 @@ def counted(make_fellow: MakeFellow, relay: Relay) -> Fellow:
     for number in range(2):
         fellow.run(command(f"warm-{number}"), nothing)
         fellow.run(command(f"warm-atomic-{number}", policy=ATOMIC), handler)
+        fellow.run(command(f"warm-{number}"), nothing)
     return fellow
 
 
@@ -65,7 +69,34 @@ def test_a_fresh_command_is_two_round_trips_and_a_replay_one(counted: Fellow, re
             counted.run(command(f"key-{number}"), nothing)
         with relay.counting() as replayed:
             assert counted.run(command(f"key-{number}"), nothing).replayed
-        assert (words(fresh), words(replayed)) == ([CLAIM, SETTLE], [CLAIM])
+        assert words(fresh) == [CLAIM, SETTLE]
+        assert words(replayed) == [CLAIM if counted.runner is None else LOOK]
+
+
+def test_what_another_process_has_answered_is_claimed_once_and_then_looked_for(
+    counted: Fellow, relay: Relay, make_fellow: MakeFellow
+) -> None:
+    """A process looks where it knows of an answer: a fresh command must not pay for a look."""
+    make_fellow().run(command("theirs"), nothing)
+    with relay.counting() as trips:
+        for _ in range(3):
+            assert counted.run(command("theirs"), nothing).replayed
+    looks = CLAIM if counted.runner is None else LOOK
+    assert words(trips) == [CLAIM, looks, looks]
+
+
+def test_a_look_that_finds_no_answer_is_made_once(counted: Fellow, relay: Relay, outside: Outside) -> None:
+    """The record was deleted, or is another request's: a claim tells, and the next one does not look."""
+    if counted.runner is None:
+        return  # threads claim
+    counted.run(command("gone"), nothing)
+    outside.fetch("DELETE FROM semel_record RETURNING 1")
+    with relay.counting() as trips:
+        assert not counted.run(command("gone"), nothing).replayed
+        for _ in range(2):
+            with pytest.raises(KeyReusedError):
+                counted.run(command("gone", request=2), nothing)
+    assert words(trips) == [LOOK, CLAIM, SETTLE, LOOK, CLAIM, CLAIM]
 
 
 FRESH: dict[Kind, list[str]] = {
@@ -75,12 +106,22 @@ FRESH: dict[Kind, list[str]] = {
 }
 REPLAYED: dict[Kind, list[str]] = {
     "psycopg": [f"BEGIN + {CLAIM} + SAVEPOINT", "ROLLBACK"],
-    "psycopg-async": [f"BEGIN + {CLAIM} + SAVEPOINT", "ROLLBACK"],
-    "asyncpg": [f"BEGIN + {CLAIM}", "ROLLBACK"],
+    "psycopg-async": [LOOK],
+    "asyncpg": [LOOK],
 }
 
 
 RESET = "BEGIN + RESET ALL + RESET ROLE + END + "
+
+
+def first_after_a_handler(fellow: Fellow, trips: list[str], *, looked: bool = False) -> list[str]:
+    """The trips of a command whose connection a handler had before.
+
+    Parameters: ``looked``: a replay came between, which takes that connection in threads alone.
+    """
+    if looked is (fellow.runner is None):
+        return trips
+    return [RESET + trips[0], *trips[1:]] if trips != [LOOK] else trips
 
 
 def test_an_atomic_command_costs_what_the_page_says(counted: Fellow, relay: Relay) -> None:
@@ -94,9 +135,9 @@ def test_an_atomic_command_costs_what_the_page_says(counted: Fellow, relay: Rela
             assert counted.run(what, handler).replayed
         with relay.counting() as again:
             assert counted.run(what, handler).replayed
-        assert words(fresh) == FRESH[counted.kind]
+        assert words(fresh) == first_after_a_handler(counted, FRESH[counted.kind], looked=True)
         assert words(again) == REPLAYED[counted.kind]
-        assert words(replayed) == [RESET + words(again)[0], *words(again)[1:]]
+        assert words(replayed) == first_after_a_handler(counted, REPLAYED[counted.kind])
 
 
 def test_a_replay_drops_nothing_that_was_prepared(counted: Fellow, relay: Relay) -> None:
@@ -105,8 +146,7 @@ def test_a_replay_drops_nothing_that_was_prepared(counted: Fellow, relay: Relay)
         counted.run(command(f"often-{number}", policy=ATOMIC), handler)
     with relay.counting() as replayed:
         assert counted.run(command("often-9", policy=ATOMIC), handler).replayed
-    replay = REPLAYED[counted.kind]
-    assert words(replayed) == [RESET + replay[0], *replay[1:]]
+    assert words(replayed) == first_after_a_handler(counted, REPLAYED[counted.kind])
 
 
 def test_a_crowd_of_claims_travels_together(counted: Fellow, relay: Relay) -> None:

@@ -133,6 +133,19 @@ class LooksAtOnce(Protocol):
         """
 
 
+Known = tuple[bytes, str, bytes]  # a record's id, and the recipe and fingerprint of the request
+
+
+class LooksForKept(Protocol):
+    """A store whose look takes a round trip: an engine looks before it claims where it knows of an answer."""
+
+    def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
+        """The kept answer of each record, where it is this request's. Writes nothing, and takes no lock.
+
+        None: anything else, a sealed answer or another store too. Only a claim can tell what that is.
+        """
+
+
 class AnswersAtOnce(Protocol):
     """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
 

@@ -21,11 +21,13 @@ from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.identity import record_id
 from semel.core.model import (
     Answer,
+    AnswerKind,
     Claim,
     Effects,
     InProgress,
     Proceed,
     Replay,
+    Settled,
     Settlement,
     Settling,
     State,
@@ -173,6 +175,10 @@ class AsyncEngine:
                 return kept
             if kept is False:
                 claims = self._claims_unseen
+        elif id in self._performer.answered and (is_plain or core.may_look(command)):
+            kept = await self._performer.look_kept(id, command.recipe, command.fingerprint)
+            if kept is not None:
+                return kept
         claim = core.attempt(command, id)
         if not is_plain or claim.terms.effects is _ATOMIC:
             return await self._claim_and_wait(claim, command, claims, wait_seconds, None)
@@ -195,6 +201,7 @@ class AsyncEngine:
                 core.check_open()
             verdict = await self._performer.store_one("claim", claims, claim)
             if type(verdict) is Replay:
+                self._performer.note_answered(claim.id)
                 return verdict
             if type(verdict) is Proceed:
                 met = core.permit(command, claim, verdict.grant)
@@ -358,6 +365,8 @@ class AsyncEngine:
                 raise
         finally:
             core.conclude(permit)
+        if word.answer_kind is AnswerKind.KEPT and type(reply) is Settled:
+            self._performer.note_answered(word.id)
         core.tell_settled(permit, outcome, reply)
         return reply
 

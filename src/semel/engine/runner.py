@@ -11,9 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from semel.core.command_flow import Under
+from semel.core.contract import Known
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
 from semel.core.requests import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from semel.engine.permit import Permit
     from semel.steps.run import AsyncSteps, SyncSteps
 
+ANSWERED_MAX: Final = 16_384  # ids that a process remembers: about two megabytes
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -68,6 +70,11 @@ class AsyncPerformer:
         self.kept_answer: Callable[[bytes, str, bytes], Replay | Literal[False] | None] | None = getattr(
             self._driver, "kept_answer", None
         )
+        # Of a store whose look is a round trip: records that have an answer, as far as this process has seen.
+        self._look_kept: Callable[[Sequence[Known]], Flow[list[Replay | None]]] | None = (
+            getattr(backend.store, "look_kept", None) if self.batches else None
+        )
+        self.answered: set[bytes] = set()
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
 
     @property
@@ -93,6 +100,21 @@ class AsyncPerformer:
         if self._core.observing:
             return self._through(verb, self._ask_one, verb, many, request)
         return self._ask_one(verb, many, request)
+
+    async def look_kept(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
+        """The kept answer of a record that is ``answered``; None where only a claim can tell what is there."""
+        assert self._look_kept is not None
+        kept = await self.store_one("look_kept", self._look_kept, (id, recipe, fingerprint))
+        if kept is None:
+            self.answered.discard(id)
+        return kept
+
+    def note_answered(self, id: bytes) -> None:
+        """This record has an answer that is kept."""
+        if self._look_kept is not None:
+            if len(self.answered) >= ANSWERED_MAX:
+                self.answered.clear()  # a record that is forgotten here is met by a claim
+            self.answered.add(id)
 
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         try:

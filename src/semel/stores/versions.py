@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from semel.core.decide import decide, is_grant_new, needs_steps
+from semel.core.contract import Known
+from semel.core.decide import decide, find_replay, is_grant_new, needs_steps
 from semel.core.flow import Flow
-from semel.core.model import Claim, Proceed, Record, Settlement, Settling, Verdict
+from semel.core.model import Claim, Proceed, Record, Replay, Settlement, Settling, Verdict
 from semel.core.settle import settle_row
 from semel.steps.store import decide_with_steps
 from semel.stores.memory.store import grant_row
@@ -20,6 +22,18 @@ from semel.stores.sql.dialect import Dialect
 Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
 Rule = Callable[[Record, int], Record | None]
 Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: its record's id and its nonce
+
+
+def find_kept(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:
+    """The kept answers in these rows, which begin with the time; None for what only a claim can tell."""
+    found = {row[1]: row for row in rows}
+    kept: list[Replay | None] = []
+    for id, recipe, fingerprint in asked:
+        row = found.get(id)
+        # A replay has none of the columns whose texts a store may have escaped.
+        seen = None if row is None else tuple.__new__(Record, row[1:])
+        kept.append(None if row is None else find_replay(seen, id, recipe, fingerprint, row[0]))
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

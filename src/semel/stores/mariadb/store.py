@@ -11,7 +11,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -22,6 +22,7 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
+    Replay,
     Reseal,
     Resolution,
     Resolved,
@@ -45,7 +46,7 @@ from semel.stores.sql.dialect import MARIADB, Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
 from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
-from semel.stores.versions import Rule, Verdicts
+from semel.stores.versions import Rule, Verdicts, find_kept
 
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -99,6 +100,12 @@ class MariadbStore:
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
         return (yield from VERSIONS.look_at(claims))
+
+    def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
+        """As :class:`~semel.core.contract.LooksForKept`."""
+        ids = sorted({id for id, _, _ in asked})
+        rows = yield from ask(Query(COMMANDS["look_kept"], {"ids": ids, "store": self._opened}))
+        return find_kept(rows, asked)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}

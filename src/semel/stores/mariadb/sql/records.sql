@@ -33,6 +33,16 @@ SELECT
 FROM semel_record
 WHERE id IN :ids;
 
+-- name: look_kept
+-- The same, of the store that this process has opened: no row where the server has another one by now.
+SELECT
+    :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
+    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
+    attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
+    resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE id IN :ids AND (:store IS NULL OR :store = (SELECT store_id FROM semel_meta WHERE one = 1));
+
 -- name: read_operations
 -- The whole records of these operation ids.
 SELECT
