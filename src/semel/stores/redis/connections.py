@@ -22,11 +22,12 @@ from semel.stores.deadline import Deadline
 from semel.stores.loops import cut
 from semel.stores.pool import AsyncLifo, Lifo
 from semel.stores.redis.errors import cannot_connect, error_reply, judge_lost
-from semel.stores.redis.packing import pack
+from semel.stores.redis.packing import NOT_YET, new_reader, pack
 from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, NodeExchange, Replies, RouteTerms, Single
 from semel.stores.redis.sentinel import Sentinel
 
 NO_RETRIES: Final = 0
+READ_BYTES: Final = 1 << 16  # at a time, of what has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +186,21 @@ class RedisLoop:
 
     async def exchange(self, wanted: NodeExchange, deadline: Deadline) -> Replies:
         """As :meth:`RedisThreads.exchange`."""
-        deadline = deadline.share(wanted.ways)
+        if wanted.ways != 1:
+            deadline = deadline.share(wanted.ways)
         pool = self._pools.get(wanted.node)
         if pool is None:
             pool = self._pools[wanted.node] = AsyncLifo(
                 lambda until: self._open(wanted.node, until), self._server.connections_max
             )
         try:
-            connection, was_idle = await pool.take(deadline)
+            connection, was_idle = (pool.idle.pop(), True) if pool.idle else await pool.take(deadline)
         except StoreError as error:
             return error
-        replies: Replies
+        replies: Replies = []
         try:
-            replies = await self._check_connected(connection, wanted.node, was_idle, deadline)
+            if was_idle and not await _is_quiet(connection):
+                replies = await self._reconnect(connection, wanted.node, deadline)
             if not isinstance(replies, StoreError):
                 replies = await _execute_async(connection, wanted, deadline)
         except BaseException:
@@ -230,17 +233,9 @@ class RedisLoop:
         except (redis.RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise cannot_connect(node, error) from error
+        connection.semel_reader = new_reader(connection._parser.parse_error)
 
-    async def _check_connected(self, connection: Any, node: Node, was_idle: bool, deadline: Deadline) -> Replies:
-        if not was_idle:
-            return []
-        try:
-            # What it was called before redis-py 8.
-            readable = getattr(connection, "can_read", None) or connection.can_read_destructive
-            if not await readable():
-                return []
-        except (redis.RedisError, OSError):
-            pass  # it is closed; a new one is opened
+    async def _reconnect(self, connection: Any, node: Node, deadline: Deadline) -> Replies:
         await connection.disconnect(nowait=True)
         try:
             await self._connect(connection, node, deadline)
@@ -270,7 +265,60 @@ def drop(connection: Any) -> None:
         cut(writer.transport)
 
 
+async def _is_quiet(connection: Any) -> bool:
+    """Whether a connection that was idle is open still, and nothing has come on it that nobody had asked for."""
+    reader, stream = connection.semel_reader, connection._reader
+    if reader is not None:
+        return not (stream is None or stream._buffer or stream.at_eof() or stream.exception() or reader.has_data())
+    try:
+        # What it was called before redis-py 8.
+        readable = getattr(connection, "can_read", None) or connection.can_read_destructive
+        return not await readable()
+    except (redis.RedisError, OSError):
+        return False
+
+
 async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
+    """Send, and read as many replies: by hiredis as they come, since redis-py takes a coroutine for each."""
+    reader = connection.semel_reader
+    if reader is None:
+        return await _execute_by_redis_py(connection, wanted, deadline)
+    replies: list[Any] = []
+    taken_over, missing, stream = False, len(wanted.commands), connection._reader
+    giving_up = asyncio.get_running_loop().call_later(deadline.for_answer(), _give_up, stream)
+    try:
+        connection._writer.write(pack(wanted.commands))
+        while missing:
+            reply = reader.gets()
+            if reply is NOT_YET:
+                data = await stream.read(READ_BYTES)
+                if not data:
+                    raise redis.ConnectionError("the server has closed the connection")
+                reader.feed(data)
+                continue
+            missing -= 1
+            if isinstance(reply, redis.RedisError):
+                if not isinstance(reply, redis.ResponseError):
+                    raise reply
+                reply = error_reply(reply)
+                taken_over = taken_over or reply.code in TAKEN_OVER
+            replies.append(reply)
+    except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
+        await connection.disconnect(nowait=True)  # also where all that was sent has been refused: replies may come yet
+        return judge_lost(wanted, replies, error)
+    finally:
+        giving_up.cancel()
+    if taken_over:  # as in ``_execute``
+        await connection.disconnect(nowait=True)
+    return replies
+
+
+def _give_up(stream: asyncio.StreamReader) -> None:
+    stream.set_exception(TimeoutError())
+
+
+async def _execute_by_redis_py(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Replies:
+    """The same without hiredis."""
     replies: list[Any] = []
     taken_over = False
     try:
@@ -283,9 +331,9 @@ async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadli
                     refused = error_reply(error)
                     replies.append(refused)
                     taken_over = taken_over or refused.code in TAKEN_OVER
-    except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
+    except (redis.RedisError, OSError) as error:
         return judge_lost(wanted, replies, error)
-    if taken_over:  # as in ``_said``
+    if taken_over:  # as in ``_execute``
         await connection.disconnect(nowait=True)
     return replies
 

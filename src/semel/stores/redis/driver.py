@@ -103,7 +103,7 @@ class RedisDriver:
 
     async def run_uncut(self, make: MakeFlow[T], waited: float = 0.0) -> T:
         """As ``run_async``, for a task of the engine that is never cancelled and has waited ``waited`` seconds."""
-        loop = self._loop()
+        loop = self._loops.here()
         flow, deadline = make(), Deadline(self.server.patience_seconds, waited)
         try:
             needed = next(flow)

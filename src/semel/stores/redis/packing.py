@@ -1,12 +1,29 @@
-"""Commands as a Redis server reads them (RESP): by hiredis where it is installed, else written out here."""
+"""Commands as a Redis server reads them (RESP), and its replies: by hiredis where it is installed.
+
+Without hiredis commands are written out here, and replies are read by redis-py.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, Final
 
 from semel.stores.redis.routes import Command
+
+NOT_YET: Final = object()
+"""What a reader says where the next reply has not come, or not all of it."""
+
+
+def new_reader(make_error: Callable[[str], Exception]) -> Any:
+    """hiredis' reader of one connection's replies, or None where hiredis is not there.
+
+    Parameters: ``make_error`` makes the exception of an error that the server replies with: it is a reply like others.
+    """
+    if _pack_command() is None:
+        return None
+    return importlib.import_module("hiredis").Reader(replyError=make_error, notEnoughData=NOT_YET)
 
 
 def pack(commands: Sequence[Command]) -> bytes:

@@ -11,7 +11,7 @@ import time
 from binascii import crc_hqx
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
@@ -30,8 +30,7 @@ WAYS: Final = 4  # who only says where to go gets a quarter of what is left: one
 Command = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """Where a server listens: host and port, or the path of a socket (then the port is 0)."""
 
     host: str
@@ -49,8 +48,7 @@ class RedisRefused:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeExchange:
+class NodeExchange(NamedTuple):
     """Commands for one node in one round trip. Answered by a list of replies, or by a StoreError.
 
     ``ways``: how many ways the call's remaining time is divided, because other nodes can be asked instead.
@@ -58,7 +56,7 @@ class NodeExchange:
 
     node: Node
     commands: tuple[Command, ...]
-    ways: int = field(default=1, compare=False)
+    ways: int = 1
 
 
 Replies = list[Any] | StoreError
@@ -237,16 +235,23 @@ def perform(routes: KeyRoutes, terms: RouteTerms, calls: Sequence[RedisCall]) ->
         StatementRefused: a server refused one call, or a part of them could not be brought to its node.
         StoreTimeout: an answer was lost, or the replicas did not confirm in time: not known yet.
     """
-    if routes.stale():
+    answers: list[Replies] | None = None
+    if type(routes) is Single and not terms.wait_replicas:  # then mostly all that is said is replies
+        answers = yield [NodeExchange(routes.node, tuple([terms.command(call) for call in calls]))]
+        [answer] = answers
+        if type(answer) is list and RedisRefused not in map(type, answer):
+            return answer
+    elif routes.stale():
         yield from routes.refresh()
     replies: list[Any] = [None] * len(calls)
     pending = list(range(len(calls)))
     asking: dict[int, Node] = {}
     try:
         for _ in range(ROUNDS_MAX):
-            pending, asking = yield from _round(routes, terms, calls, pending, asking, replies)
+            pending, asking = yield from _round(routes, terms, calls, pending, asking, replies, answers)
             if not pending:
                 return replies
+            answers = None
     except StoreUnavailable as error:
         if len(pending) < len(calls):  # the others have run: each call is to be asked for by itself
             raise StatementRefused(str(error)) from error
@@ -262,11 +267,15 @@ def _round(
     pending: list[int],
     asking: dict[int, Node],
     replies: list[Any],
+    answers: list[Replies] | None,
 ) -> Generator[list[NodeExchange], list[Replies], tuple[list[int], dict[int, Node]]]:
-    """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK."""
+    """Send what is pending; fills ``replies`` and answers what has to be sent again, and where to by way of ASK.
+
+    Parameters: ``answers`` where it was sent already.
+    """
     groups = _groups(routes, calls, pending, asking)
-    exchanges = [_exchange(terms, node, calls, places, asking) for node, places in groups.items()]
-    answers = yield exchanges
+    if answers is None:
+        answers = yield [_exchange(terms, node, calls, places, asking) for node, places in groups.items()]
     _check(routes, groups, answers)
     again: list[int] = []
     asked: dict[int, Node] = {}
