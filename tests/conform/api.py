@@ -1,4 +1,7 @@
-"""An API that does everything right, or exactly one thing wrong: what the check of that id looks for."""
+"""An API that does everything right, or exactly one thing wrong: what the check of that id looks for.
+
+``RIGHT_OTHERWISE`` names what it may do in another way, and is right as well.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from semel.conform import Case, parse_case
 from semel.conform.case import HOOKS
@@ -127,6 +130,9 @@ class Record:
 
 class BadKey(Exception):
     """The key's header is malformed."""
+
+
+RIGHT_OTHERWISE: Final = ("accepts-duplicates", "not-implemented")
 
 
 class Api:
@@ -301,6 +307,8 @@ class Api:
         if asked.method != "POST":
             if self.wrong == "other-method" and (record := self._anybodys(asked)):
                 return self._replay(record)
+            if self.wrong == "not-implemented":
+                return self._problem(501, "Only POST is implemented")
             return self._problem(405, "Only POST")
         try:
             key = self.key_of(asked)
@@ -458,6 +466,8 @@ class Api:
                 self.effects[caller] += 1
             if wrong == "flight-then-replay":
                 record.answer = self._problem(409, "It is running")
+        if wrong == "accepts-duplicates":
+            return Said(202, {"state": "PROCESSING"}, {"Link": '</status/1>; rel="status"'})
         headers = {"Retry-After": "soon" if wrong == "flight-retry-after-value" else "1"}
         said = self._problem(409, "It is running", headers={} if wrong == "flight-retry-after" else headers)
         if wrong == "flight-problem":

@@ -10,7 +10,7 @@ import pytest
 from semel.conform import Report, Selection, conform, load_catalogue
 from semel.conform.catalogue import LEVELS, PROFILES
 from semel.conform.checks import CHECKS
-from tests.conform.api import serving
+from tests.conform.api import RIGHT_OTHERWISE, serving
 from tests.conform.clock import JumpingLoop
 
 AT_ONCE = 12
@@ -53,6 +53,11 @@ async def test_a_right_server_passes_every_check(profile: str) -> None:
     report = await report_of("", profile)
     assert failures(report) == []
     assert [result.check.id for result in report.results if result.outcome == "not-tried"] == ["key-optional"]
+
+
+@pytest.mark.parametrize("way", RIGHT_OTHERWISE)
+async def test_a_server_that_is_right_in_another_way_passes_every_check(way: str) -> None:
+    assert failures(await report_of(way, "semel")) == []
 
 
 async def test_a_right_server_with_an_optional_key_passes_every_check() -> None:

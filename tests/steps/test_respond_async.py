@@ -175,10 +175,38 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
     assert seen == [(b"parcel", "Bearer secret", "text/plain"), (b"parcel", None, "text/plain")]
 
 
+def test_the_middleware_marks_a_run_without_its_client_and_no_other_request(path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        permit = scope["semel.permit"]  # of every command: it is no sign that a login may be skipped
+        seen.append(("semel.permit" in scope, "semel.resumed" in scope))
+        await permit.step("note", lambda: None, repeat=True)
+        if permit.attempt == 1:
+            raise ConnectionError("away")
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"shipped"})
+
+    async def story() -> None:
+        async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
+            surface = SemelMiddleware(
+                app, engine, caller=single_caller, operations=[Operation("/ship", SHIP, name="ship")]
+            )
+            with pytest.raises(ConnectionError):
+                await asked(surface, [ASYNC[0], ASYNC[2], ("semel.resumed", "1")])
+            completer = Completer(engine)
+            route = surface.surface.routes.find("POST", "/ship")
+            assert route is not None
+            completer.register("ship", SHIP, ResumedApp(app, route[0], claims=False))
+            assert await completer.run_once() == 1
+
+    asyncio.run(story())
+    assert seen == [(True, False), (True, True)]
+
+
 def who(request: Request) -> str:
-    permit = request.scope.get("semel.permit")
-    if permit is not None:
-        return f"for {permit.command.scope.caller}"
+    if "semel.resumed" in request.scope:
+        return f"for {request.scope['semel.permit'].command.scope.caller}"
     if "user" not in request.headers:
         raise HTTPException(401)
     return request.headers["user"]

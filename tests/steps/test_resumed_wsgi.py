@@ -173,10 +173,12 @@ def test_the_preference_is_ignored_without_a_completer(engine: Engine) -> None:
 
 def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Engine) -> None:
     seen: list[tuple[bytes, str | None, str, str, str]] = []
+    resumed: list[bool] = []
     flask = Flask("shop")
 
     @flask.post("/ship/<number>")
     def ship(number: str) -> tuple[str, int]:
+        resumed.append("semel.resumed" in request.environ)  # a login inside of the middleware lets only these pass
         permit = request.environ["semel.permit"]
         authorization, speed = request.headers.get("Authorization"), request.args["speed"]
         seen.append((request.get_data(), authorization, number, speed, request.mimetype))
@@ -196,6 +198,7 @@ def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Eng
     assert (ended.status_code, ended.data) == (201, "shipped ä7".encode())
     rest = ("ä7", "high", "text/plain")
     assert seen == [(b"parcel", "Bearer secret", *rest), (b"parcel", None, *rest)]
+    assert resumed == [False, True]
 
 
 def test_django_answers_what_was_kept(engine: Engine) -> None:

@@ -142,7 +142,8 @@ def ending(operation: CheckedOperation) -> Said:
         return "ok", "only its client, by a retry: it never runs without it", ""
     if operation.completed:
         by = "install(app)" if operation.way == "endpoint" else "manage_engine=True"
-        return "ok", f"the application's own completer ({by}), within the lease and a second", ""
+        said = f"the application's own completer ({by}), within the lease and a second"
+        return "ok", f"{said}; its requests have no credential: let authentication pass those with 'semel.resumed'", ""
     return (
         "open",
         "no completer runs here: abandoned commands wait for their client, even those answered with 202",

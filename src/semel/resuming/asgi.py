@@ -22,7 +22,7 @@ from semel.http.exchange import CUT, UNFINISHED, IncompleteAnswer
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
 from semel.policy import Command
-from semel.resuming.request import Asking, KeptRequest, NotReached, resumable_routes, unpack
+from semel.resuming.request import RESUMED, Asking, KeptRequest, NotReached, resumable_routes, unpack
 from semel.resuming.worker import Completer
 
 _REACHED: Final = Answer(204, (), b"")
@@ -195,6 +195,7 @@ def _scope(kept: KeptRequest, call: ResumedCall, permit: Permit | Asking, state:
         "server": None,
         "state": {**state, "semel_permit": permit},
         "semel.permit": permit,
+        RESUMED: True,
         CALL_KEY: call,
     }
 

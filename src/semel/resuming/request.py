@@ -21,6 +21,8 @@ HEADERS_KEPT: Final = frozenset(
         *(b"host", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
     }
 )
+RESUMED: Final = "semel.resumed"
+"""In the scope or environ of a run without its client: of no other request, even where ``semel.permit`` is there."""
 _CALL_KEY: Final = "semel.call"  # in the scope of an application whose endpoints claim for themselves
 
 
@@ -53,7 +55,7 @@ class NotReached(SemelError):
         """What happened before the endpoint of an operation, and what to change. ``where``: scope or environ."""
         return cls(
             f"a request without its client {what} before the endpoint of the operation {name!r} was reached: let "
-            f"requests whose {where} has 'semel.permit' pass what authenticates"
+            f"requests whose {where} has 'semel.resumed' pass what authenticates"
         )
 
 

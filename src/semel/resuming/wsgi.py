@@ -24,7 +24,7 @@ from semel.http.wsgi.body import KeptBody
 from semel.http.wsgi.inside import Given
 from semel.http.wsgi.route import CALL_KEY, RouteCall
 from semel.policy import Command
-from semel.resuming.request import Asking, KeptRequest, NotReached, resumable_routes, unpack
+from semel.resuming.request import RESUMED, Asking, KeptRequest, NotReached, resumable_routes, unpack
 from semel.resuming.worker import Completer
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -163,6 +163,7 @@ def _environ(kept: KeptRequest, permit: Permit | Asking) -> dict[str, Any]:
         "wsgi.run_once": False,
         "CONTENT_LENGTH": str(len(kept.body)),
         "semel.permit": permit,
+        RESUMED: True,
     }
     for name, value in kept.headers:
         plain = f"HTTP_{name.decode('latin-1').upper().replace('-', '_')}"

@@ -115,7 +115,8 @@ def _look_at_abandoned(engine: Engine) -> Iterator[DoctorFinding]:
         "abandoned",
         "warning",
         f"{count} resumable, held by no process, the oldest for {oldest}: {names}",
-        "no completer finishes them: semel worker --complete MODULE:APP",
+        "no completer finishes them: start one, semel worker --complete MODULE:APP; if one runs, or the application's "
+        "own, its log says why its runs fail",
     )
 
 

@@ -39,7 +39,7 @@ def make() -> Flask:
     @app.before_request
     def authenticate() -> None:
         g.user = shop.user_of(request.headers.get("Authorization"))
-        if "semel.permit" in request.environ:  # a completer runs it
+        if "semel.resumed" in request.environ:  # a completer runs it
             g.user = request.environ["semel.permit"].command.scope.caller
         if g.user is None or g.user == shop.BARRED:
             abort(401 if g.user is None else 403)
