@@ -194,6 +194,34 @@ def test_the_age_of_an_intent_never_shrinks_when_the_clock_is_set_back(make: Mak
     assert second.age_seconds == 86_000
 
 
+def test_a_clock_that_was_ahead_at_the_first_attempt_hides_no_age(make: Make, clocks: Clocks) -> None:
+    """As on a machine that asks for the time after its start: the server would have forgotten the key."""
+    journal = make()
+    journal.add(entry())
+    clocks.wall += 2 * 86_400
+    first = journal.claim(KEY, 30)
+    assert isinstance(first, SendingClaim)
+    journal.begin(first, 86_400.0, None)
+    journal.release(first)
+    clocks.wall -= 2 * 86_400
+    clocks.pass_(90_000)
+    second = journal.claim(KEY, 30)
+    assert isinstance(second, SendingClaim)
+    assert second.age_seconds == 90_000
+
+
+def test_a_journal_of_an_earlier_version_is_used(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'intents.db'}"
+    Journal(url).add(entry())
+    with closing(sqlite3.connect(tmp_path / "intents.db")) as file:
+        for name in ("first_sent_boot", "first_sent_steady"):
+            file.execute(f"ALTER TABLE semel_intent DROP COLUMN {name}")
+    journal = Journal(url)
+    claim = journal.claim(KEY, 30)
+    assert isinstance(claim, SendingClaim)
+    assert journal.begin(claim, 86_400.0, None)
+
+
 def test_a_claim_reads_the_clock_under_the_lock(tmp_path: Path) -> None:
     """Or two that wait for the lock would take each other's claim for one of an earlier boot."""
     path = tmp_path / "intents.db"

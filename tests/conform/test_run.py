@@ -211,6 +211,133 @@ async def test_an_api_that_ends_fails_the_check_that_ended_it_and_no_other(monke
     assert not report.ok
 
 
+def answering_by(monkeypatch: pytest.MonkeyPatch, change: Callable[[Api, Asked, Said], Said]) -> None:
+    """Let the right API's answers be what a function makes of them."""
+    answer = Api._answer
+
+    async def changed(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        return change(self, asked, await answer(self, asked, reader))
+
+    monkeypatch.setattr(Api, "_answer", changed)
+
+
+async def test_an_api_that_limits_the_rate_is_neither_red_nor_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, count = Api._answer, 0
+
+    async def limited(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        nonlocal count
+        count += asked.method == "POST"
+        return Said(429, {}) if asked.method == "POST" and count > 20 else await answer(self, asked, reader)
+
+    monkeypatch.setattr(Api, "_answer", limited)
+    async with serving() as (url, case):
+        with pytest.raises(CannotRun, match=r"limits the rate of requests: it answers 429 to a key .*; lift the limit"):
+            await conform(url, case, Selection("semel", only=["key"]))
+
+
+async def test_a_duplicate_in_flight_may_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(api: Api, asked: Asked, said: Said) -> Said:
+        return Said(429, {}) if said.status == 409 else said
+
+    answering_by(monkeypatch, busy)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("semel", only=["race"]))
+    assert [result.check.id for result in report.failed] == []
+
+
+async def test_an_api_that_always_gives_the_same_answer_can_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that says OK in plain text: equal answers are two where there are two effects."""
+
+    def same(api: Api, asked: Asked, said: Said) -> Said:
+        if asked.method != "POST" or said.status != 201:
+            return said
+        headers = {name: text for name, text in said.headers.items() if name != "Location"}
+        return replace(said, headers=headers, kind="text/plain", body=b"OK")
+
+    answering_by(monkeypatch, same)
+    wanted = ["other", "caller", "multipart", "race"]
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=wanted))
+    assert [(result.check.id, result.came) for result in report.failed] == []
+
+
+async def test_two_payloads_under_one_key_are_found_by_their_effects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(api: Api, asked: Asked, said: Said) -> Said:
+        return replace(said, body=b"OK") if asked.method == "POST" and said.status == 201 else said
+
+    answering_by(monkeypatch, same)
+    async with serving("race-payloads") as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=["race-payloads"]))
+    assert [result.check.id for result in report.failed] == ["race-payloads"]
+
+
+@pytest.mark.parametrize("name", ["key-pattern", "key-case"])
+async def test_a_key_that_is_taken_for_another_is_found_where_duplicates_get_409(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conflict(api: Api, asked: Asked, said: Said) -> Said:
+        return Said(409, {}) if "Idempotency-Replayed" in said.headers else said
+
+    answering_by(monkeypatch, conflict)
+    async with serving(name) as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=[name]))
+    assert [result.check.id for result in report.failed] == [name]
+
+
+async def test_an_openapi_document_may_refer_and_have_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def referring(api: Api, asked: Asked, said: Said) -> Said:
+        if asked.path != "/openapi.json":
+            return said
+        operation = said.document["paths"]["/payments"]["post"]
+        [header] = operation.pop("parameters")
+        item = {"parameters": [{"$ref": "#/components/parameters/a~1key"}], "post": operation}
+        return Said(200, {"paths": {"/x": 1, "/{collection}": item}, "components": {"parameters": {"a/key": header}}})
+
+    answering_by(monkeypatch, referring)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=["openapi"]))
+    assert {result.outcome for result in report.results} == {"passed"}
+
+
+@pytest.mark.parametrize("document", [{}, {"paths": []}, {"paths": {"/payments": {"post": {"parameters": 5}}}}])
+async def test_an_openapi_document_of_another_shape_ends_no_run(
+    document: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering_by(monkeypatch, lambda api, asked, said: Said(200, document) if asked.path == "/openapi.json" else said)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=["openapi"]))
+    assert "passed" not in {result.outcome for result in report.results}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"HTTP/1.1 \xb2\xb2\xb2 X\r\n\r\n",
+        b"HTTP/1.1 99999 X\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 201 X\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 201 X\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 201 X\r\nTransfer-Encoding: chunked\r\n\r\n1_0\r\n0123456789\r\n0\r\n\r\n",
+        http(400, "[" * 100_000, "application/problem+json"),
+    ],
+)
+async def test_garbage_fails_checks_and_ends_no_run(garbage: bytes) -> None:
+    posts = 0
+
+    def reply(line: str) -> bytes:
+        nonlocal posts
+        if line.startswith("GET"):
+            return http(200, str(posts))
+        posts += 1
+        return http(201) if posts == 1 else garbage
+
+    async with answering(reply) as url:
+        case = parse_case(f"{CASE}[limits]\nrounds = 1\nparallel = 2\ncrowd = 2\ntimeout_seconds = 1")
+        report = await conform(url, case, Selection("semel", only=["replay-framing", "slow-client", "problem"]))
+    assert not report.ok
+
+
 async def test_a_check_whose_cause_failed_is_not_tried() -> None:
     async with serving("replay-once") as (url, case):
         report = await conform(url, case, Selection("semel", only=["replay"]))

@@ -172,6 +172,8 @@ def test_a_page_that_is_older_than_its_record_settles_nothing(store: Engine) -> 
         ({"Origin": "null", "Host": ""}, {}),
         ({"Origin": "http://console.test.evil.test"}, {}),
         ({"Origin": "http://console.test@evil.test"}, {}),
+        ({"Origin": "http://["}, {}),
+        ({"Origin": "//console.test"}, {}),
         ({"Sec-Fetch-Site": "cross-site"}, {}),
         ({}, {"token": ""}),
         ({}, {"token": "é"}),

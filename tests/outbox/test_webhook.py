@@ -165,6 +165,19 @@ def test_addresses_that_only_look_public_are_not(address: str) -> None:
     assert not is_public(address)
 
 
+@pytest.mark.parametrize("host", ["a..example", f"{'a' * 64}.example", "a b.example"])
+def test_a_host_that_is_no_name_is_the_fault_of_no_event(host: str) -> None:
+    """Refused, each event would be parked in the end."""
+
+    async def story() -> None:
+        sink = WebhookSink(f"https://{host}/hooks", SECRET, private=True)
+        [reply] = await sink.publish([event("a")])
+        await sink.close()
+        assert isinstance(reply, Unreached)
+
+    told(story)
+
+
 def test_an_address_is_looked_up_by_the_sink_itself() -> None:
     async def story() -> None:
         assert await look_up("127.0.0.1", 80, private=True) == "127.0.0.1"

@@ -59,12 +59,15 @@ _SCHEMA: Final = (
         claim_from REAL,
         claim_until REAL,
         claim_place TEXT,
-        claim_pid INTEGER
+        claim_pid INTEGER,
+        first_sent_boot TEXT,
+        first_sent_steady REAL
     ) WITHOUT ROWID""",
     "CREATE INDEX semel_intent_updated ON semel_intent (updated_at)",
     "CREATE INDEX semel_intent_open ON semel_intent (created_at) WHERE state = 'open'",
     f"PRAGMA application_id = {_APPLICATION_ID}",
 )
+_ADDED: Final = {"first_sent_boot": "TEXT", "first_sent_steady": "REAL"}  # to files of earlier versions
 _COLUMNS: Final = (
     "intent_key, name, parent, method, url, headers, digest, body, state, sends, first_sent_at, lifetime_seconds, "
     "created_at, updated_at, code, operation_url, status, answer_headers, answer_body, may_have_happened"
@@ -123,7 +126,7 @@ class SendingClaim:
 
     entry: JournalEntry
     token: str = field(repr=False)
-    age_seconds: float  # since the first attempt, by every clock reading that the journal has seen
+    age_seconds: float  # since the first attempt: the most that a clock, or a reading that the journal has seen, says
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +254,8 @@ class Journal:
             if entry is None:
                 raise JournalError("the journal no longer has this intent; it was deleted, or this is a different file")
             held = connection.execute(
-                "SELECT claim_token, claim_from, claim_until, claim_place, claim_pid FROM semel_intent "
-                "WHERE intent_key = ?",
+                "SELECT claim_token, claim_from, claim_until, claim_place, claim_pid, first_sent_boot, "
+                "first_sent_steady FROM semel_intent WHERE intent_key = ?",
                 (key,),
             ).fetchone()
             if held[0] is not None and held[1] <= now < held[2] and not _is_dead(held[3], held[4]):
@@ -263,19 +266,29 @@ class Journal:
                 (token, now, now + seconds, _place(), os.getpid(), key),
             )
             [latest] = connection.execute("SELECT max(updated_at) FROM semel_intent").fetchone()
-        age = 0.0 if entry.first_sent_at is None else max(wall, latest) - entry.first_sent_at
-        return SendingClaim(entry, token, max(age, 0.0))
+        ages = [0.0]
+        if entry.first_sent_at is not None:
+            ages.append(max(wall, latest) - entry.first_sent_at)
+            if held[6] is not None and held[5] == _boot():  # the wall clock may have been set back since
+                ages.append(now - held[6])
+        return SendingClaim(entry, token, max(ages))
 
     def begin(self, claim: SendingClaim, lifetime_seconds: float, operation_url: str | None) -> bool:
         """Count an attempt before it is made; False where the claim is another's now and nothing may be sent."""
         now = self._wall()
         with self._transaction() as connection:
+            steady = self._steady()
             changed = connection.execute(
                 "UPDATE semel_intent SET sends = sends + 1, may_have_happened = 1, "
+                "first_sent_boot = CASE WHEN first_sent_at IS NULL THEN ? ELSE first_sent_boot END, "
+                "first_sent_steady = CASE WHEN first_sent_at IS NULL THEN ? ELSE first_sent_steady END, "
                 "first_sent_at = coalesce(first_sent_at, ?), "
                 "lifetime_seconds = ?, operation_url = coalesce(?, operation_url), "
                 "updated_at = max(updated_at, ?) WHERE intent_key = ? AND claim_token = ? AND claim_until > ?",
-                (now, lifetime_seconds, operation_url, now, claim.entry.key, claim.token, self._steady()),
+                (
+                    *(_boot(), steady, now, lifetime_seconds, operation_url, now),
+                    *(claim.entry.key, claim.token, steady),
+                ),
             )
             return changed.rowcount == 1
 
@@ -418,6 +431,9 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
     """Create the table in an empty file. Raises ConfigurationError for a file of something else."""
     [found] = connection.execute("PRAGMA application_id").fetchone()
     if found == _APPLICATION_ID:
+        there = {row[1] for row in connection.execute("PRAGMA table_info(semel_intent)")}
+        for name in _ADDED.keys() - there:
+            connection.execute(f"ALTER TABLE semel_intent ADD COLUMN {name} {_ADDED[name]}")
         return
     [tables] = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if found or tables:
@@ -441,9 +457,17 @@ def _make_private(path: str) -> None:
 
 def _place() -> str | None:
     """Names the process ids that can be compared with ours: those of this boot and this namespace. None: unknown."""
+    boot = _boot()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        return None if boot is None else f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _boot() -> str | None:
+    """Names the monotonic times that can be compared with ours: those of this boot. None: unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return None
 

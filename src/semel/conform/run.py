@@ -13,7 +13,18 @@ from semel.conform.case import Case, Request
 from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue
 from semel.conform.effects import Counter, CountError, run_hook
 from semel.conform.report import Report, Result
-from semel.conform.wire import Connection, Header, Reply, Target, encode, exchange, explain, is_private, parse_target
+from semel.conform.wire import (
+    Connection,
+    Header,
+    Reply,
+    Target,
+    WireError,
+    encode,
+    exchange,
+    explain,
+    is_private,
+    parse_target,
+)
 
 RETRY_SECONDS: Final = 0.05
 RESTART_SECONDS: Final = 5.0
@@ -75,7 +86,10 @@ def _matches(check: str, name: str) -> bool:
 
 
 class Try:
-    """The tools of one check: it sends requests, and counts effects since the check began."""
+    """The tools of one check: it sends requests, and counts effects since the check began.
+
+    They raise CannotRun where the API limits the rate of requests.
+    """
 
     def __init__(self, target: Target, case: Case, counter: Counter, profile: str, unit: int) -> None:
         self.target = target
@@ -85,6 +99,7 @@ class Try:
         self._unit = unit
         self._before = 0
         self._both = False
+        self._sent: dict[tuple[object, ...], int] = {}
 
     async def begin(self, *, both: bool = False) -> None:
         """Effects are counted from now on; with ``both``, those of both callers."""
@@ -144,7 +159,15 @@ class Try:
         """Send one request on a new connection."""
         what = request or self.case.request
         data = self.encode(key, what, lines=lines, caller=caller, chunked=chunked, key_name=key_name)
-        return await exchange(self.target, data, what.method, self.case.limits.timeout_seconds)
+        used = (key, *(lines or ()))
+        self._sent[used] = self._sent.get(used, 0) + 1
+        reply = await exchange(self.target, data, what.method, self.case.limits.timeout_seconds)
+        if reply.status == 429 and self._sent[used] == 1:  # no other request of this key is running
+            raise CannotRun(
+                "the API limits the rate of requests: it answers 429 to a key that it has never seen",
+                "lift the limit for this test; what it refuses proves nothing",
+            )
+        return reply
 
     async def first(self, key: str | None, request: Request | None = None, **options: object) -> Reply:
         """Send a first request, which must be accepted."""
@@ -269,7 +292,7 @@ async def _perform(check: Check, attempt: Try) -> Result:
         outcome, came = "failed", str(failure)
     except NotTried as reason:
         outcome, came = "not-tried", str(reason)
-    except (OSError, asyncio.IncompleteReadError) as error:
+    except (OSError, WireError, asyncio.IncompleteReadError) as error:
         outcome, came = "failed", f"the connection broke: {explain(error)}"
     return Result(check, outcome, came, time.monotonic() - begun)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import socket
 import ssl
 import struct
@@ -15,6 +16,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+_STATUS: Final = re.compile(r"[1-9][0-9]{2}").fullmatch
+_LENGTH: Final = re.compile(r"[0-9]{1,15}").fullmatch
+_CHUNK_SIZE: Final = re.compile(r"[0-9A-Fa-f]{1,12}").fullmatch
 Header = tuple[str, bytes]
 
 
@@ -179,8 +183,8 @@ class Connection:
         elif coded:
             body = await self._chunks()
         elif lengths:
-            if not lengths[0].isascii() or not lengths[0].isdigit() or int(lengths[0]) > ANSWER_BYTES_MAX:
-                raise WireError(f"Content-Length {lengths[0]!r} cannot be read")
+            if _LENGTH(lengths[0]) is None or int(lengths[0]) > ANSWER_BYTES_MAX:
+                raise WireError(f"Content-Length {lengths[0][:20]!r} cannot be read")
             body = await self._reader.readexactly(int(lengths[0]))
         else:
             body = await self._reader.read(ANSWER_BYTES_MAX)
@@ -193,7 +197,7 @@ class Connection:
     async def _head(self) -> tuple[int, list[tuple[str, str]]]:
         line = await self._line()
         parts = line.split(" ", 2)
-        if not parts[0].startswith("HTTP/1.") or len(parts) < 2 or not parts[1].isdigit():
+        if not parts[0].startswith("HTTP/1.") or len(parts) < 2 or _STATUS(parts[1]) is None:
             raise WireError(f"no HTTP answer: it begins with {line[:40]!r}" if line else "the connection was closed")
         headers: list[tuple[str, str]] = []
         while line := await self._line():
@@ -213,10 +217,9 @@ class Connection:
         pieces: list[bytes] = []
         while True:
             text = (await self._line()).partition(";")[0].strip()
-            try:
-                size = int(text, 16)
-            except ValueError:
-                raise WireError(f"a chunk has no size: {text[:20]!r}") from None
+            if _CHUNK_SIZE(text) is None:
+                raise WireError(f"a chunk has no size: {text[:20]!r}")
+            size = int(text, 16)
             if size == 0:
                 while await self._line():
                     pass

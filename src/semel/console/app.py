@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
@@ -463,7 +463,7 @@ class Console:
         host = request.headers.get("host", "")
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
         token = next((value for name, value in form if name == "token"), "")
-        is_own = origin is None or (host != "" and urlsplit(origin).netloc == host)
+        is_own = origin is None or (host != "" and origin in (f"http://{host}", f"https://{host}"))
         foreign = not is_own or site not in ("same-origin", "none")
         if foreign or not hmac.compare_digest(token.encode(), self._token(request).encode()):
             raise _Answer(403, "Refused", "The form is not from this console, or has expired: load the page again.")

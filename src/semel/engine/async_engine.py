@@ -21,13 +21,11 @@ from semel.core.flow import Flow, MakeFlow, ask
 from semel.core.identity import record_id
 from semel.core.model import (
     Answer,
-    AnswerKind,
     Claim,
     Effects,
     InProgress,
     Proceed,
     Replay,
-    Settled,
     Settlement,
     Settling,
     State,
@@ -338,6 +336,8 @@ class AsyncEngine:
                 raise
         finally:
             core.conclude(permit)
+        if at_once is None:
+            self._performer.note_settled(settlement, reply)
         if type(outcome) is not Succeeded or permit.emission is not None:
             core.tell_settled(permit, outcome, reply)
         return reply
@@ -365,8 +365,7 @@ class AsyncEngine:
                 raise
         finally:
             core.conclude(permit)
-        if word.answer_kind is AnswerKind.KEPT and type(reply) is Settled:
-            self._performer.note_answered(word.id)
+        self._performer.note_settled(settlement, reply)
         core.tell_settled(permit, outcome, reply)
         return reply
 

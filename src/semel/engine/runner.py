@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from semel.core.command_flow import Under
 from semel.core.contract import Known
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
+from semel.core.model import AnswerKind, Claim, Replay, Settled, Settlement, Settling, Verdict
 from semel.core.requests import (
     Attempt,
     Begin,
@@ -60,7 +60,8 @@ class AsyncPerformer:
         core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
         self._ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
-        if getattr(self._driver, "coalesces", False):
+        batches: bool = getattr(self._driver, "coalesces", False)
+        if batches:
             self._ask_one = Coalescers(
                 self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
             ).ask
@@ -72,7 +73,7 @@ class AsyncPerformer:
         )
         # Of a store whose look is a round trip: records that have an answer, as far as this process has seen.
         self._look_kept: Callable[[Sequence[Known]], Flow[list[Replay | None]]] | None = (
-            getattr(backend.store, "look_kept", None) if self.batches else None
+            getattr(backend.store, "look_kept", None) if batches else None
         )
         self.answered: set[bytes] = set()
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
@@ -115,6 +116,11 @@ class AsyncPerformer:
             if len(self.answered) >= ANSWERED_MAX:
                 self.answered.clear()  # a record that is forgotten here is met by a claim
             self.answered.add(id)
+
+    def note_settled(self, settlement: Settlement, reply: Settling) -> None:
+        """A record was settled; it may have a kept answer since."""
+        if settlement.answer_kind is AnswerKind.KEPT and type(reply) is Settled:
+            self.note_answered(settlement.id)
 
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:
         try:

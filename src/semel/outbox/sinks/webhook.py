@@ -149,6 +149,8 @@ class WebhookSink:
                 await _read_some(reply)
         except AddressRefused as error:  # the receiver's fault, not the event's
             return Unreached(str(error))
+        except (httpx.InvalidURL, UnicodeError) as error:  # likewise: its host is no name
+            return Unreached(error_text(error))
         except httpx.LocalProtocolError as error:  # it cannot be said in HTTP: the event's own fault
             return Refused(error_text(error))
         except (httpx.HTTPError, httpcore.NetworkError, OSError, TimeoutError) as error:
