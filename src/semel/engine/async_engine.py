@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
@@ -23,6 +24,7 @@ from semel.core.model import (
     Effects,
     InProgress,
     Proceed,
+    Settled,
     Settlement,
     Settling,
     State,
@@ -30,6 +32,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, classify_exception
+from semel.core.record import is_whole
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.atomic_block import AsyncAtomic
 from semel.engine.backend import Backend, UnitRuns
@@ -160,7 +163,8 @@ class AsyncEngine:
         if not core.checked:
             await self._performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
-        look, claims = self._performer.kept_answer, self._claims
+        performer, kept = self._performer, None
+        look = performer.kept_answer
         is_plain = command.is_plain and core.is_plain
         if look is not None and (is_plain or core.may_look(command)):
             try:
@@ -170,21 +174,21 @@ class AsyncEngine:
                 raise
             if kept:
                 return kept
-            if kept is False:
-                claims = self._claims_unseen
         claim = core.attempt(command, id)
         verdict: Verdict | None = None
-        at_once = self._performer.claim_at_once
+        at_once = performer.claim_at_once
         if is_plain and at_once is not None and claim.terms.effects is not _ATOMIC:
-            verdict = at_once(claim)
-            if type(verdict) is Proceed:
-                met = core.permit(command, claim, verdict.grant)
+            met = at_once(claim)
+            if type(met) is int:  # granted for the first time, as nearly all
+                permit = core.live[claim.nonce] = Permit(command, claim, met, time.monotonic())
                 if core.draining:  # it did not see this claim
-                    core.conclude(met)
+                    core.conclude(permit)
                     self._upkeep.abandon(claim)
                     core.check_open()
-                self._upkeep.watch(met)  # it declares no steps
-                return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+                self._upkeep.watch(permit)  # it declares no steps
+                return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+            verdict = met  # type: ignore[assignment]  # of a key that was seen before
+        claims = self._claims_unseen if kept is False else self._claims
         return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
 
     async def _claim_and_wait(
@@ -284,22 +288,12 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        core, at_once = self.core, self._performer.settle_at_once
-        if at_once is None or core.observing or not permit.asked.is_plain:
-            if permit.steps is not None:
-                return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
-            return await self._settle(permit, outcome)
-        try:
-            word = core.word(permit, outcome)
-            try:
-                reply = at_once(word)
-            except StoreError:
-                reply = await self._upkeep.confirm(word, permit, self.confirm_seconds)
-        finally:
-            core.conclude(permit)
-        if type(outcome) is not Succeeded:
-            core.tell_settled(permit, outcome, reply)
-        return reply
+        core = self.core
+        if type(outcome) is Succeeded and is_whole(outcome.answer) and core.succeed_at_once(permit, outcome.answer):
+            return Settled()
+        if permit.steps is not None:
+            return await asyncio.shield(self._upkeep.spawn(self._settle(permit, outcome)))
+        return await self._settle(permit, outcome)
 
     async def _settle(self, permit: Permit, outcome: Outcome) -> Settling:
         core = self.core
@@ -310,6 +304,8 @@ class AsyncEngine:
             try:
                 if permit.unit is not None:
                     reply = await self._settle_unit(permit, outcome, word)
+                elif permit.given is None:
+                    reply = self._performer.settle_at_once(word)  # type: ignore[misc]  # as it was granted
                 elif word.keeps:
                     reply = await self._performer.settle_one(word)
                 else:
