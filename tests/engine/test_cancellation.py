@@ -115,7 +115,7 @@ def test_a_settlement_whose_caller_is_gone_is_repeated_when_the_store_fails() ->
         failing, driver.fail = driver.fail, None
         failing.set()
         await asyncio.wait_for(engine.close(), timeout=20)
-        [row] = driver.inner._table.records.values()
+        [row] = driver.inner._table.rows()
         assert row.state == State.SUCCEEDED
 
     asyncio.run(scenario())
@@ -158,7 +158,8 @@ def test_a_renewal_that_crosses_the_settlement_takes_nothing_back(effects: str) 
         await turns(10)
         assert not caller.done()
         [permit] = held
-        row = driver.inner._table.records[permit.grant.id]
+        row = driver.inner._table.row(permit.grant.id)
+        assert row is not None
         assert row.state == State.SUCCEEDED  # written; the reply is on its way
         permit.renewed_monotonic -= 3600
         assert driver.hold is not None
@@ -208,7 +209,7 @@ def test_a_superseded_idempotent_handler_is_cancelled_and_an_external_one_is_not
             assert await engine.settle(other, Succeeded(MADE)) == Settled()
         else:
             assert (await caller).answer == MADE
-        row = engine.backend.driver._table.records[held[0].grant.id]
+        row = engine.backend.driver._table.row(held[0].grant.id)
         await engine.close()
         return cancelled, State(row.state)
 
@@ -227,7 +228,7 @@ def test_a_handler_that_is_cancelled_itself_leaves_no_doubt_unsaid() -> None:
 
         with pytest.raises(asyncio.CancelledError):
             await engine.run(command(), handler)
-        [row] = engine.backend.driver._table.records.values()
+        [row] = engine.backend.driver._table.rows()
         assert (row.state, row.doubt) == (State.UNKNOWN, "error:CancelledError")
         await engine.close()
 

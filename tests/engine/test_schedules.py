@@ -139,7 +139,7 @@ def test_1_9_c_a_claim_that_lands_after_it_was_given_up(monkeypatch: pytest.Monk
         [verdict] = driver.deliver()
         assert isinstance(verdict, Proceed)
         await engine.close()  # waits until it was seen
-        [row] = driver.inner._table.records.values()
+        [row] = driver.inner._table.rows()
         assert (row.state, row.doubt) == (State.FAILED_NOT_REPLAYABLE, "abandoned")
         assert isinstance(await engine.claim(command()), Permit)
 

@@ -117,7 +117,7 @@ class Shop:
 
     def states(self) -> list[State]:
         table: Any = self.semel.engine.backend.driver
-        return [State(row.state) for row in table._table.records.values()]
+        return [State(row.state) for row in table._table.rows()]
 
     def run(self, story: Callable[[QuartClient], Awaitable[None]]) -> None:
         """As a server does: begin, serve, end."""
@@ -270,7 +270,7 @@ def test_a_superseded_view_is_cancelled_if_it_is_idempotent(shop: Shop) -> None:
         first = asyncio.create_task(ask(client, "/handed-over"))
         await until(lambda: permits)
         driver: Any = shop.semel.engine.backend.driver
-        [row] = driver._table.records.values()
+        [row] = driver._table.rows()
         driver._table.records[row.id] = row._replace(lease_until=0)
         second = await ask(client, "/handed-over")
         permits[0].lose()  # what the next renewal would learn

@@ -148,7 +148,7 @@ class Web:
 
     def records(self) -> list[Any]:
         """All records of a memory store, oldest first."""
-        return list(self.engine.backend.driver._table.records.values())
+        return list(self.engine.backend.driver._table.rows())
 
     @property
     def states(self) -> list[str]:

@@ -505,9 +505,9 @@ def test_a_superseded_handler_is_cancelled_if_it_is_idempotent(serve: Serve, eng
         first = asyncio.create_task(web.ask("/"))
         while not permits:  # noqa: ASYNC110 - the handler is the application's
             await asyncio.sleep(0)
-        table = engine.backend.driver._table.records
-        [row] = table.values()
-        table[row.id] = row._replace(lease_until=0)
+        table = engine.backend.driver._table
+        [row] = table.rows()
+        table.put(row._replace(lease_until=0))
         second = await web.ask("/")
         permits[0].lose()  # what the next renewal would learn
         return await first, second

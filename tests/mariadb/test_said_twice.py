@@ -22,7 +22,9 @@ def row_of(nonce: int) -> tuple[Any, ...]:
     claim = attempt(nonce=nonce)
     [verdict] = perform(MemoryStore().claim([claim]), lambda needed: needed.act(table, clock()))  # type: ignore[attr-defined]
     assert isinstance(verdict, Proceed)
-    return (clock(), *table.records[claim.id])
+    row = table.row(claim.id)
+    assert row is not None
+    return (clock(), *row)
 
 
 def test_the_last_row_is_the_one_that_was_committed() -> None:

@@ -195,7 +195,7 @@ def the_claim_looks_and_writes_in_two_steps(patch: pytest.MonkeyPatch) -> None:
         def write(table: memory.Table, now: int) -> list[Verdict]:
             verdicts: list[Verdict] = []
             for one, met in zip(claims, seen, strict=True):
-                row = table.records.get(one.id)
+                row = table.row(one.id)
                 grant = decide.first_grant(one, now) if row is None or met is None else None
                 if met is None and grant is not None:
                     table.put(memory.grant_row(row, one, grant))

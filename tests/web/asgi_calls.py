@@ -37,7 +37,7 @@ def protect(app: App, engine: AsyncEngine, policy: Policy | None = None, **setti
 
 
 def states(engine: AsyncEngine) -> list[State]:
-    return [State(row.state) for row in engine.backend.driver._table.records.values()]
+    return [State(row.state) for row in engine.backend.driver._table.rows()]
 
 
 async def call(app: App, key: str = KEY) -> Response:

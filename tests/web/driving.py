@@ -174,7 +174,7 @@ class AsgiWeb:
         return self.runner.run(asgi_call(self.middleware, scope, pieces))
 
     def records(self) -> list[Any]:
-        return list(self.engine.backend.driver._table.records.values())
+        return list(self.engine.backend.driver._table.rows())
 
     def close(self) -> None:
         self.runner.run(self.middleware.close())
@@ -265,7 +265,7 @@ class WsgiWeb:
         return wsgi_call(self.middleware, environ)
 
     def records(self) -> list[Any]:
-        return list(self.engine.backend.driver._table.records.values())
+        return list(self.engine.backend.driver._table.rows())
 
     def close(self) -> None:
         self.engine.close()

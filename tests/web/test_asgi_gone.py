@@ -199,7 +199,7 @@ def test_a_superseded_idempotent_handler_is_cancelled_and_its_caller_gets_the_st
         first = asyncio.create_task(call(web))
         await entered.wait()
         table = engine.backend.driver._table
-        [row] = table.records.values()
+        [row] = table.rows()
         table.put(row._replace(fence=row.fence + 1, nonce=b"somebody else's!"))
         [permit] = engine.core.live.values()
         permit.lose()

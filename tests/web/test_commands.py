@@ -145,7 +145,8 @@ def forgetful(recipe: Recipe) -> Operation:
 def use(web: Any, surface: HttpSettings) -> None:
     web.middleware.surface = surface
     if isinstance(web, AsgiWeb):
-        web.middleware._find = surface.routes.find
+        web.middleware._exact = surface.routes.exact
+        web.middleware._find_template = surface.routes.find_template
 
 
 # --- what is stored ---
@@ -317,10 +318,16 @@ def raising(error: Exception) -> Callable[..., Any]:
     return raise_it
 
 
+def not_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every settlement goes through the engine's verb."""
+    monkeypatch.setattr(web.engine.core, "succeed_at_once", lambda *_: False)
+
+
 def failing(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, error: Exception) -> None:
     async def raise_later(*_: object, **__: object) -> Any:
         raise error
 
+    not_at_once(web, monkeypatch)
     if isinstance(web, AsgiWeb):
         monkeypatch.setattr(web.engine, verb, raise_later)
     else:  # which claims into a hold of its own
@@ -331,6 +338,7 @@ def answering(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, value: objec
     async def answer_later(*_: object, **__: object) -> Any:
         return value
 
+    not_at_once(web, monkeypatch)
     monkeypatch.setattr(web.engine, verb, answer_later if isinstance(web, AsgiWeb) else lambda *_, **__: value)
 
 

@@ -83,7 +83,7 @@ class Stage:
 
     @property
     def states(self) -> list[State]:
-        return [State(row.state) for row in self.engine.backend.driver._table.records.values()]
+        return [State(row.state) for row in self.engine.backend.driver._table.rows()]
 
 
 async def _pass_on(request: Request, call_next: Any) -> Any:

@@ -46,7 +46,7 @@ def no_server(status: str, headers: Any, exc_info: Any = None) -> Callable[[byte
 
 
 def states(engine: Engine) -> list[State]:
-    return [State(row.state) for row in engine.backend.driver._table.records.values()]
+    return [State(row.state) for row in engine.backend.driver._table.rows()]
 
 
 class Pieces:

@@ -47,7 +47,7 @@ class Write(TableCall[bool]):
         self.said = holder, steps, standing
 
         def act(table: Any, now: int) -> bool:
-            row = table.records.get(holder.id)
+            row = table.row(holder.id)
             if row is None or not may_write(row, holder):
                 return False
             table.put(row._replace(state=standing[0], doubt=standing[1]))
@@ -64,7 +64,7 @@ class ModelRows:
 
     def read(self, holder: Renewal, *, within: bool = False) -> Flow[Recorded | None]:
         def act(table: Any, now: int) -> Recorded | None:
-            stands = may_write(table.records.get(holder.id), holder)
+            stands = may_write(table.row(holder.id), holder)
             return Recorded(table.steps.get(holder.id), None) if stands else None
 
         return ask(TableCall("read_steps", act))
@@ -84,7 +84,7 @@ def call(row: Record | None, steps: bytes | None, now: int, make: MakeFlow[Any])
     if steps is not None:
         table.steps[ID] = steps
     reply = perform(make(), lambda needed: needed.act(table, now))  # type: ignore[attr-defined]
-    return reply, table.records.get(ID), table.steps.get(ID)
+    return reply, table.row(ID), table.steps.get(ID)
 
 
 def resolve(

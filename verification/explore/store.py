@@ -48,7 +48,7 @@ def call(row: Record | None, now: int, make: MakeFlow[T]) -> tuple[T, Record | N
         table.put(row)
     answer: Any = lambda needed: needed.act(table, now)  # noqa: E731 - one expression, no name needed
     reply = perform(make(), answer)
-    return reply, table.records.get(ID)
+    return reply, table.row(ID)
 
 
 def claim(row: Record | None, now: int, attempt: Claim) -> tuple[Verdict, Record | None]:

@@ -98,7 +98,9 @@ def _runs_again_after_a_commit_error() -> Iterator[None]:
                     raise
             unit = self.backend.begin()
             unit.hand_out()
-            answer = handler(Permit(permit.command, permit.claim, permit.grant, 0.0, unit))
+            other = Permit(permit.command, permit.claim, permit.fence, 0.0)
+            other.given, other.unit = permit.grant, unit
+            answer = handler(other)
             unit.commit()
             return Result(answer, False, permit.operation_id)
 

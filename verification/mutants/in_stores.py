@@ -27,7 +27,7 @@ def _reads_then_writes(_: Any) -> Any:
     """The claim as two steps: what lies between them is somebody else's chance."""
 
     def claim(self: Any, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
-        seen = yield from ask(TableCall("read", lambda table, now: [table.records.get(one.id) for one in claims]))
+        seen = yield from ask(TableCall("read", lambda table, now: [table.row(one.id) for one in claims]))
 
         def write(table: Any, now: int) -> list[Verdict]:
             verdicts: list[Verdict] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -98,19 +99,19 @@ class MemoryDatabase:
                 return needed
 
     def rows(self) -> Rows:
-        return self._table.records.copy()
+        return {row.id: row for row in self.copy()._table.rows()}  # to look at records does not make them
 
     def copy(self) -> MemoryDatabase:
         mine = self._table
         return MemoryDatabase(
-            memory.Table(
-                dict(mine.records),
-                dict(mine.by_operation),
-                dict(mine.seqs),
-                list(mine.order),
-                set(mine.running),
-                mine.next_seq,
-                list(mine.audits),
+            replace(
+                mine,
+                records=dict(mine.records),
+                by_operation=dict(mine.by_operation),
+                seqs=dict(mine.seqs),
+                order=list(mine.order),
+                running=set(mine.running),
+                audits=list(mine.audits),
             )
         )
 

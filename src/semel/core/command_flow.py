@@ -22,6 +22,7 @@ from semel.core.model import (
     InProgress,
     KeyReused,
     Proceed,
+    Renewal,
     Settlement,
     Settling,
     State,
@@ -47,6 +48,7 @@ IN_OTHER_TERMS = (Unreadable, KeyReused)
 LOOK_SECONDS_MIN = 0.001
 _SUCCEEDED = State.SUCCEEDED
 _new: Any = tuple.__new__  # every command pays for one
+_NO_MORE = tuple(Settlement._field_defaults.values())[2:]  # behind the answer and its kind
 _NONE, _KEPT, _NOT_KEPT = AnswerKind.NONE, AnswerKind.KEPT, AnswerKind.NOT_KEPT
 
 
@@ -182,21 +184,24 @@ def settle_until_confirmed(store: Store, settlement: Settlement, seconds: float)
         tried += 1
 
 
+def succeeded(id: bytes, fence: int, nonce: bytes, answer: Answer) -> Settlement:
+    """The settlement of a command that succeeded with this answer, and of which there is no more to say."""
+    return _new(Settlement, (id, fence, nonce, _SUCCEEDED, answer, _KEPT, *_NO_MORE))  # type: ignore[no-any-return]
+
+
 def make_settlement(
-    grant: Grant, outcome: Outcome, *, kept: bool = True, resource: tuple[str | None, str | None] = (None, None)
+    held: Grant | Renewal,
+    outcome: Outcome,
+    *,
+    kept: bool = True,
+    resource: tuple[str | None, str | None] = (None, None),
 ) -> Settlement:
     """The settlement for an outcome. ``kept`` False: the answer went through and was not captured."""
-    settlement: Settlement
-    if type(outcome) is Succeeded and kept:  # nearly every command ends so
-        answer = outcome.answer
-        settlement = _new(
-            Settlement,
-            (grant.id, grant.fence, grant.nonce, _SUCCEEDED, answer, _KEPT, None, None, None, *resource, False, ()),
-        )
-        return settlement
+    if type(outcome) is Succeeded and kept and resource == (None, None):
+        return succeeded(held.id, held.fence, held.nonce, outcome.answer)
     state, stored, doubt, cause = _settlement_fields(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
-    return Settlement(grant.id, grant.fence, grant.nonce, state, stored, kind, doubt, cause, None, *resource)
+    return Settlement(held.id, held.fence, held.nonce, state, stored, kind, doubt, cause, None, *resource)
 
 
 def _settlement_fields(outcome: Outcome) -> tuple[State, Answer | None, str | None, str | None]:

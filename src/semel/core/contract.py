@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import (
+    Answer,
     Audit,
     Claim,
     Find,
@@ -149,14 +150,25 @@ class LooksForKept(Protocol):
 class AnswersAtOnce(Protocol):
     """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
 
-    Each of the two is what the store's verb says of one request.
+    Each of them is what the store's verb says of one request. Such a store keeps no events.
     """
 
-    def claim_at_once(self, claim: Claim) -> Verdict:
-        """Decide one attempt, and write what it grants. Raises StoreError as a claim does."""
+    def claim_at_once(self, claim: Claim) -> Verdict | int:
+        """Decide one attempt, and write what it grants. Of a key that was never seen, the fence of its first grant.
+
+        Raises StoreError as a claim does.
+        """
 
     def settle_at_once(self, settlement: Settlement) -> Settling:
         """Write one settlement, if the record still has its fence and nonce. Raises StoreError as ``settle`` does."""
+
+    def succeed_at_once(self, claim: Claim, fence: int, answer: Answer) -> bool:
+        """Settle a command that succeeded, if its record has not been touched since this fence was granted at once.
+
+        Parameters: ``answer`` of what cannot change. False: nothing is written; only the store's ``settle`` can tell.
+
+        Raises StoreError as ``settle`` does.
+        """
 
 
 class Turn(NamedTuple):

@@ -69,6 +69,21 @@ def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
 _unpacked_before = lru_cache(maxsize=256)(unpack_headers)
 
 
+def is_whole(answer: Answer) -> bool:
+    """Whether an answer can be kept as it is: what it consists of cannot change, and can be stored.
+
+    >>> is_whole(Answer(200, ((b"etag", b"x"),), b"")), is_whole(Answer(200, (), bytearray(b"x")))
+    (True, False)
+    """
+    if type(answer.status) is not int or type(answer.body) is not bytes:
+        return False
+    try:
+        _packed_before(answer.headers)  # what cannot change can be looked up
+    except TypeError:
+        return False
+    return True
+
+
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
     """16 bytes of SHA-256 over the stored answer."""
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)

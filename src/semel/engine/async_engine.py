@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
@@ -26,6 +27,7 @@ from semel.core.model import (
     InProgress,
     Proceed,
     Replay,
+    Settled,
     Settlement,
     Settling,
     State,
@@ -33,6 +35,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Refused, Succeeded, classify_exception
+from semel.core.record import is_whole
 from semel.core.requests import AsyncUnit, Begin, Rollback
 from semel.engine.opening import introduction, open_or_close_async
 from semel.engine.permit import AsyncPermit, Permit
@@ -161,7 +164,8 @@ class AsyncEngine:
         if not core.checked:
             await self._performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
-        look, claims = self._performer.kept_answer, self._claims
+        performer, kept = self._performer, None
+        look = performer.kept_answer
         is_plain = command.is_plain and core.is_plain
         if look is not None and (is_plain or core.may_look(command)):
             try:
@@ -171,42 +175,45 @@ class AsyncEngine:
                 raise
             if kept:
                 return kept
-            if kept is False:
-                claims = self._claims_unseen
-        elif id in self._performer.answered and (is_plain or core.may_look(command)):
-            kept = await self._performer.look_kept(id, command.recipe, command.fingerprint)
+        elif id in performer.answered and (is_plain or core.may_look(command)):
+            kept = await performer.look_kept(id, command.recipe, command.fingerprint)
             if kept is not None:
                 return kept
         claim = core.attempt(command, id)
+        claims = self._claims_unseen if kept is False else self._claims
         if not is_plain or claim.terms.effects is _ATOMIC:
             return await self._claim_and_wait(claim, command, claims, wait_seconds, None)
-        at_once = self._performer.claim_at_once
-        verdict: Verdict | None
+        at_once = performer.claim_at_once
         if at_once is not None:
-            verdict = at_once(claim)
-            if type(verdict) is not Proceed:
-                return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
-            met = core.permit(command, claim, verdict.grant)
-            if core.draining:  # it did not see this claim
-                core.conclude(met)
-                self._upkeep.abandon(claim)
+            met = at_once(claim)
+            if isinstance(met, int):  # granted for the first time, as nearly all
+                permit = core.live[claim.nonce] = Permit(command, claim, met, time.monotonic())
+                if core.draining:  # it did not see this claim
+                    core.conclude(permit)
+                    self._upkeep.abandon(claim)
+                    core.check_open()
+                self._upkeep.watch(permit)  # it declares no steps
+                return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+            if core.draining:
+                if type(met) is Proceed:
+                    self._upkeep.abandon(claim)
                 core.check_open()
-            self._upkeep.watch(met)  # it declares no steps
-            return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+            return await self._claim_and_wait(claim, command, claims, wait_seconds, met)  # a key that was seen before
+        verdict: Verdict
         core.entering.add(claim.nonce)
         try:
             if core.draining:  # as in ``_claim_and_wait``
                 core.check_open()
-            verdict = await self._performer.store_one("claim", claims, claim)
+            verdict = await performer.store_one("claim", claims, claim)
             if type(verdict) is Replay:
-                self._performer.note_answered(claim.id)
+                performer.note_answered(claim.id)
                 return verdict
             if type(verdict) is Proceed:
-                met = core.permit(command, claim, verdict.grant)
-                self._upkeep.watch(met)
-                return met  # type: ignore[return-value]  # as above
+                granted = core.permit(command, claim, verdict.grant)
+                self._upkeep.watch(granted)
+                return granted  # type: ignore[return-value]  # as above
         except StoreReadOnly as refusal:
-            verdict = await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
+            verdict = await performer.drive(look_instead(self.store, claim, command.under, refusal))
         except (StoreTimeout, asyncio.CancelledError):
             self._upkeep.abandon(claim)  # as in ``_claim``
             raise
@@ -315,19 +322,18 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
-        core, at_once = self.core, self._performer.settle_at_once
-        if permit.unit is not None or core.observing or not permit.asked.is_plain:
+        core = self.core
+        if type(outcome) is Succeeded and is_whole(outcome.answer) and core.succeed_at_once(permit, outcome.answer):
+            return Settled()
+        if permit.unit is not None or permit.given is None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
                 return await asyncio.shield(self._upkeep.spawn(self._settle_in_full(permit, outcome)))
             return await self._settle_in_full(permit, outcome)
         try:
             settlement = core.make_settlement(permit, outcome)
             try:
-                if at_once is None:
-                    reply = await self._performer.store_one("settle", self.store.settle, settlement)
-                else:
-                    reply = at_once(settlement)
-            except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                reply = await self._performer.store_one("settle", self.store.settle, settlement)
+            except NotReplicated:  # do not retry: it would match its own write, and prove nothing about the standby
                 raise
             except StoreError:
                 reply = await self._upkeep.confirm(settlement, permit, self.confirm_seconds)
@@ -336,8 +342,7 @@ class AsyncEngine:
                 raise
         finally:
             core.conclude(permit)
-        if at_once is None:
-            self._performer.note_settled(settlement, reply)
+        self._performer.note_settled(settlement, reply)
         if type(outcome) is not Succeeded or permit.emission is not None:
             core.tell_settled(permit, outcome, reply)
         return reply
@@ -351,6 +356,8 @@ class AsyncEngine:
             try:
                 if permit.unit is not None:
                     reply = await self._settle_unit(permit, outcome, settlement)
+                elif permit.given is None:
+                    reply = self._performer.settle_at_once(settlement)  # type: ignore[misc]  # as it was granted
                 else:
                     reply = await self._performer.settle_one(settlement)
             except NotReplicated:  # as above

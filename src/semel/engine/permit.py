@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from semel.core.decide import first_grant
 from semel.core.identity import derive_key, uuid_text
-from semel.core.model import Claim, Effects, Grant
+from semel.core.model import Claim, Effects, Grant, Renewal
 from semel.core.outcomes import Outcome
 from semel.errors import PolicyError, StepError
 from semel.outbox.run import Emission
@@ -29,7 +30,7 @@ class Permit:
     """
 
     # What most commands do not change is an attribute of the class.
-    begun = True  # of an operation that does not mark its point of no return, from the beginning
+    _begun: bool | None = None
     kept = True
     unit: Any = None
     handler_thread: int | None = None  # where its handler has begun, in threads
@@ -41,17 +42,38 @@ class Permit:
     emission: Emission | None = None  # None where the store keeps no events
     steps: Any = None  # those of an operation that declares them, in the form of its engine
     _on_lost: Callable[[], object] | None = None
+    given: Grant | None = None  # what was granted, where a fence does not say all of it
     _deadline_monotonic: float | None = None
 
-    def __init__(self, command: Command, claim: Claim, grant: Grant, now_monotonic: float, unit: Any = None) -> None:
+    def __init__(self, command: Command, claim: Claim, fence: int, now_monotonic: float) -> None:
         self.asked = command  # or a request that has what a command has
         self.claim = claim
-        self.grant = grant
-        if unit is not None:
-            self.unit = unit
-        if command.policy.marks_effects:
-            self.begun = False
+        self.fence = fence
         self.renewed_monotonic = self._granted_monotonic = now_monotonic
+
+    @property
+    def begun(self) -> bool:
+        """Whether the effect may have begun: of an operation that does not mark that point, from the beginning."""
+        return not self.asked.policy.marks_effects if self._begun is None else self._begun
+
+    @begun.setter
+    def begun(self, begun: bool) -> None:
+        self._begun = begun
+
+    @property
+    def grant(self) -> Grant:
+        """What the claim wrote."""
+        return self.given or first_grant(self.claim, self.fence)
+
+    @property
+    def holder(self) -> Renewal:
+        """What a store knows it by."""
+        return Renewal(self.claim.id, self.fence, self.claim.nonce)
+
+    @property
+    def execution_id(self) -> bytes:
+        """The operation's id as stores have it, 16 bytes."""
+        return (self.given or self.claim).operation_id
 
     @property
     def deadline_monotonic(self) -> float:
@@ -80,7 +102,7 @@ class Permit:
     @property
     def operation_id(self) -> str:
         """The name of this execution, for people and URLs (a UUID)."""
-        return uuid_text(self.grant.operation_id)
+        return uuid_text(self.execution_id)
 
     @property
     def attempt(self) -> int:

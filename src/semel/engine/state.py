@@ -29,6 +29,7 @@ from semel.core.identity import (
 )
 from semel.core.model import (
     Allowance,
+    Answer,
     Claim,
     Effects,
     Grant,
@@ -100,6 +101,7 @@ SEALED_REMEDIES: Final = {
 }
 _LOG: Final = logging.getLogger("semel")
 _NOTHING_MORE: Final = (None, None, None)
+_NONCE, _AFTER_NONCE = slice(16), slice(16, None)
 _new: Final[Any] = tuple.__new__  # every command pays for a claim
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
 
@@ -151,6 +153,7 @@ class Core:
         self.waiters_max = waiters_max
         self.waiters_per_caller_max = waiters_per_caller_max
         self.waiters_limit: Callable[[], int] | None = None  # of a server whose threads the waiters hold
+        self.succeed_in_store: Callable[[Claim, int, Answer], bool] | None = None  # of a store that replies at once
         self.is_plain = False  # whether a claim asks and tells nothing here but the store
         self.begin_process()
         begin_in_children(self)
@@ -190,28 +193,25 @@ class Core:
 
     def attempt(self, command: Command, id: bytes | None = None) -> Claim:
         """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
-        key, secret = command.key, self.id_secret
         if id is None:
-            id = record_id(command.scope, key, secret)
+            id = record_id(command.scope, command.key, self.id_secret)
         is_plain = self.is_plain and command.is_plain
-        more = _NOTHING_MORE if is_plain else self._more(command, id)
         bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
-        claim: Claim = _new(
-            Claim,
-            (
-                id,
-                bits[:16],
-                command.scope,
-                key_hash(key, secret),
-                command.recipe,
-                command.fingerprint,
-                uuid7_bytes(time.time_ns() // 1_000_000, bits[16:]),
-                self.holder,
-                command.policy.terms,
-                *more,
-            ),
+        claimed = (
+            id,
+            bits[_NONCE],
+            command.scope,
+            key_hash(command.key, self.id_secret),
+            command.recipe,
+            command.fingerprint,
+            uuid7_bytes(time.time_ns() // 1_000_000, bits[_AFTER_NONCE]),
+            self.holder,
+            command.policy.terms,
         )
-        return claim if is_plain or command.resumed is None else claim._replace(**command.resumed._asdict())
+        if is_plain:
+            return _new(Claim, claimed + _NOTHING_MORE)  # type: ignore[no-any-return]
+        claim = Claim(*claimed, *self._more(command, id))
+        return claim if command.resumed is None else claim._replace(**command.resumed._asdict())
 
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
         """What a claim has besides its key: what outlives the key, the request that is kept, and the caller's quota.
@@ -270,8 +270,9 @@ class Core:
 
     def permit(self, command: Command, claim: Claim, grant: Grant) -> Permit:
         """The live permit of a grant."""
-        unit = self.units.pop(claim.nonce, None) if self.units else None
-        permit = self.live[grant.nonce] = Permit(command, claim, grant, time.monotonic(), unit)
+        permit = self.live[grant.nonce] = Permit(command, claim, grant.fence, time.monotonic())
+        permit.given = grant
+        permit.unit = self.units.pop(claim.nonce, None)
         if self.emits:
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         return permit
@@ -298,13 +299,32 @@ class Core:
 
     def conclude(self, permit: Permit) -> None:
         """The permit is over: no more renewals; waiters in this process look again."""
-        self.live.pop(permit.grant.nonce, None)
+        claim = permit.claim
+        self.live.pop(claim.nonce, None)
         if permit.unit is not None:
-            mine = self.running.get(permit.grant.id)
-            if mine is not None and mine.nonce == permit.grant.nonce:  # a joined command is not entered there
-                del self.running[permit.grant.id]
+            mine = self.running.get(claim.id)
+            if mine is not None and mine.nonce == claim.nonce:  # a joined command is not entered there
+                del self.running[claim.id]
         if self.wakers:
-            self.wake(permit.grant.id)
+            self.wake(claim.id)
+
+    def succeed_at_once(self, permit: Permit, answer: Answer) -> bool:
+        """Settle a command that succeeded, where the store replies at once and there is no more to say.
+
+        Parameters: ``answer`` of what cannot change. False: nothing is settled; only the engine's ``settle`` can.
+        """
+        if permit.given is not None or permit.resource_type is not None or not permit.kept:
+            return False
+        claim = permit.claim
+        try:
+            if not self.succeed_in_store(claim, permit.fence, answer):  # type: ignore[misc]  # it granted at once
+                return False
+        except StoreError:
+            return False
+        self.live.pop(claim.nonce, None)
+        if self.wakers:
+            self.wake(claim.id)
+        return True
 
     def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
@@ -314,7 +334,7 @@ class Core:
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)
-        settlement = make_settlement(permit.grant, outcome, kept=permit.kept, resource=resource)
+        settlement = make_settlement(permit.holder, outcome, kept=permit.kept, resource=resource)
         policy = permit.asked.policy
         if policy.covers:
             settlement = cover(settlement, policy, self.sealer)
@@ -473,7 +493,7 @@ class Core:
 
     def renewals(self, permits: list[Permit]) -> tuple[Renewal, ...]:
         """One request for all of them, in the store's order."""
-        return tuple(Renewal(permit.grant.id, permit.grant.fence, permit.grant.nonce) for permit in permits)
+        return tuple(permit.holder for permit in permits)
 
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
         """Note what the store said of each."""
@@ -481,7 +501,7 @@ class Core:
         for permit, mine in zip(permits, held, strict=True):
             if mine:
                 permit.renewed_monotonic = now
-            elif permit.grant.nonce in self.live and not permit.lost and not permit.settling:
+            elif permit.claim.nonce in self.live and not permit.lost and not permit.settling:
                 self.tell("superseded", permit.asked.scope.operation)
                 if permit.effects is Effects.IDEMPOTENT:
                     permit.lose()
@@ -543,19 +563,20 @@ class Core:
             ring()
         if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
             return
-        scope = permit.asked.scope
         outcome = permit.outcome(outcome)
         doubt = getattr(outcome, "doubt", None)
         if doubt is not None:
-            self.tell_unknown(scope.operation, str(doubt), permit.grant.operation_id, scope.caller)
+            scope = permit.asked.scope
+            self.tell_unknown(scope.operation, str(doubt), permit.execution_id, scope.caller)
         if not self.observing:
             return
+        scope = permit.asked.scope
         operation = scope.operation
         name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
         detail = {
             "caller": scope.caller,
             "key_hash": permit.claim.key_hash.hex()[:8],
-            "operation_id": uuid_text(permit.grant.operation_id),
+            "operation_id": uuid_text(permit.execution_id),
         }
         state = reply.state if isinstance(reply, Superseded) else _SETTLED_AS.get(type(outcome))
         if state is not None:

@@ -56,6 +56,10 @@ class BodyClock:
             awaited = next(receiving)
         except StopIteration as received:
             return received.value, until
+        return await self.wait(receiving, awaited, until)
+
+    async def wait(self, receiving: Generator[Any, None, T], awaited: Any, until: float = 0.0) -> tuple[T, float]:
+        """As :meth:`next_of`, where a call of ``receive`` has begun to wait, for ``awaited``."""
         if until:
             async with asyncio.timeout_at(until):
                 return await _GoOn(receiving, awaited), until

@@ -7,8 +7,9 @@ all of them; the store gets the few that may be replayed, and never a session or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from semel.core.model import Answer
 from semel.http.headers import BLANKS, BODYLESS_STATUSES, find_control
@@ -48,14 +49,42 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "x-xss-protection",
     )
 }
-_new: Final = tuple.__new__  # every command pays for two answers
+_new: Final = tuple.__new__  # every command pays for an answer
 _NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
+
+
+_Headers = tuple[tuple[bytes, bytes], ...]
+_REMEMBERED: Final = frozenset({b"content-type", b"content-length"})  # what other headers say may be one caller's
+_HEADS_MAX: Final = 256  # of one operation
+
+
+class Head(NamedTuple):
+    """What the head of an answer comes to.
+
+    ``kept`` is what the store gets of its ``headers``, ``dropped`` the names of those that replays may miss;
+    ``announced`` how long the body will be, as the application says; ``endless`` a stream; ``bodyless`` a status that
+    has no body; ``fits`` that it can be held; ``succeeds`` a status that says by itself that all is done, and nothing
+    is dropped.
+    """
+
+    status: int = 0
+    headers: _Headers = ()
+    kept: _Headers = ()
+    dropped: tuple[bytes, ...] = ()
+    announced: int = 0
+    endless: bool = False
+    bodyless: bool = False
+    fits: bool = True
+    succeeds: bool = False
+
+
+_NO_HEAD: Final = Head()
 
 
 class Keeping:
     """What a policy lets be kept of an answer: computed once for each operation."""
 
-    __slots__ = ("_left", "_operation", "body_bytes_max", "headers", "keeps_caching", "unmissed")
+    __slots__ = ("_left", "_operation", "_succeeds", "body_bytes_max", "headers", "heads", "keeps_caching", "unmissed")
 
     def __init__(self, policy: Policy, operation: str = "") -> None:
         self.headers = policy.allowed_headers - NEVER_REPLAYED
@@ -64,6 +93,38 @@ class Keeping:
         self.unmissed = set(_UNMISSED)  # or told of already
         self._operation = operation
         self._left = _NAMES_MAX
+        self._succeeds = policy.success is None
+        self.heads: dict[tuple[int, _Headers], Head] = {}  # those that came before, by status and headers
+
+    def read(self, status: int, headers: _Headers) -> Head:
+        """Read the head of an answer. It is remembered where it is about the body alone."""
+        kept: list[tuple[bytes, bytes]] = []
+        dropped: list[bytes] = []
+        announced, endless, bodyless = 0, False, status in BODYLESS_STATUSES
+        names = [name.lower() for name, _ in headers]
+        for name, (_, value) in zip(names, headers, strict=True):
+            if name in self.headers:
+                if find_control(value) is None:  # what would break a response in two is not given to the next caller
+                    kept.append((bytes(name), bytes(value.strip(BLANKS))))
+                if name == b"content-type" and _is_endless(value):
+                    endless = True
+            elif name == b"content-length":
+                if value.isdigit() and len(value) < 20 and not bodyless:
+                    announced = int(value)
+            elif name not in self.unmissed:
+                dropped.append(name)
+        own = headers
+        if bodyless:  # the length of what the application gave for a body would not be true
+            own = tuple(pair for name, pair in zip(names, headers, strict=True) if name != b"content-length")
+        fits = bodyless or (announced <= self.body_bytes_max and not endless)
+        succeeds = self._succeeds and 200 <= status < 300 and not dropped
+        head = Head(int(status), own, tuple(kept), tuple(dropped), announced, endless, bodyless, fits, succeeds)
+        if _REMEMBERED.issuperset(names) and len(names) <= len(_REMEMBERED):
+            with suppress(TypeError):  # in another form, it cannot be looked up
+                if len(self.heads) >= _HEADS_MAX:
+                    self.heads.clear()
+                self.heads[status, headers] = head
+        return head
 
     def tell_dropped(self, names: Iterable[bytes], kind: str = "response headers") -> None:
         """Say once of each of the application's own headers that it is not kept, and what to do about it."""
@@ -88,8 +149,7 @@ class Keeping:
 class Capture:
     """One response. Feed :meth:`start` and :meth:`add`; False from either means that it cannot be kept.
 
-    ``headers`` are the application's own, ``ended`` turns true with :meth:`end`, ``endless`` says that the
-    application announced a stream without an end.
+    ``headers`` are the application's own, ``ended`` turns true with :meth:`end`.
 
     >>> capture = Capture(Keeping(Policy()))
     >>> capture.start(201, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"a=b")]), capture.add(b"done")
@@ -99,68 +159,59 @@ class Capture:
     """
 
     # What few answers change is an attribute of the class.
-    _announced = 0  # how long the application says that the body is
-    _dropped: Sequence[bytes] = ()
+    _head = _NO_HEAD
+    _body = b""
+    _more: list[bytes] | None = None  # pieces behind it, of a body that comes in several
     _size = 0
     status = 0
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    _kept: tuple[tuple[bytes, bytes], ...] = ()
-    bodyless = False
+    headers: _Headers = ()
     ended = False
-    endless = False
 
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
-        self.chunks: list[bytes] = []
 
     @property
     def started(self) -> bool:
         """Whether the application has begun to answer."""
         return self.status != 0
 
+    @property
+    def endless(self) -> bool:
+        """Whether the application announced a stream without an end."""
+        return self._head.endless
+
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Take the head. False: its body is announced as too long, or as endless."""
-        self.headers = headers = tuple(headers)
-        keeping = self._keeping
-        allowed = keeping.headers
-        kept: list[tuple[bytes, bytes]] = []
-        for name, value in headers:
-            lower = name.lower()
-            if lower in allowed:
-                if find_control(value) is None:  # what would break a response in two is not given to the next caller
-                    kept.append((lower, value.strip(BLANKS)))
-                if lower == b"content-type" and _is_endless(value):
-                    self.endless = True
-            elif lower == b"content-length":
-                if value.isdigit() and len(value) < 20:
-                    self._announced = int(value)
-            elif lower not in keeping.unmissed:
-                self._dropped = (*self._dropped, lower)
-        self._kept = tuple(kept)
-        self.status = status
-        if status in BODYLESS_STATUSES:
-            self.bodyless = True
-            # The length of what the application gave for a body would not be true.
-            self.headers = tuple(pair for pair in headers if pair[0].lower() != b"content-length")
-            return True
-        return self._announced <= keeping.body_bytes_max and not self.endless
+        keeping, lines = self._keeping, tuple(headers)
+        try:
+            head = keeping.heads.get((status, lines))
+        except TypeError:  # lines in another form, which cannot be looked up
+            head = None
+        if head is None:
+            head = keeping.read(status, lines)
+        self._head = head
+        self.status = head.status
+        self.headers = head.headers
+        return head.fits
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
-        self.status = self._announced = 0
-        self.bodyless = False
-        self.chunks.clear()
-        self._dropped = ()
-        self._size = 0
-        self.endless = False
+        self.status = self._size = 0
+        self._head = _NO_HEAD
+        self._body, self._more = b"", None
 
     def add(self, chunk: bytes) -> bool:
-        """Take a piece of the body. False: with it the body is too long; it is among ``chunks`` all the same."""
-        if chunk and not self.bodyless:
-            self.chunks.append(chunk)
-            size = self._size = self._size + len(chunk)
-            return size <= self._keeping.body_bytes_max
-        return True
+        """Take a piece of the body. False: with it the body is too long; it is held all the same."""
+        if not chunk or self._head.bodyless:
+            return True
+        if not self._size:
+            self._body = chunk
+        elif self._more is None:
+            self._more = [chunk]
+        else:
+            self._more.append(chunk)
+        size = self._size = self._size + len(chunk)
+        return size <= self._keeping.body_bytes_max
 
     def count(self, chunk: bytes) -> None:
         """A piece of the body went by that is not held here."""
@@ -173,24 +224,38 @@ class Capture:
     @property
     def complete(self) -> bool:
         """Whether the body has ended, and is not shorter than the application announced it."""
-        return self.ended and (self._size >= self._announced or self.bodyless)
+        return self.ended and self._size >= self._head.announced
+
+    @property
+    def body(self) -> bytes:
+        """What is held of the body."""
+        if self._more is not None:
+            self._body, self._more = b"".join((self._body, *self._more)), None
+        return self._body
 
     def release(self) -> list[bytes]:
         """The pieces so far, which are no longer held."""
-        chunks, self.chunks = self.chunks, []
-        return chunks
+        pieces = [piece for piece in (self._body, *(self._more or ())) if piece]
+        self._body, self._more = b"", None
+        return pieces
+
+    def success(self) -> Answer | None:
+        """The answer as the store gets it, if it is complete and its head alone says that all is done."""
+        head, body = self._head, self.body if self._more is not None else self._body
+        if head.succeeds and self.ended and self._size >= head.announced and type(body) is bytes:
+            return _new(Answer, (self.status, head.kept, body))
+        return None
 
     def to_store(self) -> Answer:
         """The answer as the store gets it. The log hears once of what is left out."""
-        if self._dropped:
-            self._keeping.tell_dropped(self._dropped)
-        chunks = self.chunks
-        return _new(Answer, (self.status, self._kept, chunks[0] if len(chunks) == 1 else self._body()))
+        head = self._head
+        if head.dropped:
+            self._keeping.tell_dropped(head.dropped)
+        return Answer(self.status, head.kept, self.body)
 
-    def first(self, more: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+    def first(self, more: _Headers = ()) -> Answer:
         """The answer as the first caller gets it: with all of the application's own headers, and ``more``."""
-        chunks = self.chunks
-        return _new(Answer, (self.status, self.headers + more, chunks[0] if len(chunks) == 1 else self._body()))
+        return Answer(self.status, self.headers + more, self.body)
 
     def instead(self, answer: Answer) -> Answer:
         """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
@@ -201,9 +266,3 @@ class Capture:
         own = [(name.lower(), value) for name, value in others]
         added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
         return answer._replace(headers=(*answer.headers, *added))
-
-    def _body(self) -> bytes:
-        chunks = self.chunks
-        if len(chunks) > 1:
-            chunks[:] = [b"".join(chunks)]
-        return chunks[0] if chunks else b""

@@ -72,6 +72,7 @@ NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is 
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which a client that got 202 may look again
 ALLOWED_SECONDS: Final = 1.0  # for which the word of ``may`` holds: who has waited longer is asked about once more
 _NO_STORE: Final = (b"cache-control", b"no-store")
+ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is read on an event loop: nested JSON takes many milliseconds
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 _ENTRIES_MAX: Final = 1024  # of one route: callers come again
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
@@ -121,9 +122,9 @@ def open_exchange(
     """
     read = dict(headers)
     line = read.get(surface.key_name)
-    is_common = route.is_common and len(read) == len(headers) and _RARE.isdisjoint(read)
-    if is_common and line is not None and is_bare(line):  # as nearly all
-        key = line.decode()
+    head: HeadRead | Answer | Unprotected | None = None
+    if line is not None and route.is_common and len(read) == len(headers) and _RARE.isdisjoint(read) and is_bare(line):
+        key = line.decode()  # as nearly all
     else:
         head = _rare_head(surface, route, headers, read)
         if type(head) is not HeadRead:
@@ -132,10 +133,10 @@ def open_exchange(
     caller = surface.caller(request)  # type: ignore[misc]  # with operations there is one
     if type(caller) is not Caller:
         return _refuse_uncalled(surface, route, caller)
-    if not key and route.key_from is None:
+    if head is not None and not key and route.key_from is None:
         return _unreadable_key(surface, headers)
-    length = read.get(b"content-length")
-    if length is not None and len(length) >= route.length_digits and is_announced_too_long(length, route):
+    length = read.get(b"content-length", b"")
+    if len(length) >= route.length_digits and is_announced_too_long(length, route):
         return surface.problems.of_error(too_large(route))
     media_type = read.get(b"content-type", b"")
     entry = route.entries.get((caller.tenant, caller.id, method, media_type))
@@ -144,9 +145,8 @@ def open_exchange(
     if mount and route.counts_mount and (place := without_slashes(mount)):
         params = (*params, (MOUNT, place))
     exchange = Exchange(surface, route, entry, params, query, key)
-    if not is_common:
+    if head is not None:
         exchange.heed(read)
-    if not route.is_bare:
         if route.key_from is None:
             exchange.refusal = _misfit(route, key)
         if route.policy.resumable:
@@ -194,13 +194,15 @@ class Entry(NamedTuple):
     scope: Scope
     method: str
     media_type: str
-    subject: Subject | None  # of their fingerprints, where bodies may be plain JSON
+    subject: Subject | None  # of their fingerprints, where a plain operation's bodies may be plain JSON
 
 
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
     media = media_type.decode("latin-1")
     facts = Facts(route.name, method, (), b"", caller.tenant, caller.id, media)
-    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, route.fingerprinter.prepare(facts))
+    bytes_max = min(route.policy.body_bytes_max, ON_LOOP_BYTES_MAX)
+    subject = route.fingerprinter.prepare(facts, bytes_max) if route.is_plain else None
+    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, subject)
     if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
         if len(route.entries) >= _ENTRIES_MAX:
             route.entries.clear()
@@ -257,11 +259,6 @@ def _misfit(route: Route, key: str) -> RequestError | None:
         except RequestError as error:
             return error
     return None
-
-
-def bytes_read_max(route: Route) -> int:
-    """How many bytes of a body are read: more than may run, since a limit may have been higher at the first attempt."""
-    return route.bytes_read_max
 
 
 def is_announced_too_long(length: bytes, route: Route) -> bool:
@@ -363,26 +360,33 @@ class Exchange:
 
     # --- the body ---------------------------------------------------------------------------
 
+    def plain_command(self, body: bytes) -> Command | None:
+        """The command of an operation with nothing but a key, for a short body of plain JSON. None: :meth:`command`."""
+        subject = self._entry.subject
+        if subject is None:
+            return None
+        fingerprint = subject.digest(self._params, self._query, body)
+        if fingerprint is None:
+            return None
+        self._body = body
+        self.fingerprint = fingerprint
+        self.recipe = self.route.recipe
+        return self  # type: ignore[return-value]  # it has what a command has
+
     def command(self, body: bytes) -> Command | Answer:
         """The command of a request whose body came in one piece; or the answer that refuses it.
 
         An ordinary command is this exchange itself: it has what a command has.
         """
+        plain = self.plain_command(body)
+        if plain is not None:
+            return plain
         route = self.route
         if len(body) > route.body_bytes_max:
             self.refusal = too_large(route)
             if len(body) > RETRY_BYTES_MAX:
                 return self._surface.problems.of_error(self.refusal)
         self._body = body
-        subject = self._entry.subject
-        if subject is not None:
-            fingerprint = subject.digest(self._params, self._query, body)
-            if fingerprint is not None:  # of plain JSON, which any handler can read
-                if not route.is_plain or self.refusal is not None:
-                    return self._command(fingerprint, route.recipe)
-                self.fingerprint = fingerprint
-                self.recipe = route.recipe
-                return self  # type: ignore[return-value]  # it has what a command has
         try:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
@@ -603,8 +607,6 @@ class Exchange:
         a redirect that was made of it proves nothing, unless the exception itself has that status, which is its
         ``status_code`` or ``own_status``.
         """
-        if error is None and failure is None and permit.kept and capture.status in self.route.successes:
-            return Succeeded(capture.to_store())  # as classify_answer: nearly every command ends so
         policy = self.route.policy
         if failure is not None:
             if isinstance(failure, (NothingHappened, *policy.nothing_happened)):
@@ -619,10 +621,6 @@ class Exchange:
         # Only an error answer is what the framework made of the exception; any other is not true any more.
         answer = capture.to_store() if capture.complete and capture.status >= 500 else None
         return classify_exception(error, policy, begun=permit.begun, answer=answer)
-
-    def first_answer(self, permit: Permit, capture: Capture) -> Answer:
-        """The answer of a command that succeeded and is settled, as it was asked for first."""
-        return capture.first(self.route.honoured.headers(permit.grant.operation_id))
 
     def last_answer(
         self,
@@ -640,12 +638,9 @@ class Exchange:
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
-        operation_id = permit.grant.operation_id
         is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
-        if is_settled and type(outcome) is Succeeded:
-            return self.first_answer(permit, capture)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         if is_settled and not isinstance(outcome, Unprovable):
             return capture.first(self.honours(permit, outcome))
@@ -662,19 +657,19 @@ class Exchange:
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
                 # All of it is committed or nothing: a retry replays the answer, or runs.
                 return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
-            return _with(problems.unknown(operation_id), lifetime)
+            return _with(problems.unknown(permit.execution_id), lifetime)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None
         if not permit.kept:
             # It was to be streamed, and could not be: the mark did not reach the store in time.
             if promised:
-                verdict = NotReplayable(operation_id, permit.resource_type, permit.resource_id)
+                verdict = NotReplayable(permit.execution_id, permit.resource_type, permit.resource_id)
                 return _with(problems.of_verdict(verdict), lifetime)
             if isinstance(outcome, Released):
                 return problems.of_error(StoreUnavailable())
-            return _with(problems.unknown(operation_id), lifetime)
+            return _with(problems.unknown(permit.execution_id), lifetime)
         if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
-            return _with(problems.unknown(operation_id), lifetime)  # what leaves is what the store holds
+            return _with(problems.unknown(permit.execution_id), lifetime)  # what leaves is what the store holds
         return capture.first(self.honours(permit, outcome))
 
     def honours(self, permit: Permit, outcome: Outcome | None = None) -> Headers:
@@ -686,7 +681,7 @@ class Exchange:
         """
         if self.route.atomic and isinstance(outcome, Released):
             return ()
-        return self.route.honoured.headers(permit.grant.operation_id)
+        return self.route.honoured.headers(permit.execution_id)
 
 
 def _with(answer: Answer, headers: Headers) -> Answer:

@@ -112,11 +112,15 @@ class Honoured:
             target = operations_path.replace("%", "%%").replace(_ID, UUID_FORM, 1)
             self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
 
+    def after(self, headers: Headers, operation_id: bytes) -> list[tuple[bytes, bytes]]:
+        """These headers, and then those of an answer about this operation."""
+        if not self._link:
+            return [*headers, *self.lifetime]
+        try:
+            return [*headers, *self.lifetime, (b"link", self._link % UUID_PARTS(operation_id))]
+        except StructError:  # of a damaged record: no status is found by what is not an id
+            return [*headers, *self.lifetime]
+
     def headers(self, operation_id: bytes) -> Headers:
         """The headers of an answer about this operation."""
-        if not self._link:
-            return self.lifetime
-        try:
-            return (*self.lifetime, (b"link", self._link % UUID_PARTS(operation_id)))
-        except StructError:  # of a damaged record: no status is found by what is not an id
-            return self.lifetime
+        return tuple(self.after((), operation_id))

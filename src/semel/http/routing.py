@@ -107,6 +107,7 @@ class Route:
         "is_bare",
         "is_common",
         "is_plain",
+        "is_simple",
         "keeping",
         "key_from",
         "known",
@@ -118,7 +119,6 @@ class Route:
         "recorded",
         "reference_from",
         "required",
-        "successes",
     )
 
     def __init__(
@@ -135,6 +135,8 @@ class Route:
         self.marks = policy.on_unprotected == "mark"
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self.idempotent = policy.terms.effects is Effects.IDEMPOTENT
+        # Its handler runs without a limit, is not cancelled, and its client waits for it.
+        self.is_simple = not (self.atomic or self.idempotent or policy.resumable)
         # Nothing of a command but its fingerprint comes from its body, and any key will do.
         self.is_bare = not (self.key_from or self.reference_from or policy.key_format or policy.resumable)
         self.is_plain = self.is_bare and policy.is_plain
@@ -143,7 +145,6 @@ class Route:
         self.length_digits = len(str(self.bytes_read_max))
         self.entries: dict[tuple[str, str, str, bytes], Any] = {}  # of an exchange: what its requests have in common
         self.keeping = Keeping(policy, name)
-        self.successes = range(200, 300) if policy.success is None else ()  # statuses that tell of one by themselves
         self.honoured = Honoured()
         recipe = policy.recipe
         if counts and policy.counts is None and not recipe.headers:
@@ -162,7 +163,7 @@ class Route:
         self.counts_path = False
         self.counts_mount = True
         # Nothing is read of a head but the key, what the body is, and what is rare.
-        self.is_common = not self.counted and self.key_from is None
+        self.is_common = self.is_bare and not self.counted
 
     def count_path(self) -> None:
         """Add the path to the fingerprint: several different routes share the operation.
@@ -191,7 +192,7 @@ class Routes:
     ('POST /orders/{id}/cancel', (('id', '42'),))
     """
 
-    __slots__ = ("_any", "_exact", "_normal", "_rest", "_templated")
+    __slots__ = ("_any", "_normal", "_rest", "_templated", "exact")
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class Routes:
         fingerprint_secret: bytes | None = None,
         counts: tuple[str, ...] = (),
     ) -> None:
-        self._exact: dict[tuple[str, str], tuple[Route, Params]] = {}
+        self.exact: dict[tuple[str, str], tuple[Route, Params]] = {}  # by method and path, without parameters
         self._templated: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
         self._rest: dict[str, list[tuple[list[str], Route]]] = {}
         self._normal: dict[str, list[tuple[list[str], str]]] = {}  # by method: normal segments, template
@@ -224,7 +225,7 @@ class Routes:
 
     def all(self) -> Iterator[Route]:
         """Every route, the default's too."""
-        for route, _ in self._exact.values():
+        for route, _ in self.exact.values():
             yield route
         for several in (*self._templated.values(), *self._rest.values()):
             for _, route in several:
@@ -233,9 +234,10 @@ class Routes:
 
     def find(self, method: str, path: str) -> tuple[Route, Params] | None:
         """The route of a request and its path parameters; None where no operation is declared for it."""
-        found = self._exact.get((method, path))
-        if found is not None:
-            return found
+        return self.exact.get((method, path)) or self.find_template(method, path)
+
+    def find_template(self, method: str, path: str) -> tuple[Route, Params] | None:
+        """As :meth:`find`, of the operations with parameters in their paths."""
         if self._templated:
             parts = path.split("/")
             for template, route in self._templated.get((method, len(parts)), ()):
@@ -288,9 +290,9 @@ class Routes:
         if rest and rest != [len(parts) - 1]:
             raise ConfigurationError(f"{template}: a parameter that spans segments (:path) must be the last one")
         if not given:
-            if (method, template) in self._exact:
+            if (method, template) in self.exact:
                 raise ConfigurationError(f"{method} {template} is declared twice")
-            self._exact[method, template] = (route, ())
+            self.exact[method, template] = (route, ())
             return
         same = self._rest.setdefault(method, []) if rest else self._templated.setdefault((method, len(parts)), [])
         if any(_shape(compiled) == _shape(other) for other, _ in same):

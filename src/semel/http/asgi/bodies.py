@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from semel.core.model import Answer
-from semel.http.exchange import Exchange
+from semel.http.exchange import ON_LOOP_BYTES_MAX, Exchange
 from semel.http.spool import Spool
 from semel.policy import Command
-
-ON_LOOP_BYTES_MAX: Final = 64 * 1024  # beyond it nested JSON takes many milliseconds
 
 
 async def command_of(exchange: Exchange, body: bytes) -> Command | Answer:

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from semel.core.model import Answer, Superseded
-from semel.core.outcomes import Succeeded
+from semel.core.outcomes import Outcome, Succeeded
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
@@ -22,6 +22,7 @@ from semel.http.asgi.listener import is_disconnect
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers
+from semel.http.routing import Route
 from semel.http.spool import Spool
 
 Scope = MutableMapping[str, Any]
@@ -92,7 +93,10 @@ class AsgiCall:
         else:
             state["semel_permit"] = permit
         scope["semel.permit"] = permit
-        if exchange.route.idempotent:
+
+    def _heed_loss(self, route: Route, permit: Permit) -> None:
+        """An IDEMPOTENT handler is cancelled when another attempt is granted its record."""
+        if route.idempotent:
             self._task = asyncio.current_task()
             permit.when_lost(self._cancel)
 
@@ -122,21 +126,30 @@ class AsgiCall:
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
         if self._task is not None:
             self._stop_cancelling(permit)
-        capture, exchange = self._capture, self._exchange
+        capture, exchange, engine = self._capture, self._exchange, self._place.engine
+        stored = capture.success() if error is None and self._failure is None and permit.kept else None
+        if stored is not None and engine.core.succeed_at_once(permit, stored):  # as nearly every command ends
+            headers = exchange.route.honoured.after(capture.headers, permit.claim.operation_id)
+            try:
+                await self._send({"type": "http.response.start", "status": capture.status, "headers": headers})
+                await self._send({"type": "http.response.body", "body": stored.body})
+            except Exception as refused:
+                if not is_disconnect(refused):
+                    raise
+            return
         if error is None and not capture.complete and (self._mode is _HOLD or capture.ended or not capture.started):
             error = IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         try:
-            outcome = exchange.outcome(permit, capture, error, self._failure, self._own_status)
+            outcome: Outcome
+            if stored is not None:
+                outcome = Succeeded(stored)
+            else:
+                outcome = exchange.outcome(permit, capture, error, self._failure, self._own_status)
             answer: Answer | None
             try:
-                reply = await self._place.engine.settle(permit, outcome)
-                if type(reply) is Superseded:
-                    verdict = await self._place.engine.reread(permit)
-                    answer = exchange.last_answer(permit, capture, outcome, error, verdict)
-                elif error is None and type(outcome) is Succeeded and permit.kept and permit.steps is None:
-                    answer = exchange.first_answer(permit, capture)  # nearly every command ends so
-                else:
-                    answer = exchange.last_answer(permit, capture, outcome, error)
+                reply = await engine.settle(permit, outcome)
+                verdict = await engine.reread(permit) if type(reply) is Superseded else None
+                answer = exchange.last_answer(permit, capture, outcome, error, verdict)
             except SemelError as unconfirmed:
                 answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed)
             if answer is None:
@@ -198,7 +211,7 @@ class AsgiCall:
             if capture.status:
                 raise RuntimeError("the application started its response twice")
             self._start = message
-            fits = capture.start(int(message["status"]), message.get("headers", ()))
+            fits = capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
             if not capture.status:
                 raise RuntimeError("the application sent a body before it started its response")

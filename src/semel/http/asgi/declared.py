@@ -13,7 +13,7 @@ from typing import Protocol
 from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
-from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
+from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.listener import Listener
 from semel.http.asgi.scope import capture_scope
@@ -51,15 +51,23 @@ class DeclaredCall(AsgiCall):
     async def run(self) -> None:
         """The whole way, from reading the body to the last byte of the answer."""
         place, exchange = self._place, self._exchange
-        command: Command | Answer | None
+        command: Command | Answer | None = None
+        until = 0.0
+        receiving = self._receive().__await__()
         try:
-            message, until = await place.body_clock.next_of(self._receive)
+            try:
+                awaited = next(receiving)
+            except StopIteration as received:  # it was there, as nearly every body
+                message = received.value
+            else:
+                message, until = await place.body_clock.wait(receiving, awaited)
             if message.get("more_body") or message["type"] != "http.request":
                 command = await self._read(message, until)
             else:
                 self._message = message
-                body = message.get("body", b"")
-                command = exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
+                command = exchange.plain_command(message.get("body", b""))
+                if command is None:
+                    command = await command_of(exchange, message.get("body", b""))
         except TimeoutError:
             command = exchange.body_too_slow(self._scope)
         if command is not exchange and (command is None or isinstance(command, Answer)):  # type: ignore[comparison-overlap]
@@ -110,14 +118,12 @@ class DeclaredCall(AsgiCall):
         try:
             if self._scope.get("extensions"):
                 self._scope = capture_scope(self._scope)
-            self._begin(self._exchange, permit)
-            if self._exchange.wants_async:
-                await self._accept(permit)
-            if self._exchange.route.atomic:
-                async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                    await self._place.app(self._scope, self.receive, self.send)
-            else:
+            exchange = self._exchange
+            self._begin(exchange, permit)
+            if exchange.route.is_simple:
                 await self._place.app(self._scope, self.receive, self.send)
+            else:
+                await self._run_otherwise(permit)
         except GeneratorExit:
             raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
@@ -129,6 +135,15 @@ class DeclaredCall(AsgiCall):
             await self._conclude(permit, error)
         finally:
             error = None  # it holds this frame
+
+    async def _run_otherwise(self, permit: Permit) -> None:
+        """Run the application where it may be cancelled, or has a limit, or its client does not wait."""
+        route = self._exchange.route
+        self._heed_loss(route, permit)
+        if self._exchange.wants_async:
+            await self._accept(permit)
+        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic()) if route.atomic else None):
+            await self._place.app(self._scope, self.receive, self.send)
 
     async def _read(self, message: Message, until: float) -> Command | Answer | None:
         """Read a body of several pieces; None where the client went away before its end."""

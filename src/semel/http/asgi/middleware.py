@@ -59,7 +59,7 @@ class SemelMiddleware:
         self.engine = engine
         self.surface = HttpSettings.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
-        self._find = self.surface.routes.find
+        self._exact, self._find_template = self.surface.routes.exact, self.surface.routes.find_template
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
         self.kept_alive = KeptAlive()
@@ -78,7 +78,8 @@ class SemelMiddleware:
         path, mount = scope["path"], ""
         if scope.get("root_path"):
             path, mount = route_path(scope), mount_of(scope)
-        found: Any = self._find(scope["method"], path)
+        method = scope["method"]
+        found: Any = self._exact.get((method, path)) or self._find_template(method, path)
         if found is None:
             found = await self._handle_undeclared(scope, path)
             if found is None:
@@ -89,7 +90,7 @@ class SemelMiddleware:
                 return
         surface, (route, params) = self.surface, found
         query = scope.get("query_string", b"")
-        exchange = open_exchange(surface, route, params, scope["method"], query, scope["headers"], scope, mount)
+        exchange = open_exchange(surface, route, params, method, query, scope["headers"], scope, mount)
         if type(exchange) is not Exchange:
             await self._end(exchange, scope, receive, send)
         elif surface.may is None:

@@ -18,7 +18,7 @@ from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
-from semel.http.asgi.bodies import ON_LOOP_BYTES_MAX, command_of, finish
+from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.listener import Listener, is_disconnect
 from semel.http.asgi.request import mount_of
@@ -32,7 +32,6 @@ from semel.http.exchange import (
     Exchange,
     Unprotected,
     body_too_slow,
-    bytes_read_max,
     open_exchange,
     too_large,
 )
@@ -165,6 +164,9 @@ class RouteCall(AsgiCall):
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
+        if route.is_simple:
+            return permit
+        self._heed_loss(route, permit)
         if opened.wants_async:
             await self._accept(permit)
         if route.atomic:
@@ -310,17 +312,14 @@ class RouteCall(AsgiCall):
 
     async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
         """Read what the application has left unread, and fingerprint the whole."""
-        limit = bytes_read_max(exchange.route)
-        spool = self._spool
+        spool, limit = self._spool, exchange.route.bytes_read_max
         try:
             if spool is None:
                 message, self._until = await self._place.bodies.clock.next_of(self._receive)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
                     self._message, self._whole = message, True  # the application is given it as it came
                     body = message.get("body", b"")
-                    return (
-                        exchange.command(body) if len(body) <= ON_LOOP_BYTES_MAX else await command_of(exchange, body)
-                    )
+                    return exchange.plain_command(body) or await command_of(exchange, body)
                 spool = self._spool = Spool()
                 await self._keep(spool, message)
             while not self._whole and spool.size <= limit:

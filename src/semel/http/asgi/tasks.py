@@ -53,12 +53,12 @@ class KeptAlive:
 
     def is_needless(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task is uvicorn's own call of the application, which a disconnect does not cancel."""
-        code = None if task is None else getattr(task.get_coro(), "cr_code", None)
-        if code is None:
+        if task is None:
             return False
+        code: CodeType | None = getattr(task.get_coro(), "cr_code", None)
         if code is self.uvicorn_code:
             return True
-        if code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
+        if code is not None and code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:
             self.uvicorn_code = code
             return True
         return False

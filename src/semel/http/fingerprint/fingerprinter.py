@@ -18,6 +18,7 @@ import binascii
 import hashlib
 import hmac
 import re
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -222,12 +223,13 @@ class Fingerprinter:
         tag, content = self._read_json(body)
         return self.recipe.id, _finish_digest(self._base.copy(), self._frame(facts, media) + tag, content)
 
-    def prepare(self, facts: Facts) -> Subject | None:
+    def prepare(self, facts: Facts, bytes_max: int = sys.maxsize) -> Subject | None:
         """The part shared by requests that differ only in path, query and body.
 
         None if no body is plain JSON, or none can be read as such.
 
-        Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding.
+        Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding;
+        ``bytes_max`` of a body that is read so.
         """
         kind, media, further = self._media(facts.media_type)
         read = plain_reader()
@@ -235,7 +237,7 @@ class Fingerprinter:
             return None
         hashing = self._base.copy()
         hashing.update(self._subject(facts, media))
-        return Subject(hashing, self._request, self.recipe, read)
+        return Subject(hashing, self._request, self.recipe, read, bytes_max)
 
     def _frame(self, facts: Facts, media: str) -> bytes:
         return self._subject(facts, media) + self._request(facts.path_params, facts.query, facts.extra)
@@ -319,12 +321,17 @@ class Subject:
     __slots__ = ("_bare", "_bytes_max", "_depth_max", "_hash", "_read", "_request")
 
     def __init__(
-        self, hashing: _Hash, request: _RequestFrame, recipe: Recipe, read: Callable[..., bytes | None]
+        self,
+        hashing: _Hash,
+        request: _RequestFrame,
+        recipe: Recipe,
+        read: Callable[..., bytes | None],
+        bytes_max: int,
     ) -> None:
         self._hash = hashing
         self._read = read
         self._request = request
-        self._bytes_max = recipe.json_bytes_max
+        self._bytes_max = min(recipe.json_bytes_max, bytes_max)
         self._depth_max = recipe.json_depth_max
         self._bare = hashing.copy()  # of requests without path parameters and query
         self._bare.update(request((), b"", ()) + _JSON)

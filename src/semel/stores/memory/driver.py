@@ -7,14 +7,13 @@ retry could run twice without anybody noticing: there it refuses to answer.
 from __future__ import annotations
 
 import threading
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
-from semel.core.decide import find_replay
 from semel.core.flow import MakeFlow
-from semel.core.model import Claim, Replay, Settlement, Settling, Verdict
+from semel.core.model import Answer, Claim, Replay, Settlement, Settling, Verdict
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
-from semel.stores.memory.store import Table, claim_on, settle_on
+from semel.stores.memory.store import Table, claim_on, find_replay_in, settle_on
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
@@ -26,18 +25,15 @@ class LocalDriver:
     def __init__(self, *, clock: Clock = system_clock) -> None:
         self._clock = clock
         self._table = Table()
-        self._lock = threading.Lock()
-        self._is_inherited = False
+        self._lock: threading.Lock | _ClosedInChildren = threading.Lock()
         begin_in_children(self)
 
     def begin_process(self) -> None:
         """In a forked child: never answer."""
-        self._is_inherited = True
+        self._lock, self._table = _ClosedInChildren(), Table()
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end."""
-        if self._is_inherited:
-            raise _refuse_fork()
         flow = make()
         try:
             needed: Any = next(flow)  # a TableCall: the memory store has no other ask
@@ -49,24 +45,29 @@ class LocalDriver:
             result: T = stop.value
             return result
 
-    def claim_at_once(self, claim: Claim) -> Verdict:
+    def claim_at_once(self, claim: Claim) -> Verdict | int:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
-        if self._is_inherited:
-            raise _refuse_fork()
         with self._lock:
             return claim_on(self._table, claim, self._clock())
 
     def settle_at_once(self, settlement: Settlement) -> Settling:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
-        if self._is_inherited:
-            raise _refuse_fork()
         with self._lock:
             return settle_on(self._table, settlement, self._clock())
 
+    def succeed_at_once(self, claim: Claim, fence: int, answer: Answer) -> bool:
+        """As :class:`~semel.core.contract.AnswersAtOnce`."""
+        records, id = self._table.records, claim.id
+        with self._lock:
+            if records.get(id) != (claim, fence):  # somebody has read it since
+                return False
+            records[id] = (claim, fence, answer, self._clock())
+            return True
+
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""
-        row = None if self._is_inherited else self._table.records.get(id)
-        return None if row is None else find_replay(row, id, recipe, fingerprint, self._clock())
+        found = self._table.records.get(id)
+        return False if found is None else find_replay_in(found, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""
@@ -79,8 +80,14 @@ class LocalDriver:
         """Nothing to close."""
 
 
-def _refuse_fork() -> StoreUnavailable:
-    return StoreUnavailable(
-        "a memory:// store cannot be used after fork: each worker would have its own truth; "
-        "use sqlite:/// for several processes, or connect after the fork"
-    )
+class _ClosedInChildren:
+    """The lock in a forked child: it lets nobody in."""
+
+    def __enter__(self) -> NoReturn:
+        raise StoreUnavailable(
+            "a memory:// store cannot be used after fork: each worker would have its own truth; "
+            "use sqlite:/// for several processes, or connect after the fork"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody came in."""

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from semel.core.command_flow import succeeded
 from semel.core.contract import Capabilities, DoctorCheck, Identity
-from semel.core.decide import decide, first_grant, is_grant_new
+from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     RECORD_FORMAT,
     STORED_ANSWERS,
     Allowance,
+    Answer,
     AnswerKind,
     Audit,
     Claim,
@@ -30,6 +32,7 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
+    Replay,
     Reseal,
     Resolution,
     Resolved,
@@ -57,7 +60,9 @@ from semel.steps.findings import steps_after
 
 R = TypeVar("R")
 _PROCESSING: Final = int(State.PROCESSING)
+_SUCCEEDED: Final = State.SUCCEEDED
 _GONE_MIN: Final = 64
+_SETTLED_LENGTH: Final = 4
 _UNSETTLED: Final = tuple(Record._field_defaults.values())
 _KEYED: Final[Any] = slice(Claim._fields.index("key_hash"), Claim._fields.index("fingerprint") + 1)
 _GRANTED: Final = slice(Grant._fields.index("operation_id"), None)
@@ -72,27 +77,56 @@ if any(Record._fields[Record._fields.index(name) :][: len(run)] != run for name,
     raise AssertionError("stores/memory/store.py and core/model.py disagree on the order of a record's columns")
 
 
+Unread = tuple[Claim, int] | tuple[Claim, int, Answer, int]
+"""A record that nobody has read since its key was granted for the first time: the claim, and when it was granted; then
+the answer that it succeeded with, and when. :meth:`Table.row` makes the record of it by the rules of every store.
+"""
+
+
 @dataclass(slots=True)
 class Table:
     """What a memory store holds. Only the driver touches it, under its lock."""
 
-    records: dict[bytes, Record] = field(default_factory=dict)  # in the order of creation
-    by_operation: dict[bytes, bytes] = field(default_factory=dict)
+    records: dict[bytes, Record | Unread] = field(default_factory=dict)  # in the order of creation; see :meth:`row`
+    by_operation: dict[bytes, bytes] = field(default_factory=dict)  # of the records with a place up to ``named_seq``
+    named_seq: int = 0
     seqs: dict[bytes, int] = field(default_factory=dict)  # the places of records; the newest may have none yet
     order: list[tuple[int, bytes]] = field(default_factory=list)  # by place; some of them are gone
-    running: set[bytes] = field(default_factory=set)  # what may lapse: a reaper looks at nothing else
+    running: set[bytes] = field(default_factory=set)  # what may lapse, of the records with a place, and what did run
     next_seq: int = 1
     audits: list[Audit] = field(default_factory=list)
     identity: Identity | None = None
     quotas: dict[bytes, Usage] = field(default_factory=dict)
 
+    def row(self, id: bytes) -> Record | None:
+        """The record of this id. One that nobody has read is made, and kept as it was made."""
+        found: Any = self.records.get(id)
+        if found is None or type(found) is Record:
+            return found
+        row = first_row(found[0], first_grant(found[0], found[1]))
+        if len(found) == _SETTLED_LENGTH:
+            claim, fence, answer, settled_at = found
+            _, settled = settle_row(row, succeeded(claim.id, fence, claim.nonce, answer), settled_at)
+            assert settled is not None
+            row = settled
+        elif row.state == _PROCESSING:
+            self.running.add(id)
+        self.records[id] = row
+        return row
+
+    def rows(self) -> Iterator[Record]:
+        """All records, in the order of creation."""
+        for id in tuple(self.records):
+            row = self.row(id)
+            assert row is not None
+            yield row
+
     def put(self, row: Record) -> None:
         """Write a record."""
         id, operation_id = row.id, row.operation_id
-        known = self.records.get(id)
-        if known is None or known.operation_id != operation_id:
-            if known is not None:
-                del self.by_operation[known.operation_id]
+        known = self.row(id)
+        if known is not None and known.operation_id != operation_id and known.operation_id in self.by_operation:
+            del self.by_operation[known.operation_id]
             self.by_operation[operation_id] = id
         self.records[id] = row
         if row.state == _PROCESSING:
@@ -113,11 +147,24 @@ class Table:
         for seq, id in enumerate(reversed(new), self.next_seq):
             seqs[id] = seq
             self.order.append((seq, id))
+            found: Any = self.records.get(id)
+            if type(found) is tuple and len(found) != _SETTLED_LENGTH and found[0].terms.starts == _PROCESSING:
+                self.running.add(id)
         self.next_seq += len(new)
+
+    def of_operation(self, operation_id: bytes) -> Record | None:
+        """The record of an operation. Few ask, so that records are listed by their operations only then."""
+        self.place()
+        for seq, id in self.after(self.named_seq):
+            found: Any = self.records[id]
+            self.by_operation[(found if type(found) is Record else found[0]).operation_id] = id
+            self.named_seq = seq
+        id_found = self.by_operation.get(operation_id)
+        return None if id_found is None else self.row(id_found)
 
     def states(self, ids: Sequence[bytes]) -> dict[bytes, int]:
         """The states of those of these records that are there."""
-        return {id: row.state for id in ids if (row := self.records.get(id)) is not None}
+        return {id: row.state for id in ids if (row := self.row(id)) is not None}
 
     def take_place(self, claim: Claim, allowance: Allowance, now: int) -> Verdict | None:
         """Take a place of the claim's quota for a new record; what it meets where there is none."""
@@ -216,31 +263,40 @@ def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     return row_now._replace(business_ref=row.business_ref, request=row.request)
 
 
-def claim_on(table: Table, claim: Claim, now: int) -> Verdict:
-    """Decide one attempt, and write what it grants."""
+def claim_on(table: Table, claim: Claim, now: int) -> Verdict | int:
+    """Decide one attempt, and write what it grants. Of a key that was never seen, the fence of its first grant."""
     id = claim.id
-    row = table.records.get(id)
-    if row is None:
+    found = table.records.get(id)
+    if found is None:
         if claim.quota is not None:
             refused = table.take_place(claim, claim.quota, now)
             if refused is not None:
                 return refused
-        grant = first_grant(claim, now)
-        table.records[id] = first_row(claim, grant)
-        table.by_operation[grant.operation_id] = id
-        if grant.state == _PROCESSING:
-            table.running.add(id)
-        return _new(Proceed, (grant,))  # type: ignore[no-any-return]
+        table.records[id] = (claim, now)
+        return now
+    row = found if type(found) is Record else table.row(id)
+    assert row is not None
     verdict = decide(row, claim, now, begun=table.has_begun(row))
     if type(verdict) is Proceed and is_grant_new(row, verdict.grant):
         table.put(grant_row(row, claim, verdict.grant))
     return verdict
 
 
+def find_replay_in(found: Record | Unread, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+    """As :func:`~semel.core.decide.find_replay`."""
+    if type(found) is Record:
+        return find_replay(found, id, recipe, fingerprint, now)
+    if len(found) == _SETTLED_LENGTH:
+        claim, _, answer, settled_at = found
+        if claim.fingerprint == fingerprint and claim.recipe == recipe and now < settled_at + claim.terms.answer_us:
+            return _new(Replay, (answer, claim.operation_id, _SUCCEEDED))  # type: ignore[no-any-return]
+    return None
+
+
 def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
     """Write how one holder's command ended, if the record still has its fence and nonce."""
     id = settlement.id
-    reply, row = settle_row(table.records.get(id), settlement, now)
+    reply, row = settle_row(table.row(id), settlement, now)
     if row is not None:
         table.records[id] = row
         if row.state == _PROCESSING:  # given back: perhaps it was CLAIMED
@@ -264,7 +320,11 @@ class MemoryStore:
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         def act(table: Table, now: int) -> list[Verdict]:
-            return [claim_on(table, claim, now) for claim in claims]
+            return [
+                Proceed(first_grant(claim, verdict)) if isinstance(verdict, int) else verdict
+                for claim in claims
+                for verdict in (claim_on(table, claim, now),)
+            ]
 
         return ask(TableCall("claim", act))
 
@@ -272,7 +332,7 @@ class MemoryStore:
         def act(table: Table, now: int) -> list[Verdict | None]:
             verdicts: list[Verdict | None] = []
             for claim in claims:
-                row = table.records.get(claim.id)
+                row = table.row(claim.id)
                 verdict = decide(row, claim, now, begun=row is not None and table.has_begun(row))
                 writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
                 verdicts.append(None if writes else verdict)
@@ -300,7 +360,7 @@ class MemoryStore:
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [mark_row(table.records.get(renewal.id), renewal) for renewal in renewals]
+            rows = [mark_row(table.row(renewal.id), renewal) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -310,7 +370,7 @@ class MemoryStore:
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [reseal_row(table.records.get(change.id), change) for change in changes]
+            rows = [reseal_row(table.row(change.id), change) for change in changes]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -320,7 +380,7 @@ class MemoryStore:
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [renew_row(table.records.get(renewal.id), renewal, now) for renewal in renewals]
+            rows = [renew_row(table.row(renewal.id), renewal, now) for renewal in renewals]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -330,7 +390,7 @@ class MemoryStore:
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
         def act(table: Table, now: int) -> list[bool]:
-            rows = [abandon_row(table.records.get(id), nonce, now) for id, nonce in nonces]
+            rows = [abandon_row(table.row(id), nonce, now) for id, nonce in nonces]
             for row in rows:
                 if row is not None:
                     table.put(row)
@@ -339,21 +399,18 @@ class MemoryStore:
         return ask(TableCall("abandon", act))
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        return ask(TableCall("read", lambda table, now: [table.records.get(id) for id in ids]))
+        return ask(TableCall("read", lambda table, now: [table.row(id) for id in ids]))
 
     def read_operations(self, operation_ids: Sequence[bytes]) -> Flow[list[Record | None]]:
-        def act(table: Table, now: int) -> list[Record | None]:
-            ids = [table.by_operation.get(operation_id) for operation_id in operation_ids]
-            return [None if id is None else table.records.get(id) for id in ids]
-
-        return ask(TableCall("read_operations", act))
+        return ask(TableCall("read_operations", lambda table, now: [table.of_operation(id) for id in operation_ids]))
 
     def find(self, query: Find) -> Flow[Found]:
         def act(table: Table, now: int) -> Found:
             page: list[Record] = []
             last: int | None = None
             for looked, (seq, id) in enumerate(table.before(query.before), 1):
-                row = table.records[id]
+                row = table.row(id)
+                assert row is not None
                 if matches(row, query, now):
                     if len(page) == query.limit:
                         return Found(tuple(page), last, now)
@@ -367,7 +424,7 @@ class MemoryStore:
 
     def resolve(self, resolution: Resolution) -> Flow[Resolving]:
         def act(table: Table, now: int) -> Resolving:
-            seen = table.records.get(resolution.id)
+            seen = table.row(resolution.id)
             if resolution.ends is not None:
                 _ = steps_after(seen, resolution, None, now)  # there are no steps, and none can be answered for
             reply, row = resolve_row(seen, resolution, now)
@@ -382,7 +439,9 @@ class MemoryStore:
     def lapse(self, limit: int) -> Flow[list[Record]]:
         def act(table: Table, now: int) -> list[Record]:
             table.place()  # a little each time, so that no page waits for many
-            lapsed = [row for id in table.running if (row := lapse_row(table.records[id], now)) is not None]
+            rows = [row for id in table.running if (row := table.row(id)) is not None]
+            table.running = {row.id for row in rows if row.state == _PROCESSING}
+            lapsed = [row for each in rows if (row := lapse_row(each, now)) is not None]
             lapsed.sort(key=lambda row: (row.lease_until, table.seqs[row.id]))
             for row in lapsed[:limit]:
                 table.put(row)
@@ -395,7 +454,8 @@ class MemoryStore:
             window = list(islice(table.after(0 if after is None else after), chunk))
             dropped = forgotten = 0
             for _, id in window:
-                row = table.records[id]
+                row = table.row(id)
+                assert row is not None
                 if may_forget(row.forget_after, now):
                     table.drop(row)
                     forgotten += 1
@@ -412,7 +472,7 @@ class MemoryStore:
     def counts(self) -> Flow[dict[int, int]]:
         def act(table: Table, now: int) -> dict[int, int]:
             found: dict[int, int] = {}
-            for row in table.records.values():
+            for row in table.rows():
                 found[row.state] = found.get(row.state, 0) + 1
             return dict(sorted(found.items()))
 
