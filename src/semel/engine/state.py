@@ -309,7 +309,9 @@ class Core:
     def word(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        if permit.asked.is_plain and permit.emission is None and permit.resource_type is None and permit.kept:
+        emission = permit.emission
+        emits = emission is not None and emission.events
+        if permit.asked.is_plain and not emits and permit.resource_type is None and permit.kept:
             return settlement(permit.grant, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
@@ -318,8 +320,8 @@ class Core:
         policy = permit.asked.policy
         if policy.covers:
             word = cover(word, policy, self.sealer)
-        if permit.emission is not None:
-            word = permit.emission.with_events(word)
+        if emission is not None:
+            word = emission.with_events(word)
         kept = permit.claim.kept
         return word if kept is None else word._replace(business_ref=kept.business_ref, keeps=True)
 

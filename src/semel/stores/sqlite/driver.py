@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-from semel.core.decide import find_replay
+from semel.core.decide import find_replay_in
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Record, Replay
+from semel.core.model import Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.sql.statements import Query
@@ -46,7 +46,7 @@ from semel.stores.sqlite.connection import (
 )
 from semel.stores.sqlite.job import FlowJob, Job, RequestJob, advance_together, nothing, refuse_overdue, settle_jobs
 from semel.stores.sqlite.readers import Reader, Readers
-from semel.stores.sqlite.store import READ_RECORD
+from semel.stores.sqlite.store import FIND_KEPT_ANSWER
 
 T = TypeVar("T")
 
@@ -199,12 +199,15 @@ class SqliteDriver:
         """As :class:`~semel.core.contract.LooksAtOnce`. Raises as ``run``."""
         reader = self._readers.take()
         try:
-            rows = reader.answer(Query(READ_RECORD, (id,)))
+            rows = reader.answer(Query(FIND_KEPT_ANSWER, (bytearray(id),)))  # as ``bundles`` gives its values
         except BaseException as error:
             self._give_up(reader, error)
             raise
         self._readers.give_back(reader)
-        return find_replay(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
+        if not rows:
+            return False
+        row = rows[0]
+        return find_replay_in(row[:-1], row[-1] is not None, id, recipe, fingerprint, self.clock())
 
     def submit(self, job: Job) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
