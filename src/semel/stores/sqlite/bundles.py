@@ -28,7 +28,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.stores.sql.statements import NOW_LOCKED, ExecuteMany, Value, by_number
+from semel.stores.sql.statements import NOW_LOCKED, Bound, ExecuteMany, by_number
 from semel.stores.sqlite.store import SQL, SqliteStore
 
 _INSERT: Final = SQL["insert_claim"]
@@ -38,7 +38,6 @@ _ELSE: Final[Any] = slice(Settlement._fields.index("doubt"), None)
 _NOTHING_ELSE: Final[tuple[object, ...]] = (None, None, None, None, None, False, ())  # from the doubt to the events
 _TIMES: Final = slice(Grant._fields.index("created_at"), Grant._fields.index("dedup_until") + 1)
 _SPANS: Final = slice(Terms._fields.index("attempts_max"), Terms._fields.index("tombstone_us") + 1)
-_Row = tuple[Value | bytearray, ...]
 
 if SETTLE.names != (
     *("state", "now", "answer_kind", "answer_digest", "status", "headers", "body", "id", "fence", "nonce"),
@@ -73,7 +72,7 @@ def _claim_unseen(claims: Sequence[Claim]) -> Flow[Sequence[Verdict] | None]:
     return [Proceed(grant) for grant in grants]
 
 
-def _claim_values(claim: Claim, grant: Grant) -> _Row:
+def _claim_values(claim: Claim, grant: Grant) -> Bound:
     """The values of ``insert_claim``, in its order."""
     terms = claim.terms
     granted: tuple[Any, ...] = grant
@@ -115,7 +114,7 @@ def _settle(settlements: Sequence[Settlement]) -> Flow[Sequence[Settling] | None
     return [_SETTLED] * len(rows)
 
 
-def _settle_values(word: Settlement, now: int) -> _Row:
+def _settle_values(word: Settlement, now: int) -> Bound:
     """The values of ``settle_answered``, in its order."""
     id, fence, nonce, state, answer, kind, *_ = word
     assert answer is not None
