@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.bytecodes import DRIVERS, KINDS, SURFACES, Counted, count
+from semel.core.decide import first_grant
 from semel.core.flow import Flow, perform
 from semel.core.model import Record, Replay
 from semel.core.settle import settle_row
@@ -18,6 +19,10 @@ from semel.stores.memory.store import grant_row
 from semel.stores.postgres.store import PostgresStore
 from semel.stores.redis.layout import encode
 from semel.stores.redis.store import RedisStore
+from semel.stores.sql.statements import ExecuteMany
+from semel.stores.sqlite.bundles import BUNDLES
+from semel.stores.sqlite.job import RequestJob, advance_together
+from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import attempt, settlement
 from semel.testing.mariadb import mariadb_subject
 from tests.servers import mariadb, postgres
@@ -48,7 +53,8 @@ ROOMS = {
     "fresh": {"semel.http": 935, "semel.engine": 260, "semel.core": 85, "semel.stores": 120, "semel": 5},
     "replay": {"semel.http": 645, "semel.engine": 55, "semel.core": 35, "semel.stores": 80, "semel": 5},
 }
-SQLITE_REPLAY = 1_185
+SQLITE_REPLAY = 1_125
+SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
 REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
 SERVERS = {
@@ -90,6 +96,35 @@ def test_every_room_stays_within_its_share(kind: str) -> None:
 def test_a_replay_from_sqlite_stays_within_its_budget(tmp_path: Path) -> None:
     found = counted("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
     assert found.total() <= SQLITE_REPLAY * ROOM_OF_LATER_PYTHONS, found
+
+
+@pytest.mark.parametrize("verb", SQLITE_EACH)
+def test_one_more_request_in_a_tick_of_sqlite_stays_within_its_budget(verb: str) -> None:
+    store, now = SqliteStore(), 1_700_000_000_000_000
+    claims = [attempt(f"k{n}", nonce=n) for n in range(21)]
+    requests: list[Any] = list(claims) if verb == "claim" else [settlement(first_grant(each, now)) for each in claims]
+    many: Any = store.claim_unseen if verb == "claim" else store.settle
+
+    def answer(needed: Any) -> int:
+        return len(needed.rows) if isinstance(needed, ExecuteMany) else now
+
+    def spent(number: int, loop: asyncio.AbstractEventLoop) -> int:
+        counted = Counted()
+        with counted.counting():
+            bundle = BUNDLES[many.__func__]
+            jobs = [RequestJob(bundle, many, each, 0.0, loop) for each in requests[:number] if bundle.fits(each)]
+            assert advance_together(jobs, answer)
+            for job in jobs:
+                job.tell()
+        assert all(job.future.done() for job in jobs)
+        return counted.total()
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        spent(21, loop)
+        return spent(21, loop) - spent(20, loop)
+
+    assert asyncio.run(main()) <= SQLITE_EACH[verb] * ROOM_OF_LATER_PYTHONS
 
 
 @pytest.mark.parametrize("kind", REDIS)

@@ -133,10 +133,10 @@ def test_a_new_key_is_not_looked_for_twice(tmp_path: Path) -> None:
             said.clear()
             other = dataclasses.replace(command(), key="other")
             assert isinstance(await engine.claim(other), Permit)
-            assert said == ["read_record", "insert_claim"]
+            assert said == ["find_kept_answer", "insert_claim"]
             said.clear()
             assert isinstance(await engine.claim(command(b"x" * 32)), KeyReused)
-            assert said == ["read_record", "read_record"]
+            assert said == ["find_kept_answer", "read_record"]
 
     asyncio.run(run())
 

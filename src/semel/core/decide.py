@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from semel.core.model import (
     ANSWERED_STATES,
@@ -36,7 +36,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.record import answer_of, is_sound, state_of, uuid_of
+from semel.core.record import answer_of, is_sound, state_of, stored_answer, uuid_of
 from semel.core.timing import lease_end, next_fence
 from semel.steps.doubts import names_a_step
 
@@ -329,14 +329,41 @@ def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, 
         row is None
         or _kept_columns(row) != (fingerprint, recipe, _KEPT, id, RECORD_FORMAT)
         or row.state not in ANSWERED_STATES
+        or not is_sound(row)  # before its times are compared with anything
         or (row.answer_until is not None and now >= row.answer_until)
-        or not is_sound(row)
     ):
         return None
     answer = answer_of(row)
     if answer is None:
         return None
     return tuple.__new__(Replay, (answer, row.operation_id, _ANSWERED[row.state]))
+
+
+KEPT_COLUMNS: Final = (
+    *("fingerprint", "recipe", "answer_kind", "id", "format", "state", "answer_until", "operation_id"),
+    *("answer_digest", "status", "headers", "body"),
+)
+
+
+def find_replay_in(
+    columns: tuple[Any, ...], is_sound: bool, id: bytes, recipe: str, fingerprint: bytes, now: int
+) -> Replay | None:
+    """As :func:`find_replay`, of a store that reads no more of a record than :data:`KEPT_COLUMNS`, in their order.
+
+    Parameters: ``is_sound`` whether the whole record is, by the rules of :func:`semel.core.record.is_sound`.
+    """
+    _, _, kind, _, _, state, until, operation_id, digest, status, block, body = columns
+    if (
+        columns[:5] != (fingerprint, recipe, _KEPT, id, RECORD_FORMAT)
+        or state not in ANSWERED_STATES
+        or not is_sound
+        or (until is not None and now >= until)
+    ):
+        return None
+    answer = stored_answer(kind, digest, status, block, body)
+    if answer is None:
+        return None
+    return tuple.__new__(Replay, (answer, operation_id, _ANSWERED[state]))
 
 
 def _standing(row: Record, now: int) -> State | None:
@@ -423,6 +450,7 @@ def is_grant_new(row: Record | None, grant: Grant) -> bool:
 
 __all__ = [
     "DOUBTS",
+    "KEPT_COLUMNS",
     "LAPSED",
     "TABLE",
     "UNDECLARED_STEPS",
@@ -437,6 +465,7 @@ __all__ = [
     "declared_terms",
     "doubt_of",
     "find_replay",
+    "find_replay_in",
     "first_grant",
     "grant_again",
     "is_grant_new",

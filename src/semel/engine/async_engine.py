@@ -279,8 +279,7 @@ class AsyncEngine:
                 verdict = await self._performer.store_one("claim", claims, claim)
             else:
                 verdict = await self._performer.claim_one(claim, command.under)
-            assert verdict is not None
-            if claim.kept is None:
+            if claim.kept is None and type(verdict) in IN_OTHER_TERMS:
                 verdict = await self._in_other_terms(claim, command, verdict)
             return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
         except StoreReadOnly as refusal:

@@ -329,7 +329,9 @@ class Core:
     def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
         """What this permit says of its command in the end."""
         permit.settling = True
-        if permit.asked.is_plain and permit.emission is None and permit.resource_type is None and permit.kept:
+        emission = permit.emission
+        emits = emission is not None and emission.events
+        if permit.asked.is_plain and not emits and permit.resource_type is None and permit.kept:
             return make_settlement(permit.grant, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
@@ -338,8 +340,8 @@ class Core:
         policy = permit.asked.policy
         if policy.covers:
             settlement = cover(settlement, policy, self.sealer)
-        if permit.emission is not None:
-            settlement = permit.emission.with_events(settlement)
+        if emission is not None:
+            settlement = emission.with_events(settlement)
         kept = permit.claim.kept
         return settlement if kept is None else settlement._replace(business_ref=kept.business_ref, keeps=True)
 

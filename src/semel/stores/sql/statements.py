@@ -16,6 +16,7 @@ from typing import Final
 from semel.core.flow import Ask
 
 Value = int | bytes | str | None
+Bound = tuple[Value | bytearray, ...]  # in a statement's order, as SQLite's client library takes them without a detour
 Argument = Value | Sequence[Value]  # a column of a batch, where the database takes one
 Row = tuple[Value, ...]
 Params = Mapping[str, Argument]
@@ -87,7 +88,7 @@ class ExecuteMany(Ask[int]):
 
     __slots__ = ("rows", "statement")
 
-    def __init__(self, statement: Statement, rows: Sequence[tuple[Value | bytearray, ...]]) -> None:
+    def __init__(self, statement: Statement, rows: Sequence[Bound]) -> None:
         self.statement = statement
         self.rows = rows
 

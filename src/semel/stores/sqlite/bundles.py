@@ -24,10 +24,11 @@ from semel.core.model import (
     Settled,
     Settlement,
     Settling,
+    Terms,
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.stores.sql.statements import NOW_LOCKED, ExecuteMany, Value, by_number
+from semel.stores.sql.statements import NOW_LOCKED, Bound, ExecuteMany, by_number
 from semel.stores.sqlite.store import SQL, SqliteStore
 
 _INSERT: Final = SQL["insert_claim"]
@@ -35,12 +36,15 @@ SETTLE: Final = by_number(SQL["settle_answered"])
 _SETTLED: Final = Settled()
 _ELSE: Final[Any] = slice(Settlement._fields.index("doubt"), None)
 _NOTHING_ELSE: Final[tuple[object, ...]] = (None, None, None, None, None, False, ())  # from the doubt to the events
-_Row = tuple[Value | bytearray, ...]
+_TIMES: Final = slice(Grant._fields.index("created_at"), Grant._fields.index("dedup_until") + 1)
+_SPANS: Final = slice(Terms._fields.index("attempts_max"), Terms._fields.index("tombstone_us") + 1)
 
 if SETTLE.names != (
     *("state", "now", "answer_kind", "answer_digest", "status", "headers", "body", "id", "fence", "nonce"),
 ):
     raise AssertionError("records.sql and stores/sqlite/bundles.py disagree on the order of a statement's parameters")
+if _INSERT.names[17:26] != (*Grant._fields[_TIMES], "lease_us", *Terms._fields[_SPANS]):
+    raise AssertionError("core/model.py and stores/sqlite/bundles.py disagree on the order of a record's columns")
 
 
 class Bundle(NamedTuple):
@@ -68,9 +72,11 @@ def _claim_unseen(claims: Sequence[Claim]) -> Flow[Sequence[Verdict] | None]:
     return [Proceed(grant) for grant in grants]
 
 
-def _claim_values(claim: Claim, grant: Grant) -> _Row:
+def _claim_values(claim: Claim, grant: Grant) -> Bound:
     """The values of ``insert_claim``, in its order."""
     terms = claim.terms
+    granted: tuple[Any, ...] = grant
+    spans: tuple[Any, ...] = terms
     return (
         bytearray(claim.id),
         RECORD_FORMAT,
@@ -87,15 +93,9 @@ def _claim_values(claim: Claim, grant: Grant) -> _Row:
         grant.lapses,
         grant.generation,
         bytearray(grant.operation_id),
-        grant.created_at,
-        grant.first_started_at,
-        grant.lease_until,
-        grant.deadline_at,
-        grant.dedup_until,
+        *granted[_TIMES],
         terms.lease_us,
-        terms.attempts_max,
-        terms.answer_us,
-        terms.tombstone_us,
+        *spans[_SPANS],
         int(terms.after_expiry),
         0,  # no answer
     )
@@ -118,7 +118,7 @@ def _settle(settlements: Sequence[Settlement]) -> Flow[Sequence[Settling] | None
     return [_SETTLED] * len(rows)
 
 
-def _settle_values(settlement: Settlement, now: int) -> _Row:
+def _settle_values(settlement: Settlement, now: int) -> Bound:
     """The values of ``settle_answered``, in its order."""
     id, fence, nonce, state, answer, kind, *_ = settlement
     assert answer is not None

@@ -21,11 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, TypeVar
 
-from semel.core.decide import find_replay
+from semel.core.decide import find_replay_in
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Record, Replay
+from semel.core.model import Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.sql.statements import Query
@@ -46,7 +47,7 @@ from semel.stores.sqlite.connection import (
 )
 from semel.stores.sqlite.job import FlowJob, Job, RequestJob, advance_together, nothing, refuse_overdue, settle_jobs
 from semel.stores.sqlite.readers import Reader, Readers
-from semel.stores.sqlite.store import READ_RECORD
+from semel.stores.sqlite.store import FIND_KEPT_ANSWER
 
 T = TypeVar("T")
 
@@ -199,12 +200,16 @@ class SqliteDriver:
         """As :class:`~semel.core.contract.LooksAtOnce`. Raises as ``run``."""
         reader = self._readers.take()
         try:
-            rows = reader.answer(Query(READ_RECORD, (id,)))
+            asked: Any = (bytearray(id),)  # as ``bundles`` gives its values
+            rows = reader.answer(Query(FIND_KEPT_ANSWER, asked))
         except BaseException as error:
             self._give_up(reader, error)
             raise
         self._readers.give_back(reader)
-        return find_replay(Record._make(rows[0]), id, recipe, fingerprint, self.clock()) if rows else False
+        if not rows:
+            return False
+        row = rows[0]
+        return find_replay_in(row[:-1], row[-1] is not None, id, recipe, fingerprint, self.clock())
 
     def submit(self, job: Job) -> None:
         """Queue a job for the writer thread (ATOMIC units wait for the gate this way)."""
@@ -249,10 +254,7 @@ class SqliteDriver:
 
     def _serve_group(self, *, wait: bool) -> None:
         """Commit one group and open the gate. Called with the gate held; a lent gate stays shut."""
-        jobs: list[Job] = []
-        while len(jobs) < GROUP_MAX and (job := self._take(lending=False)) is not None:
-            jobs.append(job)
-        left = jobs
+        jobs = left = self._take_group()
         try:
             left = self._commit_group(jobs, wait=wait) if jobs else []
         finally:
@@ -268,17 +270,27 @@ class SqliteDriver:
         except IndexError:
             return False
 
-    def _take(self, *, lending: bool) -> Job | None:
-        """The queue's first job if it is of this kind. Called with the gate held, but jobs may expire meanwhile."""
-        try:
-            if self._queue[0].lends is not lending:
-                return None
-            job = self._queue.popleft()
-        except IndexError:
-            return None
-        if job.lends is lending:
-            return job
-        self._queue.appendleft(job)
+    def _take_group(self) -> list[Job]:
+        """The jobs up to the first that lends. Called with the gate held, but jobs may expire meanwhile."""
+        queue = self._queue
+        jobs: list[Job] = []
+        with suppress(IndexError):
+            while len(jobs) < GROUP_MAX and not queue[0].lends:
+                job = queue.popleft()
+                if job.lends:  # the one before it expired in this moment
+                    queue.appendleft(job)
+                    break
+                jobs.append(job)
+        return jobs
+
+    def _take_lending(self) -> Job | None:
+        """The queue's first job if it lends."""
+        with suppress(IndexError):
+            if self._queue[0].lends:
+                job = self._queue.popleft()
+                if job.lends:
+                    return job
+                self._queue.appendleft(job)
         return None
 
     def _commit_group(self, jobs: list[Job], *, wait: bool, bundled: bool = True) -> list[Job]:
@@ -397,7 +409,7 @@ class SqliteDriver:
             if not self._gate.acquire(timeout=0.05):
                 refuse_overdue(self._queue)
             elif self._lending_next():
-                self._lend(self._take(lending=True))
+                self._lend(self._take_lending())
             elif self._queue:
                 self._serve_group(wait=True)
             else:

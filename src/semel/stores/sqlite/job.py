@@ -140,7 +140,7 @@ class RequestJob:
         self.deadline = deadline  # monotonic seconds
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
-        self._value: Any = None
+        self._value: Any
         self._error: BaseException | None = None
         self.done = False
 
@@ -151,7 +151,7 @@ class RequestJob:
 
     def restart(self) -> None:
         """Forget a rolled back try."""
-        self._value = self._error = None
+        self._error = None
         self.done = False
 
     def finish(self, value: Any) -> None:

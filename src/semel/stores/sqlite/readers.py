@@ -37,7 +37,8 @@ class Readers:
         self._answering = answering
         self._check_file = check_file  # of each connection that is opened
         self._idle: deque[Reader] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._out = 0
         self._held = False
 
@@ -47,7 +48,7 @@ class Readers:
         Raises:
             StoreUnavailable: the file cannot be opened. SchemaError: there is none.
         """
-        with self._changed:
+        with self._lock:
             while self._held:
                 self._changed.wait()
             self._out += 1
@@ -69,10 +70,14 @@ class Readers:
 
     def give_back(self, reader: Reader) -> None:
         """It is idle again, or one too many."""
-        if len(self._idle) < KEPT:
-            self._idle.append(reader)
-            self._came_back()
-        else:
+        with self._lock:
+            kept = len(self._idle) < KEPT
+            if kept:
+                self._idle.append(reader)
+                self._out -= 1
+                if self._held:
+                    self._changed.notify_all()
+        if not kept:
             self.discard(reader)
 
     def discard(self, reader: Reader) -> None:

@@ -92,7 +92,7 @@ _SETTLED: Final = (
 if SQL["insert_claim"].names != (*Record._fields[:_CLAIMED], "answer_kind") or SQL["settle"].names != _SETTLED:
     raise AssertionError("sqlite.sql and stores/sqlite/store.py disagree on the order of a statement's parameters")
 
-READ_RECORD: Final = SQL["read_record"]
+READ_RECORD, FIND_KEPT_ANSWER = SQL["read_record"], SQL["find_kept_answer"]
 _INSERT, _SETTLE, _WRITE = SQL["insert_claim"], SQL["settle"], SQL["write_record"]
 
 

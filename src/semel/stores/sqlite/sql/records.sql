@@ -12,6 +12,50 @@ SELECT
 FROM semel_record
 WHERE id = :id;
 
+-- name: find_kept_answer
+-- What a replay needs of the record of one id. The last column is NULL where a column holds what no store writes, by the
+-- rules of core/record.is_sound; else it is the texts that are not asked for, so that whoever reads it decodes them.
+SELECT
+    fingerprint, recipe, answer_kind, id, format, state, answer_until, operation_id, answer_digest, status,
+    headers, body,
+    CASE WHEN
+        typeof(id) = 'blob' AND typeof(format) = 'integer' AND typeof(tenant) = 'text'
+        AND typeof(caller) = 'text' AND typeof(operation) = 'text' AND typeof(key_hash) = 'blob'
+        AND typeof(recipe) = 'text' AND typeof(fingerprint) = 'blob' AND typeof(state) = 'integer'
+        AND typeof(effects) = 'integer' AND typeof(fence) = 'integer' AND typeof(nonce) = 'blob'
+        AND typeof(holder) = 'text' AND typeof(attempt) = 'integer' AND typeof(lapses) = 'integer'
+        AND typeof(generation) = 'integer' AND typeof(operation_id) = 'blob'
+        AND typeof(created_at) = 'integer' AND typeof(first_started_at) = 'integer'
+        AND typeof(lease_until) = 'integer' AND typeof(deadline_at) = 'integer'
+        AND typeof(dedup_until) = 'integer' AND typeof(lease_us) = 'integer'
+        AND typeof(attempts_max) = 'integer' AND typeof(answer_us) = 'integer'
+        AND typeof(tombstone_us) = 'integer' AND typeof(after_expiry) = 'integer'
+        AND (settled_at IS NULL OR typeof(settled_at) = 'integer')
+        AND (answer_until IS NULL OR typeof(answer_until) = 'integer')
+        AND (forget_after IS NULL OR typeof(forget_after) = 'integer')
+        AND (doubt IS NULL OR typeof(doubt) = 'text')
+        AND (business_ref IS NULL OR typeof(business_ref) = 'text')
+        AND (resource_type IS NULL OR typeof(resource_type) = 'text')
+        AND (resource_id IS NULL OR typeof(resource_id) = 'text')
+        AND (error_code IS NULL OR typeof(error_code) = 'text') AND typeof(answer_kind) = 'integer'
+        AND (answer_digest IS NULL OR typeof(answer_digest) = 'blob')
+        AND (sealing_key_id IS NULL OR typeof(sealing_key_id) = 'text')
+        AND (status IS NULL OR typeof(status) = 'integer') AND (headers IS NULL OR typeof(headers) = 'blob')
+        AND (request IS NULL OR typeof(request) = 'blob') AND (body IS NULL OR typeof(body) = 'blob')
+        AND (fence | created_at | first_started_at | lease_until
+            | deadline_at | dedup_until | coalesce(settled_at, 0) | coalesce(answer_until, 0)) >> 57 = 0
+    THEN
+        CASE WHEN coalesce(doubt, business_ref, resource_type, resource_id, error_code, sealing_key_id) IS NULL
+        THEN tenant || ' ' || caller || ' ' || operation || ' ' || holder
+        ELSE tenant || ' ' || caller || ' ' || operation || ' ' || holder || ' ' || coalesce(doubt, '') || ' '
+            || coalesce(business_ref, '') || ' ' || coalesce(resource_type, '') || ' '
+            || coalesce(resource_id, '') || ' ' || coalesce(error_code, '') || ' '
+            || coalesce(sealing_key_id, '')
+        END
+    END
+FROM semel_record
+WHERE id = :id;
+
 -- name: read_operation
 -- The whole record of one operation id.
 SELECT
