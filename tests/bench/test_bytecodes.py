@@ -47,8 +47,8 @@ ROOMS = {
     "replay": {"semel.http": 690, "semel.engine": 55, "semel.core": 210, "semel.stores": 40, "semel": 5},
 }
 SQLITE_REPLAY = 1_185
-REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
-REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
+REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
+REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch
 POSTGRES = {
     ("psycopg", "fresh"): 9_100,
     ("psycopg", "replay"): 5_100,
