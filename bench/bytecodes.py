@@ -2,10 +2,10 @@
 
 ``python -m bench.bytecodes`` prints a table: for each surface and store, what Semel executes for a command that is
 fresh, replayed, refused (its key belongs to another request) or failed (the handler raises NothingHappened), and for a
-request that is not protected; on PostgreSQL, where it is installed, for one that is fresh or replayed and for an ATOMIC
-one, by each driver. Counted is the code of Semel and what it calls of the standard library and redis-py; the framework,
-the application and what is written in C are not. Requests come in tasks that end with the application, as uvicorn's do.
-``--redis URL`` adds rows of a Redis server: a request that comes alone pays for a whole round trip.
+request that is not protected; on Redis and PostgreSQL, where they are installed, for one that is fresh or replayed,
+and on PostgreSQL for an ATOMIC one, by each driver: a request that comes alone pays for whole round trips. Counted is
+the code of Semel and what it calls of the standard library and redis-py; the framework, the application and what is
+written in C are not. Requests come in tasks that end with the application, as uvicorn's do.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from starlette.routing import Route
 
 import semel
 from bench import servers
+from bench.stores import for_semel
 from semel import AsyncEngine, NothingHappened, Policy
 from semel.http import Operation, single_caller
 from semel.http.asgi import SemelMiddleware
@@ -208,8 +209,7 @@ async def count(surface: str, url: str, kind: str) -> Counted:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.bytecodes", description=__doc__)
-    parser.add_argument("--redis", metavar="URL", help="such as redis://127.0.0.1:6379/0?persistence=none")
-    redis_url = parser.parse_args(arguments).redis
+    parser.parse_args(arguments)
     rows: list[tuple[str, Counted]] = []
     with tempfile.TemporaryDirectory() as folder:
         for surface in SURFACES:
@@ -217,8 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 rows.append((f"{surface}, memory, {kind}", asyncio.run(count(surface, "memory://", kind))))
         url = f"sqlite:///{folder}/semel.db"
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
-    if redis_url:
-        rows += [(f"asgi, Redis, {kind}", asyncio.run(count("asgi", redis_url, kind))) for kind in ("fresh", "replay")]
+    if servers.missing("redis") is None:
+        with tempfile.TemporaryDirectory() as folder, servers.started({"redis"}, Path(folder)) as started:
+            url = for_semel(started.urls["redis"])
+            rows += [(f"asgi, Redis, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("fresh", "replay")]
     if servers.missing("postgresql") is None:
         with tempfile.TemporaryDirectory() as folder, servers.started({"postgresql"}, Path(folder)) as started:
             place = started.urls["postgresql"].removeprefix("postgresql://")

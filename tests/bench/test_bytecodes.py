@@ -55,8 +55,8 @@ ROOMS = {
 }
 SQLITE_REPLAY = 1_125
 SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
-REDIS = {"fresh": 7_250, "replay": 3_990}  # with the whole of its round trips, which come together otherwise
-REDIS_EACH = {"claim": 205, "settle": 200, "replay": 380}  # of one more in a batch
+REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
+REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch
 SERVERS = {
     ("psycopg", "fresh"): 7_220,
     ("psycopg", "replay"): 3_180,

@@ -176,8 +176,15 @@ PRIVATE = (
         module="semel.stores.redis.connections",
         library="redis",
         holder="redis.asyncio.connection:Connection",
-        names=("_reader", "_writer"),
-        look="drop(): the socket of a connection whose loop is over must be closed, or it leaks",
+        names=("_reader", "_writer", "_parser"),
+        look="speaking on it; and drop(): the socket of a connection whose loop is over must be closed, or it leaks",
+    ),
+    Private(
+        module="semel.stores.redis.connections",
+        library="python",
+        holder="asyncio:StreamReader",
+        names=("_buffer",),
+        look="_is_quiet(): what has come on an idle connection is nobody's reply",
     ),
     Private(
         module="semel.outbox.sinks.kafka",

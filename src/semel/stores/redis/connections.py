@@ -268,8 +268,10 @@ def drop(connection: Any) -> None:
 async def _is_quiet(connection: Any) -> bool:
     """Whether a connection that was idle is open still, and nothing has come on it that nobody had asked for."""
     reader, stream = connection.semel_reader, connection._reader
+    if stream is None or stream.exception() is not None:
+        return False
     if reader is not None:
-        return not (stream is None or stream._buffer or stream.at_eof() or stream.exception() or reader.has_data())
+        return not (stream._buffer or stream.at_eof() or reader.has_data())
     try:
         # What it was called before redis-py 8.
         readable = getattr(connection, "can_read", None) or connection.can_read_destructive

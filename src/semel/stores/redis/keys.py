@@ -28,6 +28,7 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
+        self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # what the records of each tag begin with
         self.meta: Final = b"%s:meta" % name
         self.turns: Final = self.tags[0] + b"turns"
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
@@ -45,7 +46,7 @@ class Keys:
 
     def record(self, id: bytes) -> bytes:
         """The record itself."""
-        return b"%sr:%s" % (self.tag(id), id.hex().encode())
+        return self.records[id[0] % TAGS] + id.hex().encode()
 
     def operation(self, id: bytes, operation: bytes) -> bytes:
         """The operation's key, which names the record. ``operation`` in hexadecimal."""

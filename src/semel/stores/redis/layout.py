@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from semel.core.model import ANSWERED_STATES, RECORD_FORMAT, AnswerKind, Record, Replay
-from semel.core.record import DIGEST_BYTES, stored_answer
+from semel.core.record import DIGEST_BYTES, checked_answer
 from semel.stores.sql.statements import Value
 
 MAGIC: Final = b"S1"
@@ -214,6 +214,7 @@ def decode(data: bytes, *, small: bool = False) -> Record:
 
 
 _KEPT: Final = AnswerKind.KEPT
+_new: Final[Any] = tuple.__new__  # every replay pays for one
 _BY_STATE: Final = {b"%02d" % state: state for state in ANSWERED_STATES}
 # The head of a kept answer, all of it, with what a replay takes from it: the state, the operation, and four numbers.
 _ANSWERED_HEAD: Final = re.compile(
@@ -242,16 +243,16 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
     if rest is None or now >= int(until) or not _is_granted(data[HEAD_BYTES + len(framed) : end]):
         return None
     digest, status, length = rest.groups()
-    small_end, begin = rest.end(2), rest.end()
+    begin = rest.end()
     block_end = begin + int(length)
     body = _ANSWERED_BODY(data, block_end)
-    if body is None or small_end != end + int(small):
+    if body is None or end + int(small) != rest.end(2):
         return None
-    at = body.end()
-    if int(body[1]) != len(data) - at:
+    kept = data[body.end() :]
+    if len(kept) != int(body[1]):
         return None
-    answer = stored_answer(_KEPT, digest, int(status), data[begin:block_end], data[at:])
-    return None if answer is None else tuple.__new__(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
+    answer = checked_answer(_KEPT, digest, int(status), data[begin:block_end], kept)
+    return None if answer is None else _new(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
 
 
 def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:

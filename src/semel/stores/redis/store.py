@@ -78,6 +78,7 @@ _SAYS_NOTHING: Final = (None,) * 5
 _UNSAID: Final = frames(_SAYS_NOTHING)
 _NO_DIGEST: Final = frames((None,) * 3)
 _NO_ANSWER: Final = frames((None,) * 3)
+_DIGEST_LENGTH: Final = b"%d:" % DIGEST_BYTES
 
 
 T = TypeVar("T")
@@ -130,7 +131,8 @@ class RedisStore:
                         verdict = yield from self._decide(claim, now, decode_any(reply, claim.id))
                     verdicts.append(verdict)
                 elif type(reply) is int:
-                    self._newest = max(self._newest, reply)
+                    if reply > self._newest:
+                        self._newest = reply
                     verdicts.append(Proceed(first_grant(claim, now)))
                 else:
                     code, _, text = bytes(reply[0]).decode().partition(" ")
@@ -155,16 +157,15 @@ class RedisStore:
         keys: list[bytes] = []
         arguments: list[bytes | int] = [self._newest]
         named: list[bytes] = []
-        tags, marker = self.keys.tags, None if self.accepts_loss else self._marker
+        records, marker = self.keys.records, None if self.accepts_loss else self._marker
         for claim in claims:
             id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
-            told, length, granted = _terms(terms, holder, marker)
-            fixed = id, _scope(scope), len(key_hash), key_hash, _recipe(recipe), len(fingerprint), fingerprint
-            names = b"16:%b%b%d:%b%b%d:%b" % fixed
+            told, granted_length, granted = _terms(terms, holder, marker)
+            names = _names(scope, recipe) % (id, len(key_hash), key_hash, len(fingerprint), fingerprint)
             named.append(names)
-            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
-            rest = b"%08d%b%b%b" % (len(names) + length, _NEVER_LENGTH, names, granted)
-            arguments += (told, hexlify(nonce + operation_id), rest)
+            keys.append(records[id[0] % TAGS] + hexlify(id))
+            length = b"%08d" % (len(names) + granted_length)
+            arguments += told, hexlify(nonce + operation_id), length + _NEVER_LENGTH + names + granted
         if self._cluster:
             keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
             keys += (*self._lists(id), self.keys.marker(id, marker or b""))
@@ -224,24 +225,26 @@ class RedisStore:
     def _settle_call(self, settlements: Sequence[Settlement]) -> RedisCall:
         keys: list[bytes] = []
         arguments: list[bytes | int] = [PURGE_GRACE_US]
-        tags = self.keys.tags
+        records = self.keys.records
         for settlement in settlements:
             id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = (
                 settlement[:11]
             )
             said = doubt, business_ref, resource_type, resource_id, error_code
-            small, large = _UNSAID if said == _SAYS_NOTHING else frames(said), _NO_ANSWER
+            small = _UNSAID if said == _SAYS_NOTHING else frames(said)
             if answer is None:
-                small += _NO_DIGEST
+                small, large = small + _NO_DIGEST, _NO_ANSWER
             else:
                 status, headers, body = answer
                 block = pack_headers(headers)
-                small = b"%b%d:%b-1:%b" % (small, DIGEST_BYTES, answer_digest(status, block, body), _status(status))
+                small += _DIGEST_LENGTH + answer_digest(status, block, body) + _status(status)
                 if kind in STORED_ANSWERS:
                     large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
-            keys.append(b"%br:%b" % (tags[id[0] % TAGS], hexlify(id)))
+                else:
+                    large = _NO_ANSWER
+            keys.append(records[id[0] % TAGS] + hexlify(id))
             told = b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small))
-            arguments += (told, small + large)
+            arguments += told, small + large
         if self._cluster:
             keys += self._lists(id)[1:]
         return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
@@ -459,13 +462,10 @@ _TEXTS_MAX: Final = 1024
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
-def _scope(scope: Scope) -> bytes:
-    return frames(scope)
-
-
-@lru_cache(maxsize=_TEXTS_MAX)
-def _recipe(recipe: str) -> bytes:
-    return frames((recipe,))
+def _names(scope: Scope, recipe: str) -> bytes:
+    """What the names of a claim are written by, as a format: id, key's hash and fingerprint are left out."""
+    framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
+    return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
@@ -481,7 +481,8 @@ def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int,
 
 @lru_cache
 def _status(status: int | None) -> bytes:
-    return frames((status,))
+    """The key of a seal, of which there is none, and the status."""
+    return frames((None, status))
 
 
 def _first_due(terms: Terms) -> bytes:
