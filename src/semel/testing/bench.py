@@ -16,7 +16,19 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Answer, Claim, Grant, Proceed, Record, Resolution, Resolving, Settling, State, Verdict
+from semel.core.model import (
+    Answer,
+    Claim,
+    Grant,
+    Proceed,
+    Record,
+    Replay,
+    Resolution,
+    Resolving,
+    Settling,
+    State,
+    Verdict,
+)
 from semel.stores.backend import Backend
 from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.clock import SettableClock
@@ -106,6 +118,19 @@ class Bench:
     def claim(self, claim: Claim) -> Verdict:
         """One claim."""
         return self._ask_one("claim", self.backend.claim_unseen or self.store.claim, claim)
+
+    def kept(self, claim: Claim) -> Replay | None:
+        """The kept answer of this claim's request, as an engine looks for it before it claims."""
+        known = (claim.id, claim.recipe, claim.fingerprint)
+        at_once = getattr(self.backend.driver, "kept_answer", None)
+        looks = getattr(self.store, "look_kept", None)
+        if at_once is not None:
+            return at_once(*known) or None
+        if looks is not None:
+            found: Replay | None = self.do(lambda: looks((known,)))[0]
+            return found
+        seen = self.do(lambda: self.store.look((claim,)))[0]
+        return seen if isinstance(seen, Replay) else None
 
     def grant(self, claim: Claim | None = None) -> Grant:
         """A claim that must be granted."""
