@@ -19,11 +19,11 @@ from semel.core.model import Claim, Settlement, Settling
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.state import Core
-from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
 from semel.operations.tracking import abandoning, settling
 from semel.stores.process import begin_in_children
 from semel.stores.shield import begin_own_thread, run_shielded, serve_lost
+from semel.workers.trouble import Trouble
 
 THREAD_NAME: Final = "semel-upkeep"
 ABANDON_EVERY_SECONDS: Final = 0.25
