@@ -100,6 +100,7 @@ class SqliteStore:
         atomic_with_business_writes=True,
         counts_new_keys=True,
         holds_features=True,
+        blocking_units=True,
         looks_max=50_000,
     )
 
