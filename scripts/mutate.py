@@ -53,6 +53,7 @@ FILES: Final = (
     "steps/doubts",
     "steps/options",
     "bulk/rules",
+    "reconciliation/resolutions",
     "reconciliation/rules",
     "outbox/rules",
     "operations/references",

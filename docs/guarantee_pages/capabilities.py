@@ -29,6 +29,7 @@ CAPABILITIES: Final[Mapping[str, str]] = {
     "settles_by_proof": "inside a unit, its statements prove by themselves that the claim is the unit's own",
     "counts_new_keys": "a [quota](quotas.md) of each caller's new keys is counted with the record",
     "holds_features": "operations, steps, items, events, messages and imports are stored beside records",
+    "blocking_units": "on an event loop, too, `permit.connection` is a blocking connection: no network is between",
     "forgets_by_itself": "the server forgets a record at the end of its retention, without a purge",
     "balances_attention": "a full page of records that need attention has as many UNKNOWN as open ones",
     "looks_max": "records that one page of a list looks at, at most",

@@ -21,7 +21,7 @@ FEATURES: Final = (
     *("atomic", "steps", "operations", "outbox", "inbox", "bulk", "imports"),
     *("reconciliation", "resuming", "sealing", "retention"),
 )
-SUPPORT: Final = ("codec", "testing", "workers")
+SUPPORT: Final = ("codec", "telemetry", "testing", "workers")
 RINGS: Final = (
     ("present", "http.py, worker.py, commands", "what a user or an operator touches"),
     ("perform", "run.py, driver.py, engine/", "connections, threads, await, clocks"),

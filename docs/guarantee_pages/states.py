@@ -10,8 +10,9 @@ from guarantee_pages.asked import NOW, SECOND, begun, claim_of
 from guarantee_pages.markdown import HEADER, table
 from semel.core.decide import TABLE, situation
 from semel.core.model import AfterExpiry, AnswerKind, Effects, Record, Renewal, Resolution, Settled, Settlement, State
-from semel.core.settle import abandon_row, lapse_row, renew_row, resolve_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, renew_row, settle_row
 from semel.policy import Policy
+from semel.reconciliation.resolutions import resolve_row
 from semel.steps.rules import Step
 
 EXPIRED: Final = "EXPIRED"
@@ -100,9 +101,9 @@ def states() -> str:
     rows = ((f"`{here}`", f"`{there}`", ", ".join(who)) for (here, there), who in edges().items())
     return (
         f"{HEADER}# States and transitions\n\n"
-        "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`) what an "
-        "attempt,\nthe holder, the reaper or an operator can make of a record in each state. The "
-        "[guarantees](../guarantees.md) have\nthe verdict for each attempt.\n\n"
+        "The generator found every transition by asking the rules (`core/decide.py`, `core/settle.py`,\n"
+        "`reconciliation/resolutions.py`) what an attempt, the holder, the reaper or an operator can make of a record "
+        "in each state. The\n[guarantees](../guarantees.md) have the verdict for each attempt.\n\n"
         "![The states of a record, with an arrow for every line of the table below](states.svg)\n\n"
         "- **EXPIRED** is derived from the clock and never written.\n"
         "- **CLAIMED** (grey) is the first state of an operation with [steps](../steps.md). It stays CLAIMED while "

@@ -12,12 +12,13 @@ import pytest
 from semel.core.decide import decide, first_grant
 from semel.core.identity import uuid_text
 from semel.core.model import MovedOn, Resolution, State, Superseded, Unreadable
-from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resolve_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, settle_row
 from semel.errors import InvalidKey, StoreUnavailable, UrlError
 from semel.http.routing import Operation
 from semel.keys import parse_key
 from semel.operations.http import Operations
 from semel.policy import Policy
+from semel.reconciliation.resolutions import resolve_row
 from semel.stores.memory.store import grant_row
 from semel.stores.sqlite.connection import store_error
 from semel.stores.sqlite.driver import SqliteDriver

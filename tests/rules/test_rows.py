@@ -21,8 +21,9 @@ from semel.core.model import (
     Superseded,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.core.settle import abandon_row, may_have_begun_before, resolve_row, settle_row
+from semel.core.settle import abandon_row, may_have_begun_before, settle_row
 from semel.policy import Policy
+from semel.reconciliation.resolutions import resolve_row
 from semel.stores.memory.store import grant_row
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement
 

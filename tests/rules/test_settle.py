@@ -24,16 +24,15 @@ from semel.core.model import (
 )
 from semel.core.settle import (
     abandon_row,
-    action_of,
     is_relinquished,
     lapse_row,
     mark_row,
     relinquished_state,
     renew_row,
-    resolve_row,
     settle_row,
 )
 from semel.policy import Policy
+from semel.reconciliation.resolutions import action_of, resolve_row
 from semel.steps.rules import Step, Steps
 from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt, renewal, settlement

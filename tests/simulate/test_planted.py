@@ -31,6 +31,7 @@ from semel.engine import renewal as upkeep
 from semel.engine.result import Result
 from semel.errors import StoreTimeout
 from semel.policy import Command
+from semel.reconciliation import resolutions
 from semel.stores.memory import store as memory
 from verification.simulate import Shape, Violation, search
 
@@ -129,8 +130,8 @@ def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> Non
 
 @planted
 def a_superseded_holder_settles(patch: pytest.MonkeyPatch) -> None:
-    def settled(row: Record | None, word: Settlement, now: int) -> Any:
-        mine = word if row is None else word._replace(fence=row.fence, nonce=row.nonce)
+    def settled(row: Record | None, settlement: Settlement, now: int) -> Any:
+        mine = settlement if row is None else settlement._replace(fence=row.fence, nonce=row.nonce)
         return settle.settle_row(row, mine, now)
 
     patch.setattr(memory, "settle_row", settled)
@@ -181,8 +182,8 @@ def the_reaper_sees_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def an_operator_need_not_wait(patch: pytest.MonkeyPatch) -> None:
-    def resolved(row: Record | None, word: Resolution, now: int) -> Any:
-        return settle.resolve_row(row, word._replace(forced=True), now)
+    def resolved(row: Record | None, resolution: Resolution, now: int) -> Any:
+        return resolutions.resolve_row(row, resolution._replace(forced=True), now)
 
     patch.setattr(memory, "resolve_row", resolved)
 
@@ -234,7 +235,7 @@ def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_settlement_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
-    async def confirmed(self: upkeep.AsyncUpkeep, word: Settlement, permit: object, seconds: float) -> Settled:
+    async def confirmed(self: upkeep.AsyncUpkeep, settlement: Settlement, permit: object, seconds: float) -> Settled:
         return Settled()
 
     patch.setattr(upkeep.AsyncUpkeep, "confirm", confirmed)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
-from semel.engine.trouble import REST_SECONDS_MAX, Trouble
 from semel.errors import StoreTimeout
 from semel.outbox.worker import Relay
 from semel.reconciliation.worker import Case, Reconciling, StillUnknown, reconciler
@@ -23,6 +22,7 @@ from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
 from semel.workers.loop import Loop
+from semel.workers.trouble import REST_SECONDS_MAX, Trouble
 from tests.outbox.conftest import SQLITE, Broker, make_place
 
 

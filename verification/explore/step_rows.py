@@ -10,7 +10,7 @@ from typing import Any
 
 from semel.core.flow import Flow, MakeFlow, ask, perform
 from semel.core.model import OPEN_STATES, Record, Renewal, Resolution, Resolved, Resolving, State
-from semel.core.settle import resolve_row
+from semel.reconciliation.resolutions import resolve_row
 from semel.steps.findings import steps_after
 from semel.steps.rules import any_begun, pack_steps
 from semel.steps.store import Recorded

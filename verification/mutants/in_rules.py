@@ -13,6 +13,7 @@ from verification.mutants.mutant import Mutant
 
 _TABLE: Final = "semel.core.decide:TABLE"
 _SETTLE: Final = "semel.core.settle"
+_RESOLUTIONS: Final = "semel.reconciliation.resolutions"
 
 
 def _line(situation: Situation, like: Situation) -> Patch:
@@ -298,7 +299,7 @@ MUTANTS: Final = (
         does="an operator settles a record that is not the one that was seen",
         breaks="I3",
         part="contract",
-        patch=_rule(f"{_SETTLE}:resolve_row", _with_row(lambda row, resolution, now: {"fence": resolution.fence})),
+        patch=_rule(f"{_RESOLUTIONS}:resolve_row", _with_row(lambda row, resolution, now: {"fence": resolution.fence})),
     ),
     Mutant(
         name="resolve-too-early",
@@ -306,7 +307,7 @@ MUTANTS: Final = (
         breaks="I4",
         part="contract",
         patch=_rule(
-            f"{_SETTLE}:resolve_row",
+            f"{_RESOLUTIONS}:resolve_row",
             lambda original: lambda row, resolution, *given: original(row, resolution._replace(forced=True), *given),
         ),
     ),

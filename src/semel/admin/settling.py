@@ -10,7 +10,6 @@ from semel.bulk.rules import is_bulk
 from semel.cli.exits import CommandFailed
 from semel.core.identity import uuid_text
 from semel.core.model import Answer, MovedOn, Record, Resolution, Resolved, Resolving, State, TooEarly
-from semel.core.settle import resolve_row
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 from semel.errors import ResolveRefused, StepError
@@ -18,6 +17,7 @@ from semel.http.headers import BODYLESS_STATUSES
 from semel.imports.rules import Job
 from semel.imports.store import ImportRows
 from semel.operations.flow import is_kept_by, resolve
+from semel.reconciliation.resolutions import resolve_row
 from semel.steps.findings import steps_after
 from semel.steps.run import encode_found
 from semel.steps.store import read_listed_steps

@@ -50,6 +50,7 @@ class Capabilities:
     holds_features: bool = (
         False  # what features write beside records, in the same commits: operations, steps, items, events, messages
     )
+    blocking_units: bool = False  # on an event loop, too, a unit's connection is a blocking one: no network is between
     forgets_by_itself: bool = False  # a record's end is the server's own matter, by the server's clock
     balances_attention: bool = False  # a full page of what needs attention has as many UNKNOWN as open records
     looks_max: int = 2_000  # records that one page of a list may look at, whatever the store's size

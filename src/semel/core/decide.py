@@ -17,7 +17,6 @@ from semel.core.model import (
     ANSWERED_STATES,
     RECORD_FORMAT,
     AfterExpiry,
-    Answer,
     AnswerKind,
     Claim,
     Effects,
@@ -446,29 +445,3 @@ def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
 def is_grant_new(row: Record | None, grant: Grant) -> bool:
     """Whether the grant must be written: one that was read back is there already."""
     return row is None or grant.fence != row.fence
-
-
-__all__ = [
-    "DOUBTS",
-    "KEPT_COLUMNS",
-    "LAPSED",
-    "TABLE",
-    "UNDECLARED_STEPS",
-    "Answer",
-    "DeclaredTerms",
-    "Rule",
-    "Situation",
-    "Was",
-    "classify_lapsed",
-    "count_crash",
-    "decide",
-    "declared_terms",
-    "doubt_of",
-    "find_replay",
-    "find_replay_in",
-    "first_grant",
-    "grant_again",
-    "is_grant_new",
-    "needs_steps",
-    "situation",
-]

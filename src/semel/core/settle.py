@@ -1,4 +1,4 @@
-"""What becomes of a settlement, a renewal, an abandoned claim and a resolution: pure, over the whole row.
+"""What becomes of a settlement, a renewal and an abandoned claim: pure, over the whole row.
 
 The memory store runs these; a SQL store's guarded statements must agree with them, and random
 histories compare the two.
@@ -15,23 +15,18 @@ from semel.core.model import (
     AlreadyMine,
     AnswerKind,
     Effects,
-    MovedOn,
     Record,
     Renewal,
     Reseal,
-    Resolution,
-    Resolved,
     Settled,
     Settlement,
     Settling,
     State,
     Superseded,
-    TooEarly,
 )
 from semel.core.record import answer_digest, is_sound, pack_headers, state_of
-from semel.core.timing import lease_end, next_fence, retention
-from semel.steps.doubts import names_a_step, step_of
-from semel.steps.rules import Steps, doubtful, has_begun
+from semel.core.timing import lease_end, retention
+from semel.steps.doubts import names_a_step
 
 # A holder whose fence and nonce still stand may settle even after the record reads UNKNOWN.
 SETTLEABLE = (*OPEN_STATES, State.UNKNOWN)
@@ -193,71 +188,6 @@ def lapse_row(row: Record, now: int) -> Record | None:
     return row._replace(state=State.UNKNOWN, doubt=doubt)
 
 
-def resolve_row(
-    row: Record | None, resolution: Resolution, now: int, steps: Steps | None = None
-) -> tuple[Resolved | TooEarly | MovedOn, Record | None]:
-    """The reply to an operator's or reconciler's settlement, and the row to write.
-
-    Parameters: ``steps`` as ``step_findings.steps_after`` says: the list that is written with the row, if any.
-    """
-    if row is not None and not is_sound(row):
-        return MovedOn(None), None
-    if row is None or row.fence != resolution.fence:
-        return MovedOn(None if row is None else state_of(row)), None
-    if row.state != State.UNKNOWN and not (may_be_settled(row, resolution) and now >= row.lease_until):
-        return MovedOn(state_of(row)), None
-    in_doubt = step_of(row.doubt)
-    if resolution.step not in (None, in_doubt) or (resolution.result is not None and in_doubt is None):
-        return MovedOn(state_of(row)), None  # its holder has gone on since it was read
-    if now < row.deadline_at and not resolution.forced:
-        return TooEarly(row.deadline_at - now), None
-    of_steps = steps is not None or (not resolution.happened and in_doubt is not None)
-    if of_steps and resolution.ends is None and (goes_on := continue_row(row, steps or (), now)) is not None:
-        return Resolved(State(goes_on.state)), goes_on
-    state = resolution.state
-    kept = retention(now, row.answer_us, row.tombstone_us)
-    answer = resolution.answer if resolution.happened else None
-    block = None if answer is None else pack_headers(answer.headers)
-    digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
-    kind = (
-        resolution.answer_kind
-        if answer is not None
-        else AnswerKind.NOT_KEPT
-        if resolution.happened
-        else AnswerKind.NONE
-    )
-    is_kept = kind in STORED_ANSWERS
-    return Resolved(state), row._replace(
-        state=state,
-        fence=next_fence(row.fence, now),
-        # Of a step the first call may still arrive: under the same derived key it is one with the next one.
-        generation=row.generation + (0 if resolution.happened or of_steps else 1),
-        settled_at=now,
-        answer_until=kept.answer_until,
-        forget_after=kept.forget_after,
-        doubt=None,
-        resource_type=resolution.resource_type or row.resource_type,
-        resource_id=resolution.resource_id or row.resource_id,
-        error_code=None if resolution.refused else row.error_code,  # of a failed attempt; a refusal has its status
-        answer_kind=kind,
-        answer_digest=digest,
-        status=answer.status if answer is not None else None,
-        headers=block if is_kept else None,
-        body=answer.body if answer is not None and is_kept else None,
-        request=None,
-    )
-
-
-def may_be_settled(row: Record, resolution: Resolution) -> bool:
-    """Whether an open record whose lease is over may be settled by hand.
-
-    Between its steps nothing is in doubt, and the next attempt goes on: only a finding that ends the execution counts.
-    """
-    return row.state == State.PROCESSING or (
-        row.state == State.CLAIMED and resolution.ends is not None and row.settled_at is None
-    )
-
-
 def reseal_row(row: Record | None, change: Reseal) -> Record | None:
     """The row with its answer in another form, or None where it is not the answer that was seen."""
     if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
@@ -269,40 +199,3 @@ def reseal_row(row: Record | None, change: Reseal) -> Record | None:
         headers=block,
         body=change.answer.body,
     )
-
-
-def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
-    """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
-
-    Another step in doubt keeps it UNKNOWN. Otherwise it has no holder, and the next attempt, with the key or of a
-    completer with the stored request, goes on where it was. The fence moves: the former holder is superseded.
-    """
-    fence = next_fence(row.fence, now)
-    open = doubtful(steps)
-    if open is not None:
-        return row._replace(state=State.UNKNOWN, fence=fence, doubt=open.doubt)
-    if row.request is None and not any(map(has_begun, steps)):
-        return None
-    return row._replace(
-        state=State.CLAIMED,
-        fence=fence,
-        attempt=1 if row.attempt >= row.attempts_max else row.attempt,  # those that a completer has are counted anew
-        lease_until=0,
-        doubt=None,
-        error_code=None,
-        answer_kind=AnswerKind.NONE,
-        answer_digest=None,
-        status=None,
-        headers=None,
-        body=None,
-    )
-
-
-def action_of(resolution: Resolution, seen: Record) -> str:
-    """What a settlement is called in the audit trail."""
-    action = f"resolve:{'refused' if resolution.refused else 'succeeded' if resolution.happened else 'did-not-happen'}"
-    if resolution.ends is not None:
-        steps = (f"{name}={'happened' if happened else 'not'}" for name, happened in resolution.ends)
-        return " ".join((action, *steps))
-    of_step = names_a_step(seen.doubt) and (resolution.result is not None or not resolution.happened)
-    return f"{action} {seen.doubt}" if of_step else action

@@ -11,31 +11,36 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
 
 from semel.core.command_flow import settle_until_confirmed
 from semel.core.contract import Store
+from semel.core.flow import Flow, ask
 from semel.core.model import Claim, Settlement, Settling
+from semel.core.requests import Perform
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.state import Core
-from semel.engine.trouble import Trouble
 from semel.errors import SemelError, StoreTimeout
 from semel.operations.tracking import abandoning, settling
 from semel.stores.process import begin_in_children
 from semel.stores.shield import begin_own_thread, run_shielded, serve_lost
+from semel.workers.trouble import Trouble
 
 THREAD_NAME: Final = "semel-upkeep"
 ABANDON_EVERY_SECONDS: Final = 0.25
 CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
+P = TypeVar("P", SyncPerformer, AsyncPerformer)
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
 class AbandonedClaims:
-    """Claims to be released, by record id and nonce, each until its lease would be over."""
+    """Claims to be released, by record id and nonce, each until its lease would be over. Thread-safe."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._until: dict[tuple[bytes, bytes], float] = {}
         self._keeping: set[tuple[bytes, bytes]] = set()  # those whose operations are kept
 
@@ -44,9 +49,10 @@ class AbandonedClaims:
 
     def add(self, claim: Claim) -> None:
         """This claim was given up on."""
-        self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
-        if claim.kept is not None:
-            self._keeping.add((claim.id, claim.nonce))
+        with self._lock:
+            self._until[claim.id, claim.nonce] = time.monotonic() + claim.terms.lease_us / 1_000_000
+            if claim.kept is not None:
+                self._keeping.add((claim.id, claim.nonce))
 
     def release(self, store: Store, nonces: tuple[tuple[bytes, bytes], ...]) -> Callable[[], Any]:
         """Makes the flow that releases these."""
@@ -55,28 +61,34 @@ class AbandonedClaims:
 
     def batch(self) -> tuple[tuple[bytes, bytes], ...]:
         """The next ones to release, in the store's order."""
-        return tuple(sorted(self._until)[:ABANDON_MAX])
+        with self._lock:
+            return tuple(sorted(self._until)[:ABANDON_MAX])
 
     def forget_released(self, nonces: tuple[tuple[bytes, bytes], ...], gone: list[bool]) -> None:
         """Forget those that were seen to be released, and those that are not there although their lease is over."""
         now = time.monotonic()
-        for nonce, seen in zip(nonces, gone, strict=True):
-            if seen or self._until[nonce] <= now:
-                del self._until[nonce]
-                self._keeping.discard(nonce)
+        with self._lock:
+            for nonce, seen in zip(nonces, gone, strict=True):
+                if seen or self._until[nonce] <= now:
+                    del self._until[nonce]
+                    self._keeping.discard(nonce)
 
     def forget_overdue(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
         """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
         now = time.monotonic()
-        for nonce in nonces:
-            if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
-                del self._until[nonce]
+        with self._lock:
+            for nonce in nonces:
+                if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
+                    del self._until[nonce]
 
 
-class AsyncUpkeep:
-    """Renews and releases on an event loop; holds the engine's background tasks."""
+class _Upkeep(Generic[P]):
+    """What both forms do in one round. An error of the store's is no matter: the next round tries again."""
 
-    def __init__(self, core: Core, store: Store, performer: AsyncPerformer) -> None:
+    _abandoned: AbandonedClaims
+    _performer: P
+
+    def __init__(self, core: Core, store: Store, performer: P) -> None:
         self._core = core
         self._store = store
         self._performer = performer
@@ -88,6 +100,41 @@ class AsyncUpkeep:
     def begin_process(self) -> None:
         """Start with nothing to do: at construction, and in a forked child."""
         self._abandoned = AbandonedClaims()
+
+    def _renew_due(self) -> Flow[None]:
+        """Renew the due leases in one call. Two renewals may fail before a lease is over."""
+        permits = self._core.due()
+        if not permits:
+            return
+        renewals = self._core.renewals(permits)
+        with suppress(SemelError):
+            held = yield from ask(Perform("renew", lambda: self._store.renew(renewals)))
+            self._core.note_renewals(permits, held)
+            self._trouble.over()
+
+    def _release_batch(self) -> Flow[None]:
+        nonces = self._abandoned.batch()
+        if not nonces:
+            return
+        try:
+            gone = yield from ask(Perform("abandon", self._abandoned.release(self._store, nonces)))
+        except SemelError:
+            self._abandoned.forget_overdue(nonces)
+        else:
+            self._abandoned.forget_released(nonces, gone)
+            self._release_trouble.over()
+
+    def _note_release_error(self, error: Exception) -> None:
+        self._release_trouble.note_error(error)
+        self._abandoned.forget_overdue(self._abandoned.batch())
+
+
+class AsyncUpkeep(_Upkeep[AsyncPerformer]):
+    """Renews and releases on an event loop; holds the engine's background tasks."""
+
+    def begin_process(self) -> None:
+        """Start with nothing to do: at construction, and in a forked child."""
+        super().begin_process()
         self._begin_loop(None)
 
     def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -180,53 +227,30 @@ class AsyncUpkeep:
 
     async def renew(self) -> None:
         """Renew the due leases in one call."""
-        permits = self._core.due()
-        renewals = self._core.renewals(permits)
         try:
-            held = await self._performer.store_call("renew", lambda: self._store.renew(renewals))
-        except SemelError:
-            return  # the next beat tries again; two renewals may fail before a lease is over
-        except Exception as error:  # noqa: BLE001 - likewise; it is logged, where a lost task would be silent
+            await self._performer.drive(self._renew_due())
+        except Exception as error:  # noqa: BLE001 - the next beat tries again; a lost task would be silent
             self._trouble.note_error(error)
-            return
-        self._core.note_renewals(permits, held)
-        self._trouble.over()
 
     async def _release(self) -> None:
         while self._abandoned:
-            nonces = self._abandoned.batch()
             try:
-                gone = await self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
-            except SemelError:
-                self._abandoned.forget_overdue(nonces)
+                await self._performer.drive(self._release_batch())
             except Exception as error:  # noqa: BLE001 - as in renew
-                self._release_trouble.note_error(error)
-                self._abandoned.forget_overdue(nonces)
-            else:
-                self._abandoned.forget_released(nonces, gone)
-                self._release_trouble.over()
+                self._note_release_error(error)
             if self._abandoned and self._closing:
                 self._abandoned = AbandonedClaims()
             elif self._abandoned:
                 await asyncio.sleep(ABANDON_EVERY_SECONDS)
 
 
-class SyncUpkeep:
+class SyncUpkeep(_Upkeep[SyncPerformer]):
     """Renews and releases in one lazily started thread."""
-
-    def __init__(self, core: Core, store: Store, performer: SyncPerformer) -> None:
-        self._core = core
-        self._store = store
-        self._performer = performer
-        self._trouble = Trouble("the renewal of leases")
-        self._release_trouble = Trouble("the release of claims that were given up")
-        self._confirm_trouble = Trouble("the confirmation of settlements")
-        self.begin_process()
-        begin_in_children(self)
 
     def begin_process(self) -> None:
         """Start without a thread: at construction, and in a forked child."""
-        self._abandoned = AbandonedClaims()
+        super().begin_process()
+        self._confirm_trouble = Trouble("the confirmation of settlements")
         self._unconfirmed: dict[Settlement, float] = {}  # until when each is repeated, in monotonic seconds
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -272,8 +296,7 @@ class SyncUpkeep:
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
-        with self._changed:
-            self._abandoned.add(claim)
+        self._abandoned.add(claim)
         self._wake()
 
     def confirm(self, settlement: Settlement, seconds: float) -> None:
@@ -284,36 +307,16 @@ class SyncUpkeep:
 
     def renew(self) -> None:
         """Renew the due leases in one call."""
-        permits = self._core.due()
-        if not permits:
-            return
-        renewals = self._core.renewals(permits)
         try:
-            held = self._performer.store_call("renew", lambda: self._store.renew(renewals))
-        except SemelError:  # also a file that is away for a moment: this thread must outlive everything
-            return  # the next beat tries again; two renewals may fail before a lease is over
-        except Exception as error:  # noqa: BLE001 - likewise
+            self._performer.drive(self._renew_due())
+        except Exception as error:  # noqa: BLE001 - the next beat tries again: this thread must outlive everything
             self._trouble.note_error(error)
-            return
-        self._core.note_renewals(permits, held)
-        self._trouble.over()
 
     def _release(self) -> None:
-        with self._changed:
-            nonces = self._abandoned.batch()
-        if not nonces:
-            return
         try:
-            gone = self._performer.store_call("abandon", self._abandoned.release(self._store, nonces))
+            self._performer.drive(self._release_batch())
         except Exception as error:  # noqa: BLE001 - as in renew
-            if not isinstance(error, SemelError):
-                self._release_trouble.note_error(error)
-            with self._changed:
-                self._abandoned.forget_overdue(nonces)
-            return
-        self._release_trouble.over()
-        with self._changed:
-            self._abandoned.forget_released(nonces, gone)
+            self._note_release_error(error)
 
     def _confirm(self) -> None:
         with self._changed:

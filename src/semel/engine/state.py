@@ -35,7 +35,6 @@ from semel.core.model import (
     Grant,
     InProgress,
     Kept,
-    KeyExpired,
     KeyReused,
     OutcomeUnknown,
     Proceed,
@@ -44,14 +43,12 @@ from semel.core.model import (
     Resolution,
     Scope,
     Settlement,
-    Settling,
     State,
-    Superseded,
     Unreadable,
     Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome, Refused, Succeeded, Unprovable
+from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
 from semel.engine.permit import Permit
@@ -66,7 +63,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import weakness
-from semel.outbox.run import Emission, ring
+from semel.outbox.run import Emission
 from semel.policy import Command, Policy
 from semel.quota import Quota, check_quota
 from semel.sealing.rules import (
@@ -82,9 +79,9 @@ from semel.sealing.rules import (
 )
 from semel.sealing.rules import Seals as Seals
 from semel.stores.backend import Backend, quote_url
-from semel.stores.failures import BROKEN_RULE
 from semel.stores.process import begin_in_children
-from semel.telemetry import Observer, Silence, UnknownOutcomes, guard
+from semel.telemetry import Observer
+from semel.telemetry.command_events import CommandEvents
 
 SCHEMA_VERSION_MAX: Final = 3
 ID_SECRET_BYTES_MIN: Final = 16
@@ -119,7 +116,7 @@ class EngineOptions(TypedDict, total=False):
     quota: Quota | None
 
 
-class Core:
+class Core(CommandEvents):
     """State and arithmetic of one engine in one process."""
 
     def __init__(
@@ -139,9 +136,7 @@ class Core:
                 raise PolicyError(f"{name} must be a whole number of at least 0; it is {count!r}")
         if id_secret is not None and len(id_secret) < ID_SECRET_BYTES_MIN:
             raise PolicyError(f"id_secret must have at least {ID_SECRET_BYTES_MIN} bytes; it has {len(id_secret)}")
-        self.observer: Observer = guard(Silence() if observer is None else observer)
-        self.observing = not isinstance(self.observer, Silence)
-        self._unknowns = UnknownOutcomes() if observer is None else None  # logged without an observer
+        super().__init__(observer)
         self.id_secret = id_secret
         self.sealer = validate_sealer(sealer)
         self.draining = False
@@ -510,94 +505,6 @@ class Core:
                 else:
                     permit.lost = True
 
-    # --- telling ----------------------------------------------------------------------------
-
-    @property
-    def logs_unknown(self) -> bool:
-        """Whether unknown outcomes are logged, because no observer was given."""
-        return self._unknowns is not None
-
-    def tell(self, event: str, operation: str, value: float = 1, **labels: str) -> None:
-        """One event to the observer."""
-        if self.observing:
-            self.observer.event(event, value, {"operation": operation, **labels}, {})
-
-    def tell_unknown(self, operation: str, doubt: str, operation_id: bytes, caller: str) -> None:
-        """An outcome became unknown: one event to the observer, or a warning where there is none."""
-        id = uuid_text(operation_id)
-        if self.observing:
-            detail = {"operation_id": id, "caller": caller}
-            self.observer.event("unknown", 1, {"operation": operation, "doubt": doubt}, detail)
-        elif self._unknowns is not None:
-            self._unknowns.tell(operation, doubt, id, caller)
-
-    def tell_lapsed(self, operation: str, operation_id: bytes, caller: str, **more: str) -> None:
-        """A lease was found over."""
-        if self.observing:
-            detail = {"operation_id": uuid_text(operation_id), "caller": caller, **more}
-            self.observer.event("lapsed", 1, {"operation": operation}, detail)
-
-    _ALSO: Final = {
-        Replay: "replays",
-        KeyReused: "mismatches",
-        InProgress: "in_progress",
-        KeyExpired: "expired",
-    }
-
-    def tell_verdict(self, claim: Claim, verdict: Verdict) -> None:
-        """What an attempt met; the log learns the caller and a prefix of the key's hash."""
-        if not self.observing:
-            if type(verdict) is OutcomeUnknown and self._unknowns is not None:
-                self.tell_unknown(claim.scope.operation, verdict.doubt, verdict.operation_id, claim.scope.caller)
-            return
-        operation = claim.scope.operation
-        detail = _detail(claim, verdict)
-        self.observer.event("claims", 1, {"operation": operation, "verdict": type(verdict).__name__}, detail)
-        also = self._ALSO.get(type(verdict))
-        if also is not None:
-            self.observer.event(also, 1, {"operation": operation}, detail)
-        if isinstance(verdict, Proceed) and verdict.grant.lapses:
-            self.tell_lapsed(operation, verdict.grant.operation_id, claim.scope.caller, key_hash=detail["key_hash"])
-
-    def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
-        """How a permit ended."""
-        if permit.emission is not None and permit.emission.events:
-            ring()
-        if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
-            return
-        outcome = permit.outcome(outcome)
-        doubt = getattr(outcome, "doubt", None)
-        if doubt is not None:
-            scope = permit.asked.scope
-            self.tell_unknown(scope.operation, str(doubt), permit.execution_id, scope.caller)
-        if not self.observing:
-            return
-        scope = permit.asked.scope
-        operation = scope.operation
-        name = type(outcome).__name__ if not isinstance(reply, Superseded) else "Superseded"
-        detail = {
-            "caller": scope.caller,
-            "key_hash": permit.claim.key_hash.hex()[:8],
-            "operation_id": uuid_text(permit.execution_id),
-        }
-        state = reply.state if isinstance(reply, Superseded) else _SETTLED_AS.get(type(outcome))
-        if state is not None:
-            detail["state"] = state.name
-        self.observer.event("settlements", 1, {"operation": operation, "outcome": name}, detail)
-        if isinstance(reply, Superseded):
-            self.observer.event("superseded", 1, {"operation": operation}, detail)
-
-    def tell_store_call(self, verb: str, seconds: float) -> None:
-        """How long a store call took."""
-        if self.observing:
-            self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
-
-    def tell_store_error(self, verb: str, error: StoreError | SchemaError) -> None:
-        """A store call that failed; why, unless a rule of the handler's own was broken: its words may hold values."""
-        if self.observing:
-            reason = {} if BROKEN_RULE in str(error) else {"reason": str(error)}
-            self.observer.event("store_errors", 1, {"verb": verb, "error": type(error).__name__}, reason)
-
     def store_time(self) -> int:
         """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""
         return time.time_ns() // 1000
@@ -639,29 +546,6 @@ class Core:
         if self._opened is not None and self._opened.store_id != identity.store_id and identity.epoch == 1:
             raise another_store(self._opened.store_id)
         self._opened = identity
-
-
-# What a record reads after a permit's end, and after a verdict that does not name its state. What is released may be
-# run again; whether it is written as PROCESSING or FAILED_NOT_REPLAYABLE depends on the store's record.
-_SETTLED_AS: Final = {Succeeded: State.SUCCEEDED, Refused: State.FAILED_REPLAYABLE, Unprovable: State.UNKNOWN}
-_STATES_MET: Final = {InProgress: "PROCESSING", OutcomeUnknown: "UNKNOWN", KeyExpired: "EXPIRED"}
-
-
-def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
-    """What logs and traces learn of an attempt, and metrics do not: never the key."""
-    detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
-    operation_id: bytes | None
-    if type(verdict) is Proceed:
-        operation_id, state = verdict.grant.operation_id, verdict.grant.state.name
-    else:
-        operation_id = getattr(verdict, "operation_id", None)
-        known = getattr(verdict, "state", None)
-        state = known.name if known is not None else _STATES_MET.get(type(verdict), "")
-    if operation_id is not None:
-        detail["operation_id"] = uuid_text(operation_id)
-    if state:
-        detail["state"] = state
-    return detail
 
 
 def _await_verdict(other: Claim, claim: Claim, under: Under | None) -> Verdict:

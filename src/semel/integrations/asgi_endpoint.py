@@ -207,7 +207,7 @@ class EndpointCommands(Generic[R]):
         """The parameters of an endpoint that Semel fills. Raises ConfigurationError where it cannot."""
         filled = find_filled(endpoint)
         atomic = declared.policy.terms.effects is Effects.ATOMIC
-        check_sessions(endpoint, filled.sessions, atomic=atomic, on_sqlite=self.engine.backend.name == "sqlite")
+        check_sessions(endpoint, filled.sessions, atomic=atomic, blocking=self.engine.store.capabilities.blocking_units)
         if inspect.iscoroutinefunction(plain_function(endpoint)):
             self._on_loop.add(id(endpoint))  # which _plain keeps alive
         return filled
@@ -303,8 +303,8 @@ class EndpointCommands(Generic[R]):
         async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
             if not sessions:
                 return await self._call(endpoint, args, kwargs)
-            on_sqlite = self.engine.backend.name == "sqlite"
-            call = self._call_with_session if on_sqlite else self._call_with_async_session
+            blocking = self.engine.store.capabilities.blocking_units
+            call = self._call_with_session if blocking else self._call_with_async_session
             return await call(endpoint, permit.connection, args, kwargs, sessions)
 
     def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:

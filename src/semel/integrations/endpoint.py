@@ -218,8 +218,10 @@ def _find_marked(endpoint: Callable[..., Any], hints: dict[str, Any], marker: ty
     )
 
 
-def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, atomic: bool, on_sqlite: bool) -> None:
+def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, atomic: bool, blocking: bool) -> None:
     """Refuse a session that could not be had: no unit, or one of the other colour than the unit's connection.
+
+    Parameters: ``blocking`` the store's ``blocking_units``.
 
     Raises ConfigurationError.
     """
@@ -228,17 +230,17 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
         raise ConfigurationError(
             f"{name}: semel.atomic_session is a session in the command's own transaction; declare effects='atomic'"
         )
-    if sessions and not on_sqlite and not inspect.iscoroutinefunction(plain_function(endpoint)):
+    if sessions and not blocking and not inspect.iscoroutinefunction(plain_function(endpoint)):
         raise ConfigurationError(
             f"{name}: semel.atomic_session is an AsyncSession, which no thread can use; write async def"
         )
     orm, asynchronous = sys.modules.get("sqlalchemy.orm"), sys.modules.get("sqlalchemy.ext.asyncio")
-    refused = (orm and orm.Session) if not on_sqlite else (asynchronous and asynchronous.AsyncSession)
+    refused = (orm and orm.Session) if not blocking else (asynchronous and asynchronous.AsyncSession)
     hints = annotations_of(endpoint)
     for each in sessions:
         kind = getattr(hints[each], "__origin__", hints[each]) if hasattr(hints[each], "__metadata__") else hints[each]
         if refused and inspect.isclass(kind) and issubclass(kind, refused):
-            fits = "a Session, since SQLite's writes wait for nothing" if on_sqlite else "an AsyncSession"
+            fits = "a Session, since its writes wait for no network" if blocking else "an AsyncSession"
             raise ConfigurationError(f"{name}: on this store semel.atomic_session is {fits}; annotate {each!r} so")
 
 

@@ -29,7 +29,6 @@ from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_text
 from semel.core.timing import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
@@ -40,6 +39,7 @@ from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, re
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import dialect_of
+from semel.workers.trouble import Trouble
 from semel.workers.turns import Turns, is_due, seconds_to_turn
 
 BATCH: Final = 500

@@ -172,7 +172,7 @@ class Upstream:
 
     def _problem(self, kind: Kind, text: str, permit: Permit | None = None, *, linked: bool = False) -> Answer:
         """An answer in the upstream's place. ``linked`` where nothing else adds the link to the operation."""
-        operation = None if permit is None else permit.grant.operation_id
+        operation = None if permit is None else permit.execution_id
         answer = self._answer(kind, text, permit, 1 if kind.retryable else None)
         if operation is None or linked:
             return answer
@@ -180,7 +180,7 @@ class Upstream:
         return answer._replace(headers=tuple(pair for pair in answer.headers if pair != link))
 
     def _answer(self, kind: Kind, text: str, permit: Permit | None, retry_after: int | None) -> Answer:
-        operation = None if permit is None else permit.grant.operation_id
+        operation = None if permit is None else permit.execution_id
         return self._problems.answer(kind, text, operation_id=operation, retry_after=retry_after)
 
     def _request(self, scope: Scope, receive: Receive, permit: Permit | None, seconds: float) -> _Request:

@@ -18,7 +18,6 @@ from typing import Any, Final
 from semel.core.model import Find, Found, MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.core.timing import check_count, check_seconds
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.trouble import Trouble
 from semel.errors import ConfigurationError, PolicyError, SchemaError, StatementRefused, StepError, StoreError
 from semel.operations.flow import find_operation
 from semel.reconciliation.case import Case
@@ -27,6 +26,7 @@ from semel.reconciliation.rules import Again, DidNotHappen, Finding, StepSucceed
 from semel.reconciliation.store import Reconciliations
 from semel.steps.run import encode_found
 from semel.workers.loop import Loop
+from semel.workers.trouble import Trouble
 from semel.workers.turns import Turns, kind_of, seconds_to_turn
 
 PAGE: Final = 100

@@ -18,13 +18,13 @@ from semel.core.flow import Flow
 from semel.core.model import Find, Purged, Record, State
 from semel.core.timing import check_seconds
 from semel.engine.async_engine import AsyncEngine
-from semel.engine.trouble import Trouble
 from semel.errors import PolicyError, SchemaError, StoreError
 from semel.operations.flow import lapse
 from semel.policy import SPAN_SECONDS_MAX
 from semel.retention.flow import PURGE_CHUNK, PurgedAll, purge_all, rest_seconds
 from semel.retention.rules import PurgeClock
 from semel.workers.loop import Loop
+from semel.workers.trouble import Trouble
 from semel.workers.turns import TURNS_PER_LOOK, Turns, is_due, seconds_ahead
 
 _LOG: Final = logging.getLogger("semel")

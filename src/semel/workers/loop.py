@@ -7,8 +7,8 @@ import random
 from abc import ABC, abstractmethod
 from typing import Self
 
-from semel.engine.trouble import Trouble
 from semel.errors import SchemaError, StoreError
+from semel.workers.trouble import Trouble
 
 
 class Loop(ABC):

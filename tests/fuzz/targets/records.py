@@ -24,9 +24,10 @@ from semel.core.model import (
     Unreadable,
 )
 from semel.core.record import answer_of, matches, pack_headers, state_of, unpack_headers
-from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, resolve_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, settle_row
 from semel.operations.http import describe
 from semel.policy import Policy
+from semel.reconciliation.resolutions import resolve_row
 from semel.stores.memory.store import grant_row
 from semel.testing.attempts import ATOMIC, EXTERNAL, IDEMPOTENT, OK, attempt, settlement
 from semel.testing.clock import START_US

@@ -112,7 +112,7 @@ class AsgiCall:
         """Tell a client that does not wait where to look; the handler goes on."""
         self._accepted = True
         try:
-            await send_answer(self._send, self._exchange.answer_accepted(permit.grant.operation_id))
+            await send_answer(self._send, self._exchange.answer_accepted(permit.execution_id))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise

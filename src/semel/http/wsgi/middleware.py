@@ -171,7 +171,7 @@ class SemelMiddleware:
         environ["semel.permit"] = permit
         call = WsgiCall(self.app, self.engine, exchange, permit, start_response)
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
-            return send_answer(start_response, exchange.answer_accepted(permit.grant.operation_id))
+            return send_answer(start_response, exchange.answer_accepted(permit.execution_id))
         return call.run(environ, spool)
 
     def _read(self, exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:

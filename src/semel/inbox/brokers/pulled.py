@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from semel.engine.trouble import Trouble
 from semel.errors import PolicyError
 from semel.inbox.brokers.delivery import Deliveries, Handler, find_id
 from semel.inbox.run import AsyncInbox
+from semel.workers.trouble import Trouble
 
 D = TypeVar("D")
 LOG: Final = logging.getLogger("semel.consumers")

@@ -35,9 +35,10 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandon_row, action_of, mark_row, renew_row, reseal_row, resolve_row
+from semel.core.settle import abandon_row, mark_row, renew_row, reseal_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
+from semel.reconciliation.resolutions import action_of, resolve_row
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.postgres import doctor

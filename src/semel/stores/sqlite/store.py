@@ -41,19 +41,11 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.core.settle import (
-    abandon_row,
-    action_of,
-    lapse_row,
-    mark_row,
-    renew_row,
-    reseal_row,
-    resolve_row,
-    settle_row,
-)
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, reseal_row, settle_row
 from semel.core.timing import may_drop_answer, may_forget
 from semel.outbox.store import settle_with_events
 from semel.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
+from semel.reconciliation.resolutions import action_of, resolve_row
 from semel.steps.findings import steps_after
 from semel.steps.store import decide_with_steps, read_stored_steps, rewrite_steps
 from semel.stores.memory.store import grant_row
@@ -108,6 +100,7 @@ class SqliteStore:
         atomic_with_business_writes=True,
         counts_new_keys=True,
         holds_features=True,
+        blocking_units=True,
         looks_max=50_000,
     )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 REFUSAL: Final = Answer(409, (), b"out of stock")
 BROKEN: Final = Answer(500, (), b"")
+_ASYNCHRONOUS: Final = ("__aenter__", "ensure_closed", "fetchrow")  # what psycopg, asyncmy and asyncpg have for a loop
 
 
 class Failed(Exception):
@@ -372,7 +373,21 @@ def a_commit_that_never_arrived_leaves_nothing(bench: UnitBench) -> None:
     assert bench.rows == [1]
 
 
+def the_connection_blocks_as_the_store_declares(bench: UnitBench) -> None:
+    """Who writes on it awaits it on an event loop, unless the store declares ``blocking_units``."""
+    seen: list[bool] = []
+
+    async def handler(db: Writes) -> Answer:
+        seen.append(any(hasattr(db.connection, name) for name in _ASYNCHRONOUS))
+        return OK
+
+    bench.run("k", handler)
+    blocking = bench.process.engine.store.capabilities.blocking_units
+    assert seen == [bench.subject.asynchronous and not blocking]
+
+
 ALL: Final = (
+    the_connection_blocks_as_the_store_declares,
     writes_record_and_answer_are_one_commit,
     what_proves_nothing_is_rolled_back_and_runs_again,
     a_refusal_keeps_the_record_and_not_the_rows,
