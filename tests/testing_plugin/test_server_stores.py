@@ -24,6 +24,13 @@ from tests.testing_plugin.good import ALICE, BOB, Provider
 
 URLS = ["postgresql", "postgresql+asyncpg", pytest.param("mysql", marks=mariadb.MARK)]
 
+OTHERS: list[dict[str, Any]] = [
+    {"effects": "external"},
+    {"effects": "idempotent"},
+    {"steps": True},
+    {"steps": True, "resumable": True},
+]
+
 
 @pytest.fixture(params=URLS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -71,7 +78,7 @@ def test_an_atomic_endpoint_is_tried_with_its_own_database(engine: AsyncEngine, 
     assert (len(report.held), report.findings, report.not_tried) == (14, (), ()), report.text()
 
 
-@pytest.mark.parametrize("options", [{"effects": "external"}, {"effects": "idempotent"}, {"steps": True}])
+@pytest.mark.parametrize("options", OTHERS)
 def test_other_effects_are_tried_on_a_servers_database(options: dict[str, Any], engine: AsyncEngine) -> None:
     provider = Provider()
 
