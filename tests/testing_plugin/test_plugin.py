@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.house.sources import ROOT
+from tests.outbox.conftest import make_place
 
 pytest_plugins = ["pytester"]
 
@@ -98,12 +100,33 @@ def test_memory_is_the_default(semel_engine):
     result.stdout.fnmatch_lines(["*test_on_both?memory?*", "*test_on_both?sqlite?*", "*test_atomic?sqlite?*"])
 
 
+def test_the_marker_takes_the_url_of_a_servers_database(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    place = make_place("postgres", tmp_path)
+    result = run(
+        pytester,
+        f"""
+@pytest.mark.semel_store("sqlite", {place.url!r})
+def test_on_both(semel_async_engine, semel_clock, semel_store, assert_idempotent):
+    provider = Provider()
+    app = good.fastapi_app(semel_async_engine, provider)
+    report = assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges)
+    assert len(report.held) == 14
+""",
+        "-v",
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*test_on_both?sqlite?*", "*test_on_both?postgresql?*"])
+    result.stdout.no_fnmatch_line("*test_on_both*://*")  # a URL may have a password
+
+
 def test_an_unknown_store_is_refused(pytester: pytest.Pytester) -> None:
     result = run(
         pytester, "@pytest.mark.semel_store('postgres-at-home')\ndef test_it(semel_engine): pass\n", "--collect-only"
     )
     assert result.ret != 0
-    result.stdout.fnmatch_lines(["*semel_store takes names of stores, 'memory' or 'sqlite'; it has*"])
+    result.stdout.fnmatch_lines(
+        ["*semel_store takes names of stores, 'memory' or 'sqlite', and URLs of test databases*"]
+    )
 
 
 def test_time_passes_when_the_test_moves_the_clock(pytester: pytest.Pytester) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MARKER: Final = "semel_store"
 STORES: Final = ("memory", "sqlite")
+SERVERS: Final = ("postgresql:", "postgresql+asyncpg:", "mysql:", "mariadb:")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARKER}(*names): the stores of semel_engine and semel_async_engine, one test run each: "
-        f"{' or '.join(STORES)} (memory by default)",
+        f"{', '.join(STORES)} or the URL of a test's own PostgreSQL or MariaDB database (memory by default)",
     )
 
 
@@ -39,13 +40,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker(MARKER)
     if marker is None:
         return
-    unknown = [name for name in marker.args if name not in STORES]
+    unknown = [name for name in marker.args if name not in STORES and not str(name).startswith(SERVERS)]
     if unknown or not marker.args:
+        given = [name if name in STORES else _scheme_of(name) for name in marker.args]
         raise pytest.UsageError(
-            f"{metafunc.definition.nodeid}: semel_store takes names of stores, "
-            f"{' or '.join(map(repr, STORES))}; it has {list(marker.args)}"
+            f"{metafunc.definition.nodeid}: semel_store takes names of stores, {' or '.join(map(repr, STORES))}, and "
+            f"URLs of test databases, such as 'postgresql+asyncpg://...' or 'mysql://...'; it has {given}"
         )
-    metafunc.parametrize(MARKER, marker.args, indirect=True)
+    names = [name if name in STORES else _scheme_of(name) for name in marker.args]  # no URL with its password in an id
+    metafunc.parametrize(MARKER, marker.args, indirect=True, ids=names)
+
+
+def _scheme_of(url: object) -> str:
+    return str(url).partition(":")[0]
 
 
 @pytest.fixture
@@ -58,7 +65,11 @@ def semel_clock() -> SettableClock:
 
 @pytest.fixture
 def semel_store(request: pytest.FixtureRequest) -> str:
-    """The name of this test's store; chosen with ``@pytest.mark.semel_store("memory", "sqlite")``."""
+    """The name or URL of this test's store; chosen with ``@pytest.mark.semel_store("memory", "sqlite")``.
+
+    A URL names a PostgreSQL or MariaDB database that only tests use: it is migrated, and its store's clock is
+    ``semel_clock``. In a database that other processes use, their leases would lapse when a test moves the clock.
+    """
     return str(getattr(request, "param", STORES[0]))
 
 
@@ -101,6 +112,14 @@ def _backend(store: str, database: Path, clock: SettableClock) -> Backend:
         # A commit is not waited for: tests end processes, not machines.
         return sqlite_backend(SqliteDriver(str(database), synchronous="OFF", clock=clock))
     from semel.stores.backend import Backend
+
+    if store.startswith(SERVERS):
+        from semel.stores.urls import connect_backend
+
+        backend = connect_backend(store)
+        # Frozen, and shared by the driver and all that it lends: nothing has read its clock yet.
+        object.__setattr__(backend.driver.server, "clock", clock)
+        return backend
     from semel.stores.memory.driver import LocalDriver
     from semel.stores.memory.store import MemoryStore
 

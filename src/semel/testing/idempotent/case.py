@@ -65,7 +65,7 @@ class Case:
             ``json`` and ``arguments`` may be functions of the command's number, ``json=lambda n: {"order": n}``, where
             no two commands may have the same payload.
         changed: another payload of the same kind (JSON value, bytes, or arguments). By default one value of the
-            payload is changed.
+            payload is changed. It may be a function of the command's number, too.
         headers: of the request, such as those that authenticate the caller.
         other_caller: the headers with which *another* caller sends the same request (for a function: its arguments).
         events: the events that the handler publishes itself, where they do not go through Semel's outbox, which is read
@@ -134,12 +134,13 @@ class Case:
     def another(self, number: int = 1, members: tuple[str, ...] = ()) -> Request | None:
         """A request with another payload; None where none can be made up. ``members`` of JSON that must differ."""
         value, arguments = _of(self.json, number), _of(self.arguments, number)
-        if self.changed is not None:
-            if isinstance(self.changed, bytes):
-                return self._make(None, self.changed, arguments)
+        changed = _of(self.changed, number)
+        if changed is not None:
+            if isinstance(changed, bytes):
+                return self._make(None, changed, arguments)
             if self.request:
-                return self._make(self.changed, None, arguments)
-            return self._make(None, None, {**arguments, **self.changed})
+                return self._make(changed, None, arguments)
+            return self._make(None, None, {**arguments, **changed})
         if value is not None:
             return self._make(alter(value, members), None, arguments)
         if self.body:

@@ -198,14 +198,20 @@ class _Shifted:
 def movable(engines: tuple[AnyEngine, ...]) -> Iterator[Clocks | None]:
     """Clocks that can be moved, meanwhile; None where a store's clock is out of reach.
 
-    A driver on another clock than a settable one reads that clock, moved on, and afterwards the plain one again.
+    A driver on another clock than a settable one reads that clock, moved on, and afterwards the plain one again. That
+    of a server is moved only where it is a settable one: in a database that others use, their leases would lapse.
     """
     settable: list[SettableClock] = []
     shifted: list[_Shifted] = []
     with ExitStack() as stack:
         reached = bool(engines)
         for driver in {id(engine.backend.driver): engine.backend.driver for engine in engines}.values():
-            holders = list(_holders(getattr(driver, "inner", driver)))
+            inner = getattr(driver, "inner", driver)
+            clock = getattr(getattr(inner, "server", None), "clock", None)
+            if isinstance(clock, SettableClock):
+                settable.append(clock)
+                continue
+            holders = list(_holders(inner))
             reached = reached and bool(holders)
             for holder, name in holders:
                 clock = getattr(holder, name)

@@ -166,7 +166,8 @@ class Probe:
         if self.clocks is None:
             raise NotGiven(
                 "the clock of this store belongs to its server",
-                "let the test use a store with a settable clock: the fixture semel_engine, memory:// or sqlite:///",
+                "let the application use the fixture semel_async_engine or semel_engine, whose clock is the test's: in "
+                "memory, or with @pytest.mark.semel_store('postgresql://...') on a database that only tests use",
             )
         return self.clocks
 

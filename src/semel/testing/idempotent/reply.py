@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -23,6 +24,7 @@ from semel.errors import (
 )
 
 BODY_SHOWN_MAX: Final = 120
+_OPEN: Final = ("CLAIMED", "PROCESSING")
 _CODE_HEADER: Final = "semel-code"
 
 
@@ -107,10 +109,20 @@ class Reply:
         if self.error is not None:
             return next((came for kind, came in _BY_ERROR if isinstance(self.error, kind)), Came.FAILED)
         if self.status is None or self.status < 400:
-            return Came.DONE
+            return Came.IN_PROGRESS if self._is_accepted() else Came.DONE
         if self.code:
             return _BY_CODE.get(self.code, Came.REFUSED if self.status < 500 else Came.FAILED)
         return _BY_STATUS.get(self.status, Came.REFUSED if self.status < 500 else Came.FAILED)
+
+    def _is_accepted(self) -> bool:
+        """Whether it is Semel's 202: the command runs, and comes to its end without its client."""
+        if self.status != 202 or self.replay:
+            return False
+        try:
+            document = json.loads(self.body)
+        except ValueError:
+            return False
+        return isinstance(document, dict) and "operationId" in document and document.get("state") in _OPEN
 
     @property
     def done(self) -> bool:

@@ -10,6 +10,10 @@ _SCOPE = (
     "let the key mean something for its caller only: caller= must return the authenticated user (and tenant), such as "
     "from_state('user') behind your authentication, never single_caller and never a header that a client writes"
 )
+_ONCE_FOR_ALL = (
+    "If the answer is the other caller's own, and only this payload can be done just once (a unique row), give json= a "
+    "payload that both callers may do"
+)
 
 
 async def no_replay_across_callers(probe: Probe) -> None:
@@ -31,16 +35,14 @@ async def no_replay_across_callers(probe: Probe) -> None:
     _check_allowed(reply)
     if reply.done and not reply.replay and command.last == probe.unit:
         return
-    sent = "the same request with the same key, by another caller"
-    if reply.done:
-        means = (
-            "one customer gets the other's answer, with all its data, and their own order is never made"
-            if reply.same_answer(original) or reply.replay
-            else "the other caller's command is not done"
-        )
+    sent, change = "the same request with the same key, by another caller", _SCOPE
+    if reply.done and (reply.same_answer(original) or reply.replay):
+        means = "one customer gets the other's answer, with all its data, and their own order is never made"
+    elif reply.done:
+        means, change = "the other caller's command has no effect of its own", f"{_SCOPE}. {_ONCE_FOR_ALL}"
     else:
         means = "one customer's key blocks the other's, and tells them that it is in use"
-    probe.find(check, sent, f"{reply.text()}; {probe.times(command.last)}", means, _SCOPE)
+    probe.find(check, sent, f"{reply.text()}; {probe.times(command.last)}", means, change)
 
 
 async def stored_answer_never_reaches_the_wrong_caller(probe: Probe) -> None:
