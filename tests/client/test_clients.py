@@ -36,6 +36,7 @@ from semel.client import (
     RetryTransport,
     deadline,
 )
+from semel.client.intents import no_answer
 from semel.client.journal import SendingClaim
 from semel.client.plan import LIFETIME_OVER, Outcome
 from semel.errors import ConfigurationError, InvalidKey
@@ -342,6 +343,11 @@ def parts() -> Iterator[bytes]:
         ({"json": {}, "content": b""}, "one of json="),
         ({"json": {}, "headers": {"idempotency-key": "x"}}, "key="),
         ({"json": {}, "headers": {"Authorization": "Bearer x"}}, "credential"),
+        ({"json": {}, "headers": {"X-Shop": "a\nb"}}, "the value of the header X-Shop"),
+        ({"json": {}, "headers": {"X-Shop": "é"}}, "percent-encode"),
+        ({"json": {}, "headers": {"X-Shop": 1}}, "the value of the header X-Shop"),
+        ({"json": {}, "headers": {"X Shop": "a"}}, "'X Shop' is no name of a header"),
+        ({"json": {}, "headers": {1: "a"}}, "1 is no name of a header"),
         ({"json": {}, "name": ""}, "name"),
         ({"json": {}, "name": "x" * 201}, "name"),
     ],
@@ -361,6 +367,27 @@ def test_an_intent_that_cannot_be_repeated_is_refused_with_the_remedy(
 def test_a_key_for_all_requests_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="one key for all requests"):
         Client("https://x.example", headers={"idempotency-key": "x"})
+
+
+@pytest.mark.parametrize("secret", ["Bearer \u0141", "Bearer secret\n", "a\rb"])
+def test_a_credential_that_cannot_be_sent_is_refused_and_not_quoted(secret: str) -> None:
+    """As one that was read from a file, with its line break."""
+    for client in (Client, AsyncClient):
+        with pytest.raises(ConfigurationError, match="the value of the header Authorization") as raised:
+            client("https://x.example", headers={"Authorization": secret})
+        assert secret.strip() not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="a value that HTTP cannot carry") as raised:
+        no_answer(httpx.LocalProtocolError(f"Illegal header value {secret.encode()!r}"))
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["", "PO ST", "GET\n", "É"])
+def test_a_method_that_http_has_not_is_refused_before_it_is_kept(method: str) -> None:
+    """Kept in the journal it would end each resume()."""
+    journal = Journal("memory://")
+    with pytest.raises(ConfigurationError, match="is no method of HTTP"):
+        Client("https://x.example", journal=journal).intent(method, "/payments", json={})
+    assert journal.open() == []
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256])

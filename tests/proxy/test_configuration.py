@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
 from semel.errors import ConfigurationError
@@ -62,6 +65,25 @@ def test_authorization_is_kept_as_a_hash_only() -> None:
     assert caller is not None
     assert "secret" not in caller.id
     assert len(caller.id) == 64
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "own"),
+    [
+        ("http://127.0.0.1:8080", "127.0.0.1", True),
+        ("http://localhost:8080", "127.0.0.1", True),
+        ("http://[::1]:8080", "0.0.0.0", True),
+        ("http://shop:8080", "shop", True),
+        ("http://127.0.0.1:3000", "127.0.0.1", False),
+        ("http://10.0.0.7:8080", "0.0.0.0", False),
+        ("http://shop:8080", "127.0.0.1", False),
+    ],
+)
+def test_a_proxy_is_not_its_own_upstream(url: str, host: str, own: bool) -> None:
+    """One request would come back to it until no connection is left."""
+    expected: Any = pytest.raises(ConfigurationError, match="each request would come back") if own else nullcontext()
+    with expected:
+        UpstreamOrigin.of(url).check_is_another(host, 8080)
 
 
 @pytest.mark.parametrize("url", ["shop:3000", "http://", "ftp://shop", "http://shop/path", "http://shop:99999"])

@@ -341,6 +341,13 @@ def test_check_shows_the_operations(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["operations"][0]["operation"] == "pay"
 
 
+def test_a_proxy_in_front_of_itself_is_refused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--upstream", "http://localhost:8099", "--port", "8099"]
+    for command in (["proxy", "--store", store], ["gate"]):
+        assert main([*command, "--config", str(EXAMPLE / "operations.toml"), *arguments]) == 2
+        assert "each request would come back to it; name the service's address" in capsys.readouterr().err
+
+
 def test_a_memory_store_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["proxy", "--config", str(EXAMPLE / "operations.toml"), "--upstream", "http://127.0.0.1:9"]
     assert main([*arguments, "--store", "memory://"]) == 2

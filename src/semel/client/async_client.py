@@ -115,6 +115,7 @@ class AsyncClient:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.core = ClientCore(base_url, budget or Budget(), journal, breaker, bare, progress)
+        self.core.check_headers(headers or {})
         self._own = http is None
         self._http = http if http is not None else httpx.AsyncClient(headers=headers, auth=auth)
         self.core.check_headers(self._http.headers)

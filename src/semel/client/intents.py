@@ -57,6 +57,9 @@ _CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie
 _CLAIM_MARGIN_SECONDS: Final = 30.0
 # Of these exceptions it is certain that no byte of the request left.
 _NOTHING_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_is_token: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+_is_field_value: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|").fullmatch
+_ILLEGAL_VALUE: Final = "Illegal header value"  # how httpx's error begins that quotes a header's value
 _has_scheme: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://").match
 T = TypeVar("T")
 
@@ -168,7 +171,8 @@ class ClientCore:
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     def check_headers(self, headers: Mapping[str, str]) -> None:
-        """Raises ConfigurationError where headers of all requests hold a key."""
+        """Raises ConfigurationError where headers of all requests hold a key, or one that HTTP cannot carry."""
+        check_sendable(headers)
         if any(name.lower() == KEY_HEADER.lower() for name in headers):
             raise ConfigurationError(
                 f"{KEY_HEADER} among the client's headers would be one key for all requests: leave it out, or give "
@@ -208,6 +212,9 @@ class ClientCore:
             else f"{self.base_url.rstrip('/')}/{url.lstrip('/')}"
         )
         own = dict(headers or {})
+        check_sendable(own)
+        if not isinstance(method, str) or _is_token(method) is None:
+            raise ConfigurationError(f"{method!r} is no method of HTTP; give one such as POST")
         if json is not None and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = "application/json"
         try:
@@ -318,6 +325,21 @@ class ClientCore:
             self._progress(Progress(attempt, text, pause))
 
 
+def check_sendable(headers: Mapping[Any, Any]) -> None:
+    """Raises ConfigurationError, which quotes no value, where HTTP cannot carry a header.
+
+    An intent that could never be sent would end each ``resume()``.
+    """
+    for name, value in headers.items():
+        if not isinstance(name, str) or _is_token(name) is None:
+            raise ConfigurationError(f"{name!r} is no name of a header; give one such as X-Shop")
+        if not isinstance(value, str) or _is_field_value(value) is None:
+            raise ConfigurationError(
+                f"the value of the header {name} must be a text of visible ASCII characters, without a space or a line "
+                "break at its ends; percent-encode other letters"
+            )
+
+
 def quote_key(key: str) -> str:
     """A key as a String of RFC 9651.
 
@@ -345,7 +367,8 @@ def to_answered(response: httpx.Response, at: float) -> Answered:
 def no_answer(error: httpx.RequestError) -> NoAnswer:
     """Turn an httpx exception into evidence. Raises ConfigurationError if the request itself cannot be sent."""
     if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError):
-        raise ConfigurationError(f"this request cannot be sent: {error}") from None
+        said = "a header has a value that HTTP cannot carry" if str(error).startswith(_ILLEGAL_VALUE) else error
+        raise ConfigurationError(f"this request cannot be sent: {said}") from None
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return NoAnswer(reason, sent=not isinstance(error, _NOTHING_LEFT))
 

@@ -83,7 +83,8 @@ class Client:
         http: an ``httpx.Client`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
-    Raises ConfigurationError where all requests would carry one key, or the base URL is no text.
+    Raises ConfigurationError where all requests would carry one key, a header cannot be sent, or the base URL is no
+    text.
 
     >>> import httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))
@@ -106,6 +107,7 @@ class Client:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.core = ClientCore(base_url, budget or Budget(), journal, breaker, bare, progress)
+        self.core.check_headers(headers or {})
         self._own = http is None
         self._http = http if http is not None else httpx.Client(headers=headers, auth=auth)
         self.core.check_headers(self._http.headers)

@@ -198,8 +198,9 @@ def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = Non
     """Serve with uvicorn until SIGTERM or SIGINT; then commands on their way come to their end.
 
     Parameters: ``health`` where probes are answered; ``check`` what else they report, such as whether the store
-    answers. Raises ConfigurationError where ``health`` cannot be listened on.
+    answers. Raises ConfigurationError where ``health`` cannot be listened on, or the upstream is this address.
     """
+    app.upstream.origin.check_is_another(host, port)
     try:
         probes = None if health is None else HealthServer(*health, lambda: _readiness(app.upstream, check))
     except OSError as error:

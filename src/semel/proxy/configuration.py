@@ -39,6 +39,8 @@ _WORDS: Final = ("effects", "key", "key_from", "answers", "after_expiry", "json"
 _COUNTS: Final = ("attempts_max", "body_bytes_max", "answer_bytes_max")
 _LISTS: Final = ("counts", "replay_headers", "redact")
 _MEMBERS: Final = (*_OWN, *_SPANS, *_WORDS, *_COUNTS, *_LISTS)
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_ANYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _CALLERS: Final = 'caller = "header:X-Authenticated-User", caller = "authorization" or caller = "none"'
 
 
@@ -250,6 +252,18 @@ class UpstreamOrigin:
                 f"--upstream must be http://HOST:PORT or https://HOST, without a path; it is {url!r}"
             )
         return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
+
+    def check_is_another(self, host: str, port: int) -> None:
+        """Raises ConfigurationError where a proxy itself listens on it: each request would come back.
+
+        >>> UpstreamOrigin.of("http://127.0.0.1:3000").check_is_another("127.0.0.1", 8080)
+        """
+        names = _LOOPBACK if host in _LOOPBACK | _ANYWHERE else {host}
+        if self.port == port and self.host in names:
+            raise ConfigurationError(
+                f"--upstream {self.url} is the address that this proxy listens on, so that each request would come "
+                "back to it; name the service's address, or give another --port"
+            )
 
     @property
     def url(self) -> str:

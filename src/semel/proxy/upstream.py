@@ -72,7 +72,7 @@ class Upstream:
     ) -> None:
         self.commands: Counter[str] = Counter()
         self.passing: set[asyncio.Task[None]] = set()
-        self._origin = origin
+        self.origin = origin
         self._timeouts = timeouts
         self._idle_seconds = idle_seconds
         self._problems = Problems()
@@ -92,7 +92,7 @@ class Upstream:
         """Whether the upstream takes a connection now; nothing is sent on it."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(self._origin.host, self._origin.port)
+                _, writer = await asyncio.open_connection(self.origin.host, self.origin.port)
         except OSError:  # TimeoutError too
             return False
         writer.close()
@@ -184,7 +184,7 @@ class Upstream:
         return self._problems.answer(kind, text, operation_id=operation, retry_after=retry_after)
 
     def _request(self, scope: Scope, receive: Receive, permit: Permit | None, seconds: float) -> _Request:
-        origin, query = self._origin, scope.get("query_string", b"")
+        origin, query = self.origin, scope.get("query_string", b"")
         target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=origin.scheme, host=origin.host, port=origin.port, target=target)
         headers = request_headers(scope, origin.authority)
