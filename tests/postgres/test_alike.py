@@ -10,9 +10,20 @@ import pytest
 
 from semel import Answer
 from semel.core.decide import first_grant
-from semel.core.model import Claim, KeyReused, Proceed, Record, Replay, Settled, Settlement, State, Superseded
+from semel.core.model import (
+    Allowance,
+    Claim,
+    KeyReused,
+    Proceed,
+    Record,
+    Replay,
+    Settled,
+    Settlement,
+    State,
+    Superseded,
+)
 from semel.stores.postgres.alike import CLAIMS_OWN, SETTLEMENTS_OWN, claims_alike, settlements_alike
-from semel.stores.postgres.rows import CLAIM_ALIKE, SETTLE_ALIKE, SQL
+from semel.stores.postgres.rows import CLAIM_ALIKE, CLAIM_IN_TERMS, SETTLE_ALIKE, SQL
 from semel.stores.sql.statements import Statement
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, scope, settlement
 from tests.engine.shells import MADE, command
@@ -51,37 +62,47 @@ def test_six_columns_of_a_claim_and_five_of_a_settlement_are_a_rows_own() -> Non
     """What travels once is no array: most of what a batch cost its process was to write down the same many times."""
     assert (arrays(SQL["claim"]), arrays(CLAIM_ALIKE), len(CLAIMS_OWN)) == (20, 6, 6)
     assert (arrays(SQL["settle"]), arrays(SETTLE_ALIKE), len(SETTLEMENTS_OWN)) == (14, 5, 5)
-    assert set(CLAIM_ALIKE.distinct) == set(SQL["claim"].distinct)
+    assert [arrays(CLAIM_IN_TERMS), CLAIM_ALIKE.name, CLAIM_IN_TERMS.name] == [9, "claim_alike", "claim_in_terms"]
+    assert set(CLAIM_ALIKE.distinct) == set(CLAIM_IN_TERMS.distinct) == set(SQL["claim"].distinct)
     assert set(SETTLE_ALIKE.distinct) == set(SQL["settle"].distinct)
 
 
-LIKE = [attempt(f"k{number}", nonce=number, request=number) for number in range(3)]
+LIKE = [attempt(f"k{number}", request=number) for number in range(3)]
 OTHERS = {
-    "caller": attempt("x", within=scope(caller="bob")),
-    "operation": attempt("x", within=scope("refund")),
-    "recipe": attempt("x", recipe="2.tests"),
-    "terms": attempt("x", policy=IDEMPOTENT),
-    "holder": attempt("x")._replace(holder="another:1"),
+    "tenant": (attempt("x", within=scope(tenant="other")), True),
+    "caller": (attempt("x", within=scope(caller="bob")), True),
+    "operation": (attempt("x", within=scope("refund")), True),
+    "recipe": (attempt("x", recipe="2.tests"), False),
+    "terms": (attempt("x", policy=IDEMPOTENT), False),
+    "holder": (attempt("x")._replace(holder="another:1"), False),
+    "quota": (attempt("x")._replace(quota=Allowance(b"q" * 16, 1, 1_000_000, None, None)), False),
 }
 
 
 @pytest.mark.parametrize("differs", OTHERS)
-def test_claims_that_differ_in_more_than_their_own_columns_are_not_alike(differs: str) -> None:
-    like = [claim._replace(holder="host:1") for claim in LIKE]
-    assert claims_alike(like, None) is not None
-    assert claims_alike([*like, OTHERS[differs]], None) is None
+def test_claims_in_other_terms_are_not_alike(differs: str) -> None:
+    """Those of other callers and operations are, in the names of each."""
+    other, in_terms = OTHERS[differs]
+    found = claims_alike(LIKE, None)
+    assert found is not None
+    assert found[0]
+    mixed = claims_alike([*LIKE, other], None)
+    assert (mixed is not None) is in_terms
+    assert mixed is None or not mixed[0]
 
 
 def test_claims_are_written_the_same_alone_alike_and_in_a_mixed_batch(make_fellow: Callable[..., Fellow]) -> None:
     fellow, odd = make_fellow(), scope(caller=ODD)
-    alone, *alike, mixed = [attempt(f"k{number}", nonce=1, request=number, within=odd) for number in range(5)]
+    alone, *alike, in_terms, mixed = [attempt(f"k{number}", request=number, within=odd) for number in range(6)]
     found = claimed(fellow, [alone]) + claimed(fellow, alike)
-    found += claimed(fellow, [mixed, attempt("other", within=scope(caller="bob"))])
+    found += claimed(fellow, [in_terms, attempt("other", within=scope(caller="bob"))])
+    found += claimed(fellow, [mixed, attempt("another", policy=IDEMPOTENT)])
     assert {type(verdict) for verdict in found} == {Proceed}
-    rows = records(fellow, [alone, *alike, mixed])
+    written = [alone, *alike, in_terms, mixed]
+    rows = records(fellow, written)
     assert all(row.caller == ODD for row in rows)
-    assert [shared(row) for row in rows] == [shared(rows[0])] * 5
-    for row, claim in zip(rows, [alone, *alike, mixed], strict=True):
+    assert [shared(row) for row in rows] == [shared(rows[0])] * 6
+    for row, claim in zip(rows, written, strict=True):
         assert all(getattr(row, name) == getattr(claim, name) for name in KEPT_BY[:5])
 
 

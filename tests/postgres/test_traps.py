@@ -98,7 +98,7 @@ def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_w
     outside.connection.execute("ANALYZE semel_record")
     every = {**postgres_rows.SQL, **statements("semel.steps", "sql/postgres_steps.sql")}
     kept = [statement for statement in every.values() if statement.planned_once]
-    kept += [postgres_rows.CLAIM_ALIKE, postgres_rows.SETTLE_ALIKE]
+    kept += [postgres_rows.CLAIM_ALIKE, postgres_rows.CLAIM_IN_TERMS, postgres_rows.SETTLE_ALIKE]
     assert {statement.name for statement in kept} >= {"claim", "claim_alike", "settle", "look", "write_steps"}
     with psycopg.connect(conninfo, **PostgresServer(conninfo, schema=schema()).options()) as planner:
         for statement in kept:

@@ -12,9 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from semel import AsyncEngine, AsyncPermit, Permit
-from semel.engine.urls import connect_backend
 from semel.http import from_state
 from semel.integrations.fastapi import Semel
+from semel.stores.urls import connect_backend
 from semel.testing.clock import SettableClock
 from semel.testing.idempotent import check_idempotent
 from semel.testing.pytest_plugin import _backend

@@ -1,8 +1,8 @@
 """Batches whose rows have most columns in common: what is the same in all of them travels once, as a plain value.
 
-Commands of one operation and caller have their names, terms and holder in common, and most answers their status and
-headers. Then a claim has six arrays instead of twenty, and a settlement five instead of fourteen. Any other batch
-takes the statement as it is written.
+Commands of one operation and caller have their names, terms and holder in common, commands of one policy their terms
+and holder, and most answers their status and headers. Then a claim has six or nine arrays instead of twenty, and a
+settlement five instead of fourteen. Any other batch takes the statement as it is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from semel.core.model import ANSWERED_STATES, STORED_ANSWERS, Claim, Scope, Settlement, Terms
 from semel.core.record import digest_answers, pack_headers
-from semel.stores.postgres.text import escape
+from semel.stores.postgres.text import all_escaped, escape
 from semel.stores.sql.statements import Argument, Statement, Value, compose
 
 _ROWS: Final = re.compile(r"unnest\((?P<arrays>[^()]*)\) AS (?P<row>\w+) \([^()]*\)")
@@ -25,8 +25,10 @@ _LOCK: Final = Struct("!q").unpack_from
 id_of: Final = itemgetter(0)  # of a claim or a settlement
 
 
-def with_shared(statement: Statement, own: Sequence[str]) -> Statement:
+def with_shared(statement: Statement, own: Sequence[str], name: str = "alike") -> Statement:
     """A statement over rows of arrays, with plain values for all columns but a row's ``own``.
+
+    Parameters: ``name`` that is put behind the statement's.
 
     >>> text = "SELECT w.id, w.holder FROM unnest(:id::bytea[], :holder::text[]) AS w (id, holder)"
     >>> with_shared(compose("seen", text), ["id"]).text
@@ -35,33 +37,34 @@ def with_shared(statement: Statement, own: Sequence[str]) -> Statement:
     found = _ROWS.search(statement.text)
     assert found is not None
     row, kinds = found["row"], dict(_ARRAY.findall(found["arrays"]))
-    arrays = ", ".join(f":{name}::{kind}[]" for name, kind in kinds.items() if name in own)
-    names = ", ".join(name for name in kinds if name in own)
-    text = statement.text.replace(found[0], f"unnest({arrays}) AS {row} ({names})", 1)
-    for name, kind in kinds.items():
-        if name not in own:
-            text = re.sub(rf"\b{row}\.{name}\b", f":{name}::{kind}", text)
-    return compose(f"{statement.name}_alike", text, planned_once=statement.planned_once)
+    arrays = ", ".join(f":{column}::{kind}[]" for column, kind in kinds.items() if column in own)
+    columns = ", ".join(column for column in kinds if column in own)
+    text = statement.text.replace(found[0], f"unnest({arrays}) AS {row} ({columns})", 1)
+    for column, kind in kinds.items():
+        if column not in own:
+            text = re.sub(rf"\b{row}\.{column}\b", f":{column}::{kind}", text)
+    return compose(f"{statement.name}_{name}", text, planned_once=statement.planned_once)
 
 
 CLAIMS_OWN: Final = ("id", "key_hash", "fingerprint", "nonce", "operation_id", "lock")
+CLAIMS_AND_SCOPES: Final = (*CLAIMS_OWN, *Scope._fields)
 SETTLEMENTS_OWN: Final = ("id", "fence", "nonce", "answer_digest", "body")
 
 
-def claims_alike(claims: Sequence[Claim], store_id: str | None) -> dict[str, Argument] | None:
-    """What the claims of one caller and operation write; None where they differ in more than their own columns."""
+def claims_alike(claims: Sequence[Claim], store_id: str | None) -> tuple[bool, dict[str, Argument]] | None:
+    """What claims in the same terms write, and whether they also have one scope; None where their terms differ."""
     count = len(claims)
     ids, nonces, scopes, key_hashes, recipes, fingerprints, operation_ids, holders, terms, _, _, quotas = zip(
         *claims, strict=True
     )
     scope, recipe, holder, term = scopes[0], recipes[0], holders[0], terms[0]
     if not (
-        scopes.count(scope) == recipes.count(recipe) == holders.count(holder) == terms.count(term) == count
-        and quotas.count(None) == count
+        recipes.count(recipe) == holders.count(holder) == terms.count(term) == count and quotas.count(None) == count
     ):
         return None
-    return {
-        **names_of(scope),
+    one = scopes.count(scope) == count
+    return one, {
+        **(names_of(scope) if one else _names(scopes)),
         **numbers_of(term),
         "recipe": recipe,
         "holder": holder,
@@ -73,6 +76,11 @@ def claims_alike(claims: Sequence[Claim], store_id: str | None) -> dict[str, Arg
         "operation_id": list(operation_ids),
         "lock": [lock for (lock,) in map(_LOCK, ids)],
     }
+
+
+def _names(scopes: Sequence[Scope]) -> dict[str, Argument]:
+    """The names of several callers or operations, a column each."""
+    return dict(zip(Scope._fields, map(all_escaped, zip(*scopes, strict=True)), strict=True))
 
 
 @lru_cache(maxsize=1024)
@@ -138,6 +146,7 @@ def are_different(settlements: Sequence[Any]) -> bool:
 
 
 __all__ = [
+    "CLAIMS_AND_SCOPES",
     "CLAIMS_OWN",
     "SETTLEMENTS_OWN",
     "are_different",

@@ -34,6 +34,7 @@ from semel.core.model import (
 from semel.core.record import answer_digest, pack_headers
 from semel.quota import NEW_KEYS, OPEN, OPEN_RETRY_US, refusal, unpack_counts
 from semel.stores.postgres.alike import (
+    CLAIMS_AND_SCOPES,
     CLAIMS_OWN,
     SETTLEMENTS_OWN,
     are_different,
@@ -96,6 +97,7 @@ def _taking(name: str) -> Statement:
 
 _CLAIM, _COUNTED, _TAKE_PLACE = SQL["claim"], _taking("claim_counted"), _taking("take_place")
 CLAIM_ALIKE: Final = with_shared(_CLAIM, CLAIMS_OWN)
+CLAIM_IN_TERMS: Final = with_shared(_CLAIM, CLAIMS_AND_SCOPES, "in_terms")
 SETTLE_ALIKE: Final = with_shared(SQL["settle"], SETTLEMENTS_OWN)
 _SETTLED: Final = Settled()
 _row_id: Final = itemgetter(1)
@@ -176,7 +178,8 @@ def _claiming(claims: list[Claim], unit: Statement | None, store_id: str | None)
         return Query(unit, {**unit_values(claims[0]), "store": store_id})
     alike = claims_alike(claims, store_id)
     if alike is not None:
-        return Query(CLAIM_ALIKE, alike)
+        one_scope, params = alike
+        return Query(CLAIM_ALIKE if one_scope else CLAIM_IN_TERMS, params)
     wanted: dict[str, Argument] = {**_claim_columns(claims), "store": store_id}
     if all(claim.quota is None for claim in claims):
         return Query(_CLAIM, wanted)
