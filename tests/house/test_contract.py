@@ -22,7 +22,6 @@ DIALECTS = {"SQLITE", "POSTGRES", "MARIADB"}
 # Where such a switch is right, and why.
 ALLOWED = {
     "semel.engine.runner": "a driver declares AnswersAtOnce by its methods, once for an engine",
-    "semel.integrations.asgi_endpoint": "a session of SQLite's is synchronous; decided while the request runs",
     "semel.operations.tracking": "wraps a store, and hands on every verb that it does not change",
     "semel.stores.sql.dialect": "the one place that asks a store for its dialect",
     "semel.reference.app": "the reference service is on SQLite",
