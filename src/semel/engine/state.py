@@ -327,7 +327,7 @@ class Core(CommandEvents):
         emission = permit.emission
         emits = emission is not None and emission.events
         if permit.asked.is_plain and not emits and permit.resource_type is None and permit.kept:
-            return make_settlement(permit.grant, outcome)  # nearly every command says nothing more
+            return make_settlement(permit.given or permit.holder, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)

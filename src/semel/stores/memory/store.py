@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.command_flow import succeeded
+from semel.core.command_flow import make_success
 from semel.core.contract import Capabilities, DoctorCheck, Identity
 from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
@@ -98,7 +98,7 @@ class Table:
         row = first_row(found[0], first_grant(found[0], found[1]))
         if len(found) == _SETTLED_LENGTH:
             claim, fence, answer, settled_at = found
-            _, settled = settle_row(row, succeeded(claim.id, fence, claim.nonce, answer), settled_at)
+            _, settled = settle_row(row, make_success(claim.id, fence, claim.nonce, answer), settled_at)
             assert settled is not None
             row = settled
         elif row.state == _PROCESSING:
