@@ -324,7 +324,7 @@ class AsyncEngine:
         core = self.core
         if type(outcome) is Succeeded and is_whole(outcome.answer) and core.succeed_at_once(permit, outcome.answer):
             return Settled()
-        if permit.unit is not None or permit.given is None or core.observing or not permit.asked.is_plain:
+        if permit.given is None or permit.unit is not None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
                 return await asyncio.shield(self._upkeep.spawn(self._settle_in_full(permit, outcome)))
             return await self._settle_in_full(permit, outcome)
@@ -371,7 +371,8 @@ class AsyncEngine:
                 raise
         finally:
             core.conclude(permit)
-        self._performer.note_settled(settlement, reply)
+        if permit.given is not None:
+            self._performer.note_settled(settlement, reply)
         core.tell_settled(permit, outcome, reply)
         return reply
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from semel.core.decide import first_grant
 from semel.core.identity import derive_key, uuid_text
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     _Form: TypeAlias = UnionType | _SpecialForm  # what ``int | None`` is, and ``Literal["a"]``
 
 T = TypeVar("T")
+
+_new: Final[Any] = tuple.__new__  # every renewal and every failed command makes one
 
 
 class Permit:
@@ -68,7 +70,7 @@ class Permit:
     @property
     def holder(self) -> Renewal:
         """What a store knows it by."""
-        return Renewal(self.claim.id, self.fence, self.claim.nonce)
+        return _new(Renewal, (self.claim.id, self.fence, self.claim.nonce))  # type: ignore[no-any-return]
 
     @property
     def execution_id(self) -> bytes:
