@@ -31,7 +31,7 @@ from semel.core.model import (
     Superseded,
 )
 from semel.engine.backend import Backend
-from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.policy import Policy
 from semel.quota import Quota
 from semel.stores.memory.driver import LocalDriver
@@ -407,6 +407,18 @@ def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
     replies = tick.at_once(attempt("a"), attempt("b"), word(grant))
     assert [type(reply) for reply in replies] == [StoreUnavailable] * 3
     assert not tick.path.exists()
+    tick.close()
+
+
+def test_a_file_without_its_tables_says_what_to_run(tick: Tick) -> None:
+    """With the URL, which nobody beside the driver adds on this way."""
+    grant = tick.grant("old")
+    with closing(sqlite3.connect(tick.path)) as other:
+        other.execute("DROP TABLE semel_record")
+    for looks in (False, True):
+        for error in tick.at_once(attempt("a"), word(grant), looks=looks):
+            assert isinstance(error, SchemaError)
+            assert str(error).endswith(f"no Semel tables; run: semel migrate --url sqlite:///{tick.path}")
     tick.close()
 
 
