@@ -30,7 +30,7 @@ from semel.core.model import (
     State,
     Superseded,
 )
-from semel.errors import StoreError, StoreTimeout, StoreUnavailable
+from semel.errors import SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.policy import Policy
 from semel.quota import Quota
 from semel.stores.backend import Backend
@@ -67,13 +67,13 @@ class Tick:
     def ask(self, request: Claim | Settlement) -> Awaitable[Any]:
         return ask(self.backend, request)
 
-    def at_once(self, *requests: Claim | Settlement) -> list[Any]:
+    def at_once(self, *requests: Claim | Settlement, looks: bool = False) -> list[Any]:
         """The replies, or errors, to requests of one tick."""
         self.said.clear()
         self.driver._commit_seconds = 0.0  # however slow this machine is: the loop commits, not a thread beside it
 
         async def main() -> list[Any]:
-            return await gathered(self.backend, requests)
+            return await gathered(self.backend, requests, looks=looks)
 
         return asyncio.run(main())
 
@@ -90,17 +90,18 @@ class Tick:
         self.driver.close()
 
 
-def ask(backend: Backend, request: Claim | Settlement) -> Awaitable[Any]:
-    verb: Any = backend.claim_unseen if isinstance(request, Claim) else backend.store.settle
+def ask(backend: Backend, request: Claim | Settlement, *, looks: bool = False) -> Awaitable[Any]:
+    claims = backend.store.claim if looks else backend.claim_unseen
+    verb: Any = claims if isinstance(request, Claim) else backend.store.settle
     reply: Awaitable[Any] = backend.driver.ask_one("claim" if isinstance(request, Claim) else "settle", verb, request)
     return reply
 
 
-async def gathered(backend: Backend, requests: Sequence[Claim | Settlement]) -> list[Any]:
-    """The replies, or errors, to tasks that ask in one tick."""
+async def gathered(backend: Backend, requests: Sequence[Claim | Settlement], *, looks: bool = False) -> list[Any]:
+    """The replies, or errors, to tasks that ask in one tick. Claims that ``looks`` have not been looked for before."""
 
     async def asked(request: Claim | Settlement) -> Any:
-        return await ask(backend, request)
+        return await ask(backend, request, looks=looks)
 
     return list(await asyncio.gather(*map(asked, requests), return_exceptions=True))
 
@@ -124,6 +125,25 @@ def test_a_tick_is_one_statement_for_each_verb(tick: Tick) -> None:
     assert replies[:20] == [Settled()] * 20
     assert {type(reply) for reply in replies[20:]} == {Proceed}
     assert {row.state for row in tick.rows(*(f"a{n}" for n in range(20))) if row} == {State.SUCCEEDED}
+    tick.close()
+
+
+def test_claims_that_were_not_looked_for_are_written_together(tick: Tick) -> None:
+    """An engine with an observer claims at once: each claim looks first, and those of new keys are one statement."""
+    grant = tick.grant("done")
+    tick.at_once(settlement(grant))
+    given_back = tick.grant("given back", policy=IDEMPOTENT)
+    tick.at_once(settlement(given_back, State.PROCESSING, doubt="error"))
+    claims = [attempt(key, nonce=2, policy=IDEMPOTENT) for key in ("a", "done", "b", "given back", "c")]
+
+    replies = tick.at_once(*claims, looks=True)
+    assert [type(reply) for reply in replies] == [Proceed, Replay, Proceed, Proceed, Proceed]
+    assert replies[3].grant.attempt == 2
+    assert (tick.said.count("BEGIN"), tick.said.count("COMMIT")) == (1, 1)
+    written = tick.said[tick.said.index("BEGIN") :]
+    # One statement for the new keys; the record that is taken over is met by its own claim.
+    takes_over = ["insert_claim", "read_record", "write_record"]
+    assert [name for name in written if name != "now"] == ["BEGIN", "insert_claim", *takes_over, "COMMIT"]
     tick.close()
 
 
@@ -260,7 +280,7 @@ def test_a_tick_is_some_order_of_its_requests(tick: Tick, seed: int) -> None:
     for _ in range(6):
         tick.clock.advance(seconds=chance.choice([0, 1, 1, 120]))
         requests = [one_request(chance, grants) for _ in range(chance.randrange(1, 5))]
-        replies = tick.at_once(*requests)
+        replies = tick.at_once(*requests, looks=chance.random() < 0.5)
         rows = [None if row is None else tuple(row) for row in tick.rows("k0", "k1", "k2", "k3")]
         now = tick.clock()
         for order in permutations(range(len(requests))):
@@ -393,6 +413,18 @@ def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
     replies = tick.at_once(attempt("a"), attempt("b"), settlement(grant))
     assert [type(reply) for reply in replies] == [StoreUnavailable] * 3
     assert not tick.path.exists()
+    tick.close()
+
+
+def test_a_file_without_its_tables_says_what_to_run(tick: Tick) -> None:
+    """With the URL, which nobody beside the driver adds on this way."""
+    grant = tick.grant("old")
+    with closing(sqlite3.connect(tick.path)) as other:
+        other.execute("DROP TABLE semel_record")
+    for looks in (False, True):
+        for error in tick.at_once(attempt("a"), settlement(grant), looks=looks):
+            assert isinstance(error, SchemaError)
+            assert str(error).endswith(f"no Semel tables; run: semel migrate --url sqlite:///{tick.path}")
     tick.close()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import quote
 
 from semel.core.flow import Ask
 from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, StoreUnavailable
@@ -35,7 +37,7 @@ def open_connection(
     """
     refuse_inherited(path)
     if reading and not _exists(path):
-        raise SchemaError(f"the database file {path!r} does not exist; run: semel migrate --url sqlite:///{path}")
+        raise SchemaError(f"the database file {path!r} does not exist; {_migrate(path)}")
     if not reading:
         _create_private(path)
     connection = sqlite3.connect(
@@ -64,6 +66,11 @@ def open_connection(
         connection.close()
         raise
     return connection
+
+
+def _migrate(path: str) -> str:
+    """What to run; without the path, of a connection of the user's, the engine adds the store's URL."""
+    return f"run: semel migrate --url {shlex.quote('sqlite:///' + quote(path))}" if path else "run: semel migrate"
 
 
 def _create_private(path: str) -> None:
@@ -200,9 +207,9 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
         text = "a text in the database is not UTF-8"  # Python's own message quotes it, and it may be anybody's
         code = sqlite3.SQLITE_CORRUPT
     if "no such table: semel" in text:
-        return SchemaError("this database has no Semel tables; run: semel migrate")
+        return SchemaError(f"this database has no Semel tables; {_migrate(path)}")
     if "no such column" in text or "has no column" in text:
-        return SchemaError("this database's Semel tables are of another version; run: semel migrate")
+        return SchemaError(f"this database's Semel tables are of another version; {_migrate(path)}")
     if path and code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):  # SQLite's own text names nothing
         return StoreUnavailable(f"SQLite: {text} (the database file {path!r} cannot be used: {why_not(Path(path))})")
     if code == sqlite3.SQLITE_CONSTRAINT:

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from semel.core.decide import find_replay_in
 from semel.core.flow import Flow, MakeFlow
-from semel.core.model import Replay
+from semel.core.model import Claim, Replay
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.sql.statements import Query
@@ -47,7 +47,7 @@ from semel.stores.sqlite.connection import (
 )
 from semel.stores.sqlite.job import FlowJob, Job, RequestJob, advance_together, nothing, refuse_overdue, settle_jobs
 from semel.stores.sqlite.readers import Reader, Readers
-from semel.stores.sqlite.store import FIND_KEPT_ANSWER
+from semel.stores.sqlite.store import FIND_KEPT_ANSWER, SqliteStore, look_first
 
 T = TypeVar("T")
 
@@ -182,9 +182,10 @@ class SqliteDriver:
 
     def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
         """The reply to one request of a verb, written with those of this tick's other callers. As :meth:`run_async`."""
-        bundle = BUNDLES.get(getattr(verb, "__func__", None))
+        kind = getattr(verb, "__func__", None)
+        bundle = BUNDLES.get(kind)
         if bundle is None or not bundle.fits(request):
-            return self._run_one(verb, request)
+            return self._claim_one(verb, request) if kind is SqliteStore.claim else self._run_one(verb, request)
         loop = asyncio.get_running_loop()
         job = RequestJob(bundle, verb, request, time.monotonic() + self._busy_seconds, loop)
         self._queue.append(job)
@@ -192,6 +193,17 @@ class SqliteDriver:
             self._ticking = loop
             loop.call_soon(self._tick)
         return job.future
+
+    async def _claim_one(self, claim: Callable[[Sequence[Any]], Flow[list[T]]], request: Claim) -> T:
+        """As the store's ``claim``: look first, and write a key that is new with the others of this tick."""
+        job = FlowJob(lambda: look_first(request), time.monotonic() + self._busy_seconds)
+        self._read_part(job)  # it writes nothing
+        met: Any = job.result()
+        store: Any = claim.__self__  # type: ignore[attr-defined]  # a method of the store's
+        if met is None:  # a record that this claim may take over
+            return await self._run_one(store.claim_unseen, request)
+        reply: T = met or await self.ask_one("claim", store.claim_unseen, request)
+        return reply
 
     async def _run_one(self, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> T:
         return (await self.run_async(lambda: verb((request,))))[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from semel.core.contract import Capabilities, DoctorCheck, Identity, Turn
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
@@ -108,12 +108,7 @@ class SqliteStore:
         now = yield from ask(NOW)
         verdicts: list[Verdict | None] = []
         for claim in claims:
-            row = yield from _read(claim.id)
-            verdict = None if row is None else decide(row, claim, now)
-            if row is not None and verdict is not None and needs_steps(verdict):
-                verdict, _ = yield from decide_with_steps(SQLITE, row, claim, now)
-            stands = verdict is not None and not (type(verdict) is Proceed and is_grant_new(row, verdict.grant))
-            verdicts.append(verdict if stands else None)
+            verdicts.append((yield from _look(claim, now)) or None)
         return verdicts
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
@@ -333,6 +328,21 @@ def _record(row: Row) -> Record:
 def _read(id: bytes) -> Flow[Record | None]:
     rows = yield from ask(Query(READ_RECORD, (id,)))
     return _record(rows[0]) if rows else None
+
+
+def look_first(claim: Claim) -> Flow[Verdict | Literal[False] | None]:
+    """What :meth:`SqliteStore.look` says of one claim, and False where no record has its id."""
+    return (yield from _look(claim, (yield from ask(NOW))))
+
+
+def _look(claim: Claim, now: int) -> Flow[Verdict | Literal[False] | None]:
+    row = yield from _read(claim.id)
+    if row is None:
+        return False
+    verdict = decide(row, claim, now)
+    if needs_steps(verdict):
+        verdict, _ = yield from decide_with_steps(SQLITE, row, claim, now)
+    return None if type(verdict) is Proceed and is_grant_new(row, verdict.grant) else verdict
 
 
 def _grant(claim: Claim) -> Flow[Verdict]:
