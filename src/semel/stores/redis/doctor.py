@@ -15,7 +15,7 @@ _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),
     "everysec": (
         "note",
-        "everysec: the last second or two may be lost with the host's power, not with the server's process",
+        "everysec: the last second or two may be lost with the host's power, or with the process on a slow disk",
         "set appendfsync always where no answer may be lost",
     ),
     "no": (
