@@ -338,6 +338,17 @@ async def test_garbage_fails_checks_and_ends_no_run(garbage: bytes) -> None:
     assert not report.ok
 
 
+async def test_a_connection_that_stays_open_says_nothing_of_an_answers_framing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a proxy that ignores ``Connection: close``."""
+    monkeypatch.setattr(
+        Asked, "get", lambda self, name, get=Asked.get: None if name == "connection" else get(self, name)
+    )
+    monkeypatch.setattr("semel.conform.wire.LEFTOVER_SECONDS", 0.05)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("draft-07", only=["replay-framing", "replay-empty-framing"]))
+    assert [(result.outcome, result.came) for result in report.results] == [("passed", "")] * 2
+
+
 async def test_a_check_whose_cause_failed_is_not_tried() -> None:
     async with serving("replay-once") as (url, case):
         report = await conform(url, case, Selection("semel", only=["replay"]))

@@ -289,12 +289,9 @@ class Group:
         self.said.append("ack")
 
 
-_NO_FIELDS: dict[str, str] = {}
-
-
 @pytest.mark.parametrize(
     ("named", "reason"),
-    [(lambda _: _NO_FIELDS["order"], "KeyError: 'order'"), (lambda _: None, "found no id in the message")],
+    [(lambda delivery: delivery.order, "has no attribute 'order'"), (lambda _: None, "found no id in the message")],
 )
 def test_a_message_whose_name_is_not_found_is_parked_under_its_place_and_ends_no_consumer(
     home: Home, named: Callable[[Any], str], reason: str

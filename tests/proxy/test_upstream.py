@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from semel.proxy.configuration import UpstreamOrigin
-from semel.proxy.upstream import Upstream
+from semel.proxy.upstream import Cut, Upstream
 
 SCOPE = {"type": "http", "method": "PUT", "path": "/file", "headers": [(b"transfer-encoding", b"chunked")]}
 
@@ -52,6 +52,50 @@ def test_an_upload_ends_where_the_service_stops_reading() -> None:
         pass
 
     assert asyncio.run(passed(endless, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
+
+
+def test_a_client_that_stops_in_its_upload_holds_no_connection_for_ever() -> None:
+    pieces = [{"type": "http.request", "body": b"a", "more_body": True}]
+
+    async def stalls() -> dict[str, Any]:
+        if not pieces:
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    async def nothing(_: Upstream) -> None:
+        pass
+
+    assert asyncio.run(passed(stalls, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
+
+
+def test_a_client_that_stops_reading_holds_no_connection_for_ever() -> None:
+    async def story() -> None:
+        ended = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npiece")
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server, asyncio.timeout(60):
+            origin = UpstreamOrigin("http", "127.0.0.1", server.sockets[0].getsockname()[1])
+            scope = {"type": "http", "method": "GET", "path": "/file", "headers": []}
+            with pytest.raises(Cut):
+                await Upstream(origin, {}, idle_seconds=0.3)(scope, receive, send)
+            await ended.wait()
+
+    asyncio.run(story())
 
 
 def test_what_is_no_command_is_cut_when_the_proxy_ends() -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+LEFTOVER_SECONDS: Final = 1.0
 _STATUS: Final = re.compile(r"[1-9][0-9]{2}").fullmatch
 _LENGTH: Final = re.compile(r"[0-9]{1,15}").fullmatch
 _CHUNK_SIZE: Final = re.compile(r"[0-9A-Fa-f]{1,12}").fullmatch
@@ -191,8 +192,11 @@ class Connection:
         return Reply(status, tuple(headers), body, framing=framing)
 
     async def leftover(self) -> bytes:
-        """The bytes after an answer, until the peer closes."""
-        return await self._reader.read(64)
+        """The bytes after an answer, until the peer closes, or has sent none for a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEFTOVER_SECONDS):
+                return await self._reader.read(64)
+        return b""
 
     async def _head(self) -> tuple[int, list[tuple[str, str]]]:
         line = await self._line()

@@ -109,7 +109,7 @@ class Upstream:
         """A command that was granted: once, within its time."""
         operation = permit.claim.scope.operation
         seconds = self._timeouts.get(operation, TIMEOUT_SECONDS)
-        exchange = _Passing(send, permit)
+        exchange = _Passing(send, seconds, permit)
         request = self._request(scope, receive, permit, seconds)
         self.commands[operation] += 1
         try:
@@ -136,7 +136,7 @@ class Upstream:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any other request: streamed both ways, until the answer has ended or the client has gone."""
-        exchange = _Passing(send)
+        exchange = _Passing(send, self._idle_seconds)
         request = self._request(scope, receive, None, self._idle_seconds)
         keyed = KEYED in scope  # the upstream recognises a repetition by its key
         advice = " Retry with the same key." if keyed else ""
@@ -242,6 +242,7 @@ class _Request:
         times = {"connect": connect, "pool": connect, "read": seconds, "write": seconds}
         self.extensions = {"timeout": times, "trace": self._trace}
         self._receive = receive
+        self._seconds = seconds
         self._read = asyncio.Event()
         names = {name.lower() for name, _ in headers}
         self.has_body = bool(names & {b"content-length", b"transfer-encoding"})
@@ -253,10 +254,13 @@ class _Request:
             self.sent = True
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The pieces of the body. Raises ClientLeft where the client goes away before its end."""
+        """The pieces of the body. Raises ClientLeft where the client goes away before its end, TimeoutError where the
+        next piece does not come in time.
+        """
         more = self.has_body
         while more:
-            message = await self._receive()
+            async with asyncio.timeout(self._seconds):
+                message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientLeft("the client went away before the end of its body")
             more = message.get("more_body", False)
@@ -274,12 +278,14 @@ class _Request:
 class _Passing:
     """One answer on its way back.
 
-    ``started`` turns true with its head. ``busy_seconds``: the answer was not passed on, because the upstream still
-    works on an earlier attempt of the command of ``permit``, and may be asked again then.
+    ``started`` turns true with its head; the client may take ``seconds`` for each piece. ``busy_seconds``: the answer
+    was not passed on, because the upstream still works on an earlier attempt of the command of ``permit``, and may be
+    asked again then.
     """
 
-    def __init__(self, send: Send, permit: Permit | None = None) -> None:
+    def __init__(self, send: Send, seconds: float, permit: Permit | None = None) -> None:
         self._send = send
+        self._seconds = seconds
         self._permit = permit
         self.started = False
         self.busy_seconds: int | None = None
@@ -303,7 +309,8 @@ class _Passing:
             self.started = True
             await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
-                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                async with asyncio.timeout(self._seconds):  # a client that reads nothing holds the connection, too
+                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
 
     async def fail(self, answer: Answer) -> None:
