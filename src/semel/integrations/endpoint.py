@@ -238,8 +238,11 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
     for each in sessions:
         kind = getattr(hints[each], "__origin__", hints[each]) if hasattr(hints[each], "__metadata__") else hints[each]
         if refused and inspect.isclass(kind) and issubclass(kind, refused):
-            fits = "a Session, since SQLite's writes wait for nothing" if on_sqlite else "an AsyncSession"
-            raise ConfigurationError(f"{name}: on this store semel.atomic_session is {fits}; annotate {each!r} so")
+            fits, where = ("Session", "SQLite") if on_sqlite else ("AsyncSession", "PostgreSQL and MariaDB")
+            raise ConfigurationError(
+                f"{name}: on {where} semel.atomic_session is sqlalchemy's {fits}: annotate it {each}: {fits}"
+                + (", or use the application's own kind of database, also in tests" if on_sqlite else "")
+            )
 
 
 def _is_permit(hint: Any) -> bool:
