@@ -196,7 +196,8 @@ class Problems:
                 return self.answer(NOT_REPLAYABLE, text, operation_id=operation_id, resource=self._resource(kind, id))
             case Unreadable(operation_id, "steps"):
                 text = (
-                    "It began with steps, which this version of the server does not declare. Keep the key; ask again."
+                    "It began with steps, which this version of the server does not declare. Nothing was done for this "
+                    "attempt. Keep the key, and tell the operator: a version that declares them continues it."
                 )
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
             case ReferenceTaken():

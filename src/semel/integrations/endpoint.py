@@ -240,8 +240,11 @@ def check_sessions(endpoint: Callable[..., Any], sessions: tuple[str, ...], *, a
     for each in sessions:
         kind = getattr(hints[each], "__origin__", hints[each]) if hasattr(hints[each], "__metadata__") else hints[each]
         if refused and inspect.isclass(kind) and issubclass(kind, refused):
-            fits = "a Session, since its writes wait for no network" if blocking else "an AsyncSession"
-            raise ConfigurationError(f"{name}: on this store semel.atomic_session is {fits}; annotate {each!r} so")
+            fits, where = ("Session", "SQLite") if blocking else ("AsyncSession", "PostgreSQL and MariaDB")
+            raise ConfigurationError(
+                f"{name}: on {where} semel.atomic_session is sqlalchemy's {fits}: annotate it {each}: {fits}"
+                + (", or use the application's own kind of database, also in tests" if blocking else "")
+            )
 
 
 def _is_permit(hint: Any) -> bool:
