@@ -183,7 +183,7 @@ def settle_until_confirmed(store: Store, word: Settlement, seconds: float) -> Fl
         tried += 1
 
 
-def succeeded(id: bytes, fence: int, nonce: bytes, answer: Answer) -> Settlement:
+def success_word(id: bytes, fence: int, nonce: bytes, answer: Answer) -> Settlement:
     """The settlement of a command that succeeded with this answer, and of which there is no more to say."""
     return _new(Settlement, (id, fence, nonce, _SUCCEEDED, answer, _KEPT, *_NO_MORE))  # type: ignore[no-any-return]
 
@@ -197,7 +197,7 @@ def settlement(
 ) -> Settlement:
     """The settlement for an outcome. ``kept`` False: the answer went through and was not captured."""
     if type(outcome) is Succeeded and kept and resource == (None, None):
-        return succeeded(held.id, held.fence, held.nonce, outcome.answer)
+        return success_word(held.id, held.fence, held.nonce, outcome.answer)
     state, stored, doubt, cause = _settlement_fields(outcome)
     kind = _NONE if stored is None else _KEPT if kept else _NOT_KEPT
     return Settlement(held.id, held.fence, held.nonce, state, stored, kind, doubt, cause, None, *resource)

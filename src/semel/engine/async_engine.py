@@ -185,7 +185,9 @@ class AsyncEngine:
                     core.conclude(permit)
                     self._upkeep.abandon(claim)
                     core.check_open()
-                self._upkeep.watch(permit)  # it declares no steps
+                upkeep = self._upkeep
+                if upkeep.beat_us > claim.terms.lease_us or upkeep.loop is not asyncio.get_running_loop():
+                    upkeep.watch(permit)  # it declares no steps
                 return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
             verdict = met  # type: ignore[assignment]  # of a key that was seen before
         claims = self._claims_unseen if kept is False else self._claims

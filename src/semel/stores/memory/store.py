@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.command_flow import succeeded
+from semel.core.command_flow import success_word
 from semel.core.contract import Capabilities, DoctorCheck, Identity
 from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
@@ -102,11 +102,11 @@ class Table:
         """The record of this id. One that nobody has read is made, and kept as it was made."""
         found: Any = self.records.get(id)
         if found is None or type(found) is Record:
-            return found  # type: ignore[no-any-return]
+            return found
         row = first_row(found[0], first_grant(found[0], found[1]))
         if len(found) == _SETTLED_LENGTH:
             claim, fence, answer, settled_at = found
-            _, settled = settle_row(row, succeeded(claim.id, fence, claim.nonce, answer), settled_at)
+            _, settled = settle_row(row, success_word(claim.id, fence, claim.nonce, answer), settled_at)
             assert settled is not None
             row = settled
         elif row.state == _PROCESSING:
