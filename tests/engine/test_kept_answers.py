@@ -17,7 +17,7 @@ import pytest
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.core.decide import first_grant
 from semel.core.flow import Ask
-from semel.core.model import InProgress, KeyReused, Proceed, Replay, State
+from semel.core.model import Find, InProgress, KeyReused, Proceed, Record, Renewal, Replay, Settled, State
 from semel.core.outcomes import Succeeded
 from semel.engine.state import Core
 from semel.errors import KeyTooOld, StoreUnavailable
@@ -226,3 +226,85 @@ def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
         assert [quick.settle_at_once(said)] == slow.run(partial(store.settle, (said,)))
     assert [quick.claim_at_once(attempt(nonce=4))] == slow.run(partial(store.claim, (attempt(nonce=4),)))
     assert quick._table == slow._table
+
+
+WHOLE = Answer(201, ((b"etag", b"x"),), b"made")
+
+
+def test_a_success_that_is_settled_at_once_is_the_record_that_the_rules_make() -> None:
+    clock, store = SettableClock(), MemoryStore()
+    quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
+    claim = attempt()
+    fence = quick.claim_at_once(claim)
+    slow.run(partial(store.claim, (claim,)))
+    assert isinstance(fence, int)
+    clock.advance(seconds=3)
+    assert not quick.succeed_at_once(claim, fence + 1, WHOLE)
+    assert not quick.succeed_at_once(attempt(nonce=2), fence, WHOLE)
+    assert quick.succeed_at_once(claim, fence, WHOLE)
+    assert not quick.succeed_at_once(claim, fence, WHOLE)
+    slow.run(partial(store.settle, (settlement(first_grant(claim, fence), answer=WHOLE),)))
+    clock.advance(seconds=3)
+    assert quick.run(partial(store.read, (claim.id,))) == slow.run(partial(store.read, (claim.id,)))
+    assert quick.run(partial(store.read_operations, (claim.operation_id,))) == [quick._table.row(claim.id)]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_kept_answer_is_found_until_its_retention_is_over(is_read: bool) -> None:
+    clock, store = SettableClock(), MemoryStore()
+    driver, claim = LocalDriver(clock=clock), attempt()
+    look = partial(driver.kept_answer, claim.id, claim.recipe, claim.fingerprint)
+    assert look() is False
+    fence = driver.claim_at_once(claim)
+    assert isinstance(fence, int)
+    assert look() is None
+    assert driver.succeed_at_once(claim, fence, WHOLE)
+    if is_read:
+        driver.run(partial(store.read, (claim.id,)))
+    assert look() == Replay(WHOLE, claim.operation_id, State.SUCCEEDED)
+    assert driver.kept_answer(claim.id, "2.other", claim.fingerprint) is None
+    assert driver.kept_answer(claim.id, claim.recipe, bytes(32)) is None
+    clock.advance(claim.terms.answer_us - 1)
+    assert look()
+    clock.advance(1)
+    assert look() is None
+
+
+@pytest.mark.parametrize("looked", ["claim", "lapse", "find", "renew", "counts"])
+def test_a_record_that_was_read_meanwhile_is_settled_by_the_rules(looked: str) -> None:
+    clock, store = SettableClock(), MemoryStore()
+    driver, claim = LocalDriver(clock=clock), attempt()
+    fence = driver.claim_at_once(claim)
+    assert isinstance(fence, int)
+    grant = first_grant(claim, fence)
+    looks: dict[str, Callable[[], Any]] = {
+        "claim": partial(store.claim, (attempt(nonce=2),)),
+        "lapse": partial(store.lapse, 10),
+        "find": partial(store.find, Find()),
+        "renew": partial(store.renew, (Renewal(grant.id, grant.fence, grant.nonce),)),
+        "counts": store.counts,
+    }
+    driver.run(looks[looked])
+    assert not driver.succeed_at_once(claim, fence, WHOLE)
+    assert driver.settle_at_once(settlement(grant, answer=WHOLE)) == Settled()
+    assert driver.run(store.counts) == {State.SUCCEEDED: 1}
+    assert driver._table.running == set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(201, ((b"etag", b"x"),), bytearray(b"made")),  # type: ignore[arg-type]
+        Answer(201, [[b"etag", bytearray(b"x")]], b"made"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_answer_that_can_change_is_not_kept_as_it_is(answer: Answer) -> None:
+    async def run() -> None:
+        async with AsyncEngine.connect("memory://?persistence=none") as engine:
+            permit = await engine.claim(command())
+            assert isinstance(permit, Permit)
+            assert await engine.settle(permit, Succeeded(answer)) == Settled()
+            [found] = engine.backend.driver._table.records.values()
+            assert type(found) is Record
+
+    asyncio.run(run())

@@ -295,6 +295,28 @@ def test_a_status_without_a_body_has_none(status: int) -> None:
     assert capture.first() == Answer(status, (), b"")
 
 
+def test_a_head_is_remembered_where_it_is_about_the_body_alone() -> None:
+    keeping = Keeping(Policy())
+    ordinary = [(b"Content-Type", b"text/plain"), (b"Content-Length", b"4")]
+    for headers in (ordinary, [*ordinary, (b"Set-Cookie", b"a=b")], [(b"location", b"/payments/1")], [*ordinary] * 2):
+        for _ in range(2):
+            capture = Capture(keeping)
+            assert capture.start(201, headers)
+            assert capture.add(b"done")
+            capture.end()
+            assert capture.first() == Answer(201, tuple(headers), b"done")
+    assert [headers for _, headers in keeping.heads] == [tuple(ordinary)]
+    for size in range(1_000):
+        Capture(keeping).start(200, [(b"content-length", b"%d" % size)])
+    assert len(keeping.heads) <= 256
+
+
+def test_headers_in_another_form_of_bytes_are_stored_as_bytes() -> None:
+    capture = Capture(Keeping(Policy()))
+    capture.start(200, [[b"ETag", bytearray(b" x")]])  # type: ignore[list-item]
+    assert [(type(name), type(value)) for name, value in capture.to_store().headers] == [(bytes, bytes)]
+
+
 @pytest.mark.parametrize("size", [0, 10, 3_000_000])
 def test_a_spool_is_read_as_often_as_needed(size: int) -> None:
     spool = Spool()

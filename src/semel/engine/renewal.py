@@ -8,6 +8,7 @@ A settlement that was not confirmed is repeated for as long.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -82,6 +83,9 @@ class AbandonedClaims:
                     del self._until[nonce]
 
 
+_NO_BEAT: Final = sys.maxsize
+
+
 class _Upkeep(Generic[P]):
     """What both forms do in one round. An error of the store's is no matter: the next round tries again."""
 
@@ -138,9 +142,9 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
         self._begin_loop(None)
 
     def _begin_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._loop = loop
+        self.loop = loop
         self._beat: asyncio.TimerHandle | None = None
-        self._beat_us = 0  # the lease, in microseconds, that it was set for
+        self.beat_us = _NO_BEAT  # the lease, in microseconds, that it was set for
         self._tasks: set[asyncio.Task[Any]] = set()
         self._release_task: asyncio.Task[Any] | None = None
         self._closing = False
@@ -149,7 +153,7 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
     def _check_loop(self) -> None:
         """Drop timers and tasks of another loop."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
+        if self.loop is not loop:
             self._begin_loop(loop)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -168,7 +172,7 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
             await asyncio.wait(set(self._tasks))
         if self._beat is not None:
             self._beat.cancel()
-            self._beat = None
+            self._beat, self.beat_us = None, _NO_BEAT
         self._closing = False
 
     def keep_renewed(self, permit: Permit) -> None:
@@ -180,16 +184,16 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
     def watch(self, permit: Permit) -> None:
         """See to it that this permit is renewed."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
+        if self.loop is not loop:
             self._begin_loop(loop)
-        if self._beat is not None and self._beat_us <= permit.claim.terms.lease_us:
+        if self.beat_us <= permit.claim.terms.lease_us:
             return  # it was set no later than now, for a lease that is no longer
         at = loop.time() + self._core.beat_of(permit)
         if self._beat is None or at < self._beat.when():
             if self._beat is not None:
                 self._beat.cancel()
             self._beat = loop.call_at(at, self._on_beat)
-            self._beat_us = permit.claim.terms.lease_us
+            self.beat_us = permit.claim.terms.lease_us
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
@@ -218,7 +222,8 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
     def _schedule(self) -> None:
         seconds = self._core.beat_seconds()
         self._beat = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._on_beat)
-        self._beat_us = min((permit.claim.terms.lease_us for permit in list(self._core.live.values())), default=0)
+        leases_us = [permit.claim.terms.lease_us for permit in list(self._core.live.values())]
+        self.beat_us = _NO_BEAT if seconds is None else min(leases_us, default=_NO_BEAT)
 
     def _on_beat(self) -> None:
         if self._core.due():

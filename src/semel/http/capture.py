@@ -105,7 +105,7 @@ class Keeping:
         for name, (_, value) in zip(names, headers, strict=True):
             if name in self.headers:
                 if find_control(value) is None:  # what would break a response in two is not given to the next caller
-                    kept.append((bytes(name), bytes(value.strip(BLANKS))))
+                    kept.append((name, bytes(value.strip(BLANKS))))
                 if name == b"content-type" and _is_endless(value):
                     endless = True
             elif name == b"content-length":

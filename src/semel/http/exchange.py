@@ -574,12 +574,12 @@ class Exchange:
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, self._surface.replayed, route.keeping.keeps_caching)
-        headers = kept + route.honoured.headers(operation_id)
+        lines = route.honoured.after(kept, operation_id)
         if status is None:
             status = 200
         if status not in BODYLESS_STATUSES:
-            headers += ((b"content-length", b"%d" % len(body)),)
-        return tuple.__new__(Answer, (status, headers, body))
+            lines.append((b"content-length", b"%d" % len(body)))
+        return tuple.__new__(Answer, (status, tuple(lines), body))
 
     def answer_unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""

@@ -315,7 +315,13 @@ class RouteCall(AsgiCall):
         spool, limit = self._spool, exchange.route.bytes_read_max
         try:
             if spool is None:
-                message, self._until = await self._place.bodies.clock.next_of(self._receive)
+                receiving = self._receive().__await__()
+                try:
+                    awaited = next(receiving)
+                except StopIteration as received:  # it was there, as nearly every body
+                    message = received.value
+                else:
+                    message, self._until = await self._place.bodies.clock.wait(receiving, awaited)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
                     self._message, self._whole = message, True  # the application is given it as it came
                     body = message.get("body", b"")
