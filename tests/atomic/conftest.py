@@ -18,7 +18,7 @@ MakeShell = Callable[[], Shell]
 
 
 class Outside:
-    """What somebody else sees in the file, and does to it."""
+    """Another connection to the file: what it sees, and what it changes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class Outside:
             return [state for (state,) in connection.execute("SELECT state FROM semel_record ORDER BY seq")]
 
     def writes(self) -> None:
-        """A write by somebody who does not wait: fails where anybody holds the file."""
+        """A write that does not wait for locks: it fails if another connection holds the file."""
         with closing(sqlite3.connect(self.path, timeout=0)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")

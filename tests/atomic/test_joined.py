@@ -305,7 +305,7 @@ def test_an_early_commit_is_unknown_and_never_run_again(
 
 
 def test_a_join_that_waits_for_the_file_blocks_no_loop(file: Path, clock: SettableClock, outside: Outside) -> None:
-    """The lock's holder is a task of the same loop: whoever blocked the loop would wait for itself."""
+    """The lock's holder is a task of the same loop: blocking the loop would be a deadlock."""
 
     async def main() -> None:
         engine = AsyncEngine(sqlite(file, clock))

@@ -1,4 +1,4 @@
-"""A commit that SQLite refuses for what the handler wrote is the handler's to mend, and is told so."""
+"""If SQLite refuses a commit because of the handler's writes, the error says that the handler must change."""
 
 from __future__ import annotations
 

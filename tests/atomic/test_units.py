@@ -52,7 +52,7 @@ def test_writes_record_and_answer_are_one_commit_and_a_replay_commits_nothing(sh
     def handler(permit: Permit) -> Answer:
         insert(permit)
         insert(permit, 2)
-        assert (outside.rows(), outside.states) == ([], [])  # nobody sees anything before the commit
+        assert (outside.rows(), outside.states) == ([], [])  # nothing is visible before the commit
         return MADE
 
     assert shell.run(WHAT, handler).answer == MADE
@@ -257,7 +257,7 @@ def test_what_commits_by_itself_elsewhere_commits_nothing_here(
 
 
 def commits_early(permit: Permit) -> None:
-    """What only somebody who means it can do."""
+    """Insert, remove the guard and commit, as a handler could on purpose."""
     insert(permit)
     permit.connection.set_authorizer(None)
     permit.connection.execute("COMMIT")

@@ -162,7 +162,7 @@ def test_a_duplicate_learns_that_it_runs(make_fellow: Make, home: Home) -> None:
 
 
 def test_a_superseded_run_writes_nothing(make_fellow: Make, home: Home) -> None:
-    """Its lease is taken away under it: somebody else goes on, and its chunk is refused with all its effects."""
+    """The lease is lost during a chunk: another process continues, and the chunk is refused with all its effects."""
     taken: list[int] = []
 
     async def is_overtaken(item: BulkItem) -> None:
@@ -172,7 +172,7 @@ def test_a_superseded_run_writes_nothing(make_fellow: Make, home: Home) -> None:
             home.fetch("UPDATE semel_record SET fence = fence + 1")
 
     kind = make_fellow().kind
-    if kind.startswith("sqlite"):  # its file has one writer: nobody can be granted it inside a chunk
+    if kind.startswith("sqlite"):  # its file has one writer: no other attempt can be granted inside a chunk
 
         async def between(item: BulkItem) -> None:
             await counts(item)

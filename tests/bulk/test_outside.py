@@ -1,4 +1,4 @@
-"""Items that call somebody else: that they begin is written before, and nothing is called twice that may not be."""
+"""Items that call another service: the start is recorded first, and no call that may not be repeated is repeated."""
 
 from __future__ import annotations
 

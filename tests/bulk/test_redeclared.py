@@ -101,7 +101,7 @@ def test_an_item_that_an_external_run_began_is_not_called_again_by_the_first_dec
 
 
 def test_an_item_begun_by_the_former_version_is_unknown(make_fellow: Make, home: Home) -> None:
-    """It wrote no effects beside the item, so that nobody knows whether it may be called again."""
+    """It wrote no effects beside the item, so that it is unknown whether it may be called again."""
     downstream = Downstream(dies_at=1)
     with pytest.raises((Killed, BaseExceptionGroup)):
         make_fellow(effects="idempotent").run(numbered(3), downstream.charge)

@@ -59,7 +59,7 @@ class Shelf:
             return engine.run(self.command(key, **options), lambda permit: Answer(201, (), b"paid")).operation_id
 
     def unknown(self, key: str, *, ago_us: int = 0, **options: Any) -> str:
-        """A command whose outcome nobody knows."""
+        """A command whose outcome is unknown."""
         seen: list[str] = []
 
         def handler(permit: Permit) -> Answer:

@@ -1,4 +1,4 @@
-"""Tables and columns that somebody dropped: `semel doctor` and `semel migrate` name them, on every SQL database."""
+"""Dropped tables and columns: `semel doctor` and `semel migrate` name them, on every SQL database."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_companions_of_another_owner_are_a_problem(semel: Run, shelf: Shelf, mon
             return seen
         return os.stat_result((*seen[:4], seen.st_uid + 1, *seen[5:]))
 
-    with shelf.engine() as engine:  # the log is there as long as somebody has the file open
+    with shelf.engine() as engine:  # the log exists while a connection has the file open
         engine.run(shelf.command("one"), lambda permit: Answer(201, (), b"paid"))
         monkeypatch.setattr(Path, "stat", strange)
         finding = found(semel("doctor", "--json"), "permissions")

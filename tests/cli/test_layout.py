@@ -35,7 +35,7 @@ def shown(terminal: Terminal) -> list[str]:
 def test_a_table_keeps_every_character(terminal: Terminal) -> None:
     Output(machine=False, stdout=terminal).table(HEADS, ROWS)
     text = terminal.getvalue()
-    assert "\x1b" not in text  # neither a stored one nor a colour that nobody wants
+    assert "\x1b" not in text  # neither a stored one nor a colour that was not asked for
     assert "[red]" in text  # no markup
     assert text.count("x") >= 60
     assert "0199e0c4" in text

@@ -201,7 +201,7 @@ def test_purging_drops_what_is_over_and_reports_it(semel: Run, shelf: Shelf) -> 
     assert ran.err.startswith("purge: 2 of 4, ")
     again = semel("purge", "--clock-is-right")
     assert "0 answers dropped, 0 records forgotten" in again.out
-    assert again.err == ""  # no terminal, and nobody asked
+    assert again.err == ""  # no terminal, and it was not requested
 
 
 def findings(ran: Ran) -> dict[str, str]:

@@ -138,7 +138,7 @@ def test_what_waits_is_published_once_and_in_order(first: str, second: str, caps
         assert [e.id for e in sent if e.aggregate_id == about] == [
             w.event.id for w in waiting if w.event.aggregate_id == about and w.parked_at is None
         ]
-    # And back: the old store learns that they were published, so that nobody publishes them again.
+    # And back: the old store learns that they were published, so that they are not published again.
     assert moved(second, first, capsys)[0] == 0
     assert delivered(first) == []
 

@@ -151,7 +151,7 @@ def test_settle_refuses_a_second_settlement(semel: Run, shelf: Shelf) -> None:
 
 
 class Shop:
-    """Charges and ships; the parcels that it is told to lose get no answer."""
+    """Charges and ships; a parcel listed in ``lost`` gets no answer."""
 
     def __init__(self, lost: int) -> None:
         self.calls: list[str] = []
@@ -171,7 +171,7 @@ class Shop:
 
 
 def in_doubt(shelf: Shelf, shop: Shop) -> str:
-    """A command that has charged, and whose parcel nobody knows of; its operation id."""
+    """A command that has charged and whose parcel is in doubt; returns its operation id."""
     engine = shelf.engine(ago_us=HOUR_US)
     with pytest.raises(TimeoutError):
         engine.run(shelf.command("k", steps=True), shop.buy)

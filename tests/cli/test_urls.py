@@ -1,4 +1,4 @@
-"""Every scheme of store URLs: what it reaches, what a mistake is told, a package's own store, and never a password."""
+"""Every scheme of store URLs: its store, its error messages, a package's own store, and no password in any output."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PAIRS = [(scheme, option) for scheme, options in OPTIONS.items() for option in o
 
 
 def url_of(scheme: str, *, user: str = "app:hunter2@", port: int = 7) -> str:
-    """A URL of the scheme that nobody listens at."""
+    """A URL of the scheme with no server behind it."""
     if scheme == "memory":
         return "memory://"
     if scheme == "sqlite":
@@ -271,7 +271,7 @@ def test_no_object_shows_a_password(scheme: str) -> None:
 )
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis", "redis+cluster", "acme"])
 def test_a_password_that_was_not_encoded_is_not_shown_either(scheme: str, password: str, capsys: Capture) -> None:
-    """Its URL means something else than was meant; what is said of that must not give it away."""
+    """The password changes what the URL means; the error message must not contain it."""
     url = f"{scheme}://app:{password}@127.0.0.1:{free_port()}/shop"
     assert "ter2" not in hide_password(url)
     for arguments in (("doctor",), ("config", "--json"), ("move", "--to", "sqlite:///x.db"), ("serve",)):

@@ -165,7 +165,7 @@ def atomic_parent(folder: Folder) -> dict[str, Any]:
 
 
 def busy_parent(folder: Folder) -> dict[str, Any]:
-    """Forks out of a process whose threads are at work: a child runs or is told why not, and nobody hangs."""
+    """Forks from a process with busy threads: a child runs, or gets an error that says why not, and nothing hangs."""
     engine = folder.engine()
     stop = threading.Event()
     ran = []

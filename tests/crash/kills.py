@@ -92,7 +92,7 @@ def work_sync(folder: Folder, effects: str, keys: list[str], stops: Stops, line:
     def thread(mine: list[str]) -> None:
         for key in mine:
             line.say("begin", key)
-            with contextlib.suppress(CommandError, StoreError):  # whoever comes next asks again
+            with contextlib.suppress(CommandError, StoreError):  # the next client asks again
                 acked(folder, stops, key, engine.run(command(key, effects), acting(folder, stops, recorder, key)))
             line.say("end", key)
 

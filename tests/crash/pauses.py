@@ -62,7 +62,7 @@ class Paused:
             def life(line: Line, key: str = key, style: str = style) -> None:
                 hold(folder, effects, style, key, line)
 
-            # One after the other: whoever holds the file's lock then is the one that was stopped.
+            # One after the other, so that the holder of the file's lock is the stopped process.
             self.holders[key] = holder = Worker(life)
             assert holder.wait_for("holding")
             holder.signal(signal.SIGSTOP)

@@ -32,7 +32,7 @@ def run_script(module: str, *, timeout: float = 60, **options: Any) -> dict[str,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group of its own, so that a hung scenario leaves nobody behind
+        start_new_session=True,  # a group of its own, so that a hung scenario leaves no process behind
     )
     try:
         out, err = process.communicate(timeout=timeout)

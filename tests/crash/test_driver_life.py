@@ -108,7 +108,7 @@ def test_closing_does_not_wait_for_ever_for_an_atomic_command(folder: Folder) ->
 
 
 def test_a_loop_closed_before_it_could_commit(folder: Folder) -> None:
-    """What it had queued is written by whoever comes next, and the next loop is served."""
+    """The next caller writes what was queued, and the next loop is served."""
     engine = folder.async_engine()
     loop = asyncio.new_event_loop()
     task = loop.create_task(run_async(engine, "cut-off"))
@@ -126,7 +126,7 @@ def test_a_loop_closed_before_it_could_commit(folder: Folder) -> None:
 
 
 def test_a_loop_closed_while_it_waited_for_a_transaction(folder: Folder) -> None:
-    """A unit that nobody waits for any more gives its lock back."""
+    """A unit whose caller is gone releases its lock."""
     engine = folder.async_engine("?busy_seconds=20")
     driver = engine.backend.driver
     loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Forking with an engine at hand: each process has connections, threads and leases of its own, or is told why not."""
+"""Forking with an open engine: each process has its own connections, threads and leases, or an error says why not."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Folder:
             connection.close()
 
     def is_locked(self) -> bool:
-        """Whether somebody is writing to the file."""
+        """Whether a writer holds the file."""
         import sqlite3
 
         connection = sqlite3.connect(self.database, timeout=0, isolation_level=None)

@@ -31,7 +31,7 @@ def memory(clock: Clock | None = None) -> Backend:
 def sqlite(
     path: Path, clock: Clock | None = None, *, before: Callable[[str], None] | None = None, busy_seconds: float = 5.0
 ) -> Backend:
-    """The SQLite store; ``before`` is told the name of each ask before it is performed."""
+    """The SQLite store; ``before`` is called with the name of each ask before it is performed."""
 
     def performing(connection: sqlite3.Connection, now: Clock) -> Answer:
         answer = answering(connection, now)
@@ -54,7 +54,7 @@ def sqlite(
 
 
 class SlowReplies:
-    """Performs at once and replies when it is told to: ``hold`` is closed while a reply is on its way."""
+    """Performs at once and delays its replies: ``hold`` is closed while a reply is on its way."""
 
     def __init__(self) -> None:
         self.inner = LocalDriver(clock=SettableClock())

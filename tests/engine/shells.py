@@ -1,4 +1,4 @@
-"""Both engines behind one face, so that every story is told once: and the downstream that remembers all effects."""
+"""Both engines behind one interface, so that each test is written once; and a downstream that records all effects."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_settlement_whose_caller_is_gone_is_repeated_when_the_store_fails() ->
 
 
 def test_closing_does_not_wait_for_a_claim_that_never_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its release can be seen by nobody: a last try, and the lease is left to do the rest."""
+    """The release cannot be confirmed: it is tried once more, and then the lease runs out."""
     monkeypatch.setattr(upkeep, "ABANDON_EVERY_SECONDS", 0)
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_a_renewal_that_crosses_the_settlement_takes_nothing_back(effects: str) 
 
 
 def test_a_superseded_idempotent_handler_is_cancelled_and_an_external_one_is_not() -> None:
-    """It has lost the record; running on would only repeat effects that somebody else makes now."""
+    """The handler lost the record; running on would only repeat effects that another attempt makes now."""
 
     async def scenario(effects: str) -> tuple[bool, State]:
         clock = SettableClock()

@@ -1,4 +1,4 @@
-"""A store that is emptied or replaced under an open engine: what ran is not run again by whoever was there."""
+"""A store that is emptied or replaced under an open engine: that process does not run a command again."""
 
 from __future__ import annotations
 

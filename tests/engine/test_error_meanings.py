@@ -1,4 +1,4 @@
-"""What a server's error means: nothing was done, or nobody knows. One taken for the other runs a command twice."""
+"""What a server's error means: nothing was done, or it is unknown. Confusing the two would run a command twice."""
 
 from __future__ import annotations
 

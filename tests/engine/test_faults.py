@@ -102,7 +102,7 @@ class Story:
             self.clock.advance(seconds=31)
             shell.reap()
             told = self.attempt(shell)
-            if told == Failed.__name__:  # its first run of all: whoever asks again must get further
+            if told == Failed.__name__:  # its first run of all: a retry must get further
                 told = self.attempt(shell)
             assert told != InProgressError.__name__  # I6: nothing is stuck past its lease
             self.check(shell)

@@ -1,4 +1,4 @@
-"""An engine that nobody opened looks at its store once, before its first claim: as ``open`` would have done."""
+"""An engine that was not opened checks its store once, before its first claim, as ``open`` would have done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C inside the claim of an ATOMIC command: whoever catches it goes on, and nothing of it is held."""
+"""Ctrl-C inside the claim of an ATOMIC command: a program that catches it continues, and no lock is left."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The schedules that break naive designs, by the numbers of the red team's list, on both engines where both can.
 
-Each test is one order of events that once cost somebody a second charge, a lost answer or a stuck key.
+Each test is one order of events that once caused a second charge, a lost answer or a stuck key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_1_1_a_process_killed_after_its_effect(shell: Shell, clock: SettableCloc
 
 
 def test_1_2_a_timeout_of_the_provider_releases_nothing(shell: Shell) -> None:
-    """A handler without steps that raises after its call: nobody knows, so nobody runs it again."""
+    """A handler without steps raises after its call: the outcome is unknown, so it never runs again."""
 
     def handler(permit: Permit) -> Answer:
         raise TimeoutError("the provider did not answer")
@@ -110,7 +110,7 @@ def test_1_9_a_claims_lost_reply_leaves_no_claim_without_an_owner(mode: Mode, fi
 def test_1_9_b_a_settlements_lost_reply_is_recognised_when_repeated(
     mode: Mode, file: Path, clock: SettableClock
 ) -> None:
-    """The second settlement changes no row: that is "already mine", not "somebody else's"."""
+    """The second settlement changes no row: that is "already mine", not "another's"."""
     migrated(file, clock)
     faults = commit_number(2)
     faulty = faulty_sqlite(str(file), clock, faults)
@@ -200,7 +200,7 @@ def test_1_12_derived_keys_survive_a_lost_claim(mode: Mode) -> None:
 
 
 def test_1_13_the_downstream_forgets_before_we_do(shell: Shell, clock: SettableClock) -> None:
-    """Crash, and a retry two days later: past dedup_for since the first start nobody charges again."""
+    """Crash, and a retry two days later: past dedup_for since the first start, nothing is charged again."""
     shell.permit(command(policy=IDEMPOTENT))
     clock.advance(seconds=2 * 86_400)
     with pytest.raises(OutcomeUnknownError, match="dedup-over"):

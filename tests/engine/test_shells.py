@@ -84,7 +84,7 @@ def test_commits_are_counted(mode: Mode, tmp_path: Path) -> None:
 
 
 def test_what_is_queued_together_is_committed_together(tmp_path: Path) -> None:
-    """Group commit: twenty claims that queue up while somebody holds the writer's gate are one commit."""
+    """Group commit: twenty claims that queue up while another caller holds the writer's gate are one commit."""
 
     async def scenario() -> int:
         backend = sqlite(tmp_path / "semel.db")

@@ -1,4 +1,4 @@
-"""Store URLs as newcomers spell them: what is meant works, and what is refused is told what would do."""
+"""Store URLs as newcomers spell them: common spellings work, and an error message suggests the right one."""
 
 from __future__ import annotations
 

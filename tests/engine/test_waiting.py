@@ -1,4 +1,4 @@
-"""Crowds on one key: one effect, one answer for all, bounded waiting, and nobody polls for what is here."""
+"""Many duplicates of one key: one effect, one answer for all, bounded waiting, no polling within a process."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_waiting_thread_is_woken_too(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_a_waiter_takes_over_what_lapsed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks again when the lease must have been renewed: an IDEMPOTENT command goes on with whoever waits."""
+    """It looks again when the lease must have been renewed: a waiter takes over an IDEMPOTENT command."""
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.001)
 
     async def scenario() -> None:
@@ -169,7 +169,7 @@ def test_a_waiter_takes_over_what_lapsed_meanwhile(monkeypatch: pytest.MonkeyPat
 
 
 def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
-    """Who finds no place is told at once, whatever its budget."""
+    """A caller for whom no place is left gets its answer at once, whatever its budget."""
 
     async def scenario() -> None:
         async with await ready(memory(), waiters_max=3, waiters_per_caller_max=2) as engine:
@@ -215,7 +215,7 @@ def test_retry_after_is_short_for_a_duplicate_that_has_not_waited(mode: Mode) ->
 
 @pytest.mark.parametrize(("lease", "waits", "told"), [(30, 0.5, 1), (30, 4, 4), (3, 4, 3)])
 def test_retry_after_is_as_long_as_the_duplicate_has_waited(lease: int, waits: float, told: int) -> None:
-    """At the end of the lease at the latest: then somebody may take over. What takes long is seldom asked for."""
+    """At the end of the lease at the latest, when another attempt may take over. A slow command is polled rarely."""
     with closing(Shell("sync", memory())) as shell:
         claimed = shell.engine.core.attempt(command())
     running, passed = InProgress(bytes(16), lease * 1_000_000), [0.0]

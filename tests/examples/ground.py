@@ -118,7 +118,7 @@ class Ground:
         return self._asked("POST", path, body, self.key)
 
     def until_final(self, path: str, body: Any) -> Answered:
-        """Asked again and again, with the same key, until it is told how it ended or that nobody knows."""
+        """Retry with the same key until the answer says how the command ended, or that its outcome is unknown."""
         seen: list[Answered] = []
 
         def final() -> bool:

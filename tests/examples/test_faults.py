@@ -1,7 +1,7 @@
 """A process dies at every point of a command's way (F-30 to F-47): payments and orders, real processes, SIGKILL.
 
 Each row names the fault, where the process dies, and what must be true afterwards. The client asks again with the same
-key until it is told how its command ended; what nobody knows is found out by a reconciler.
+key until the answer says how its command ended; a reconciler finds out what is unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def shop(request: pytest.FixtureRequest, nursery: Nursery, provider: Program, tm
 
 @dataclass(frozen=True)
 class Fault:
-    """One row: the fault, the point, and whether it runs again or nobody knows; ``charged``: once nobody knows."""
+    """One row: the fault, the point, and whether it runs again or is unknown; ``charged``: once it is unknown."""
 
     name: str
     doom: str
@@ -90,7 +90,7 @@ ORDERS = [
 
 
 def found_out(shop: Ground, path: str, body: Any) -> Answered:
-    """Reconcilers look until the payment is settled; what the client is told then."""
+    """Reconcilers look until the payment is settled; returns what the client then gets."""
 
     def settled() -> bool:
         shop.await_end(shop.look())
@@ -158,7 +158,7 @@ def test_f_41_the_reaper_dies_between_the_mark_and_telling(shop: Ground) -> None
     pid = shop.start("after:charge:1")
     assert shop.post("/payments", body).status == 0
     shop.await_end(pid)
-    shop.await_end(shop.start("at:lapsed:1"))  # nobody asks: its reaper meets the lapsed lease
+    shop.await_end(shop.start("at:lapsed:1"))  # no client asks: its reaper finds the lapsed lease
     shop.start()
     assert shop.rows("SELECT state FROM semel_record") == [(int(State.UNKNOWN),)]
     assert found_out(shop, "/payments", body).status == 201

@@ -1,4 +1,4 @@
-"""Price lists of suppliers: one import for the same bytes, and nobody sends or sees another's files."""
+"""Price lists of suppliers: one import for the same bytes, and no supplier sends or sees another's files."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def slow() -> Any:
 @app.post("/endless")
 @semel.command("shop.endless", answer_bytes_max=1000)
 async def endless() -> Any:
-    """Send until nobody listens."""
+    """Send until the client is gone."""
 
     async def pieces() -> AsyncIterator[bytes]:
         try:

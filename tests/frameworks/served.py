@@ -53,7 +53,7 @@ class Served:
             connection.close()
 
     def until_final(self, path: str, body: Any, key: str) -> Answered:
-        """As a client that retries while it is told that the command is running."""
+        """A client that retries while the command is running."""
         answers: list[Answered] = []
 
         def is_final() -> bool:

@@ -26,7 +26,7 @@ ASYNC = {"Prefer": "respond-async"}
 
 
 class Shop:
-    """A shop whose second step begins when it is told to."""
+    """A shop whose second step waits for ``gate``."""
 
     def __init__(self, folder: Path) -> None:
         url = f"sqlite:///{folder}/shop.db"
@@ -109,7 +109,7 @@ def test_the_client_gets_a_status_link_and_the_answer_later(shop: Shop) -> None:
     link = first.headers["Location"]
     assert shop.status(link)["running"] is True
     assert (shop.ask(ASYNC).status_code, shop.ask(ASYNC).headers["Location"]) == (202, link)
-    assert shop.ask().status_code == 202  # it comes to its end, whoever listens
+    assert shop.ask().status_code == 202  # it ends although the client is gone
     shop.gate.set()
     shop.close_accepted()
     for _ in range(2):

@@ -172,7 +172,7 @@ class Story:
         return stage.command(charge, key="order", effects=self.effects, wait_seconds=0)
 
     def first(self, fault: Fault) -> tuple[Faults, Any, Any]:
-        """What the caller was told, None where nobody was left to be told."""
+        """What the caller got; None if the caller was gone."""
         faults = Faults(fault)
         faults.rest()
         path = str(self.folder / "semel.db")
@@ -196,7 +196,7 @@ class Story:
         return faults, told, faulty.backend
 
     def then(self, former: Any) -> Any:
-        """What a retry is told in the end, when the lease is over."""
+        """What a retry gets in the end, when the lease is over."""
         self.clock.advance(seconds=31)
         if self.where == "sqlite":
             former = sqlite_backend(SqliteDriver(str(self.folder / "semel.db"), synchronous="OFF", clock=self.clock))

@@ -163,7 +163,7 @@ def test_a_process_tells_a_duplicate_what_its_own_granted_attempt_means() -> Non
         return type(linearize(judged([*done, *operations], (), {}, row_locks=True), NOBODY_DIED))
 
     assert judge_all(locks, hidden) is Linear
-    assert judge_all(locks, hidden, retry) is Stuck  # nobody knows yet that it is the other one's key
+    assert judge_all(locks, hidden, retry) is Stuck  # it is not known yet that the key is the other's
     assert judge_all(ask(2, 3, 9, "in-progress", "atomic", request="bb", process="q"), retry) is Stuck
     unseen = ask(2, 3, None, "", "atomic", request="bb")
     assert judge_all(unseen, retry) is Linear  # perhaps it was granted

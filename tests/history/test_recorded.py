@@ -49,7 +49,7 @@ def record_threads(folder: Path, effects: str, seed: int) -> None:
                     raise ValueError
                 return answer
 
-            with contextlib.suppress(CommandError, NothingHappened, ValueError):  # whoever comes next asks again
+            with contextlib.suppress(CommandError, NothingHappened, ValueError):  # the next client asks again
                 engine.run(asked, handler)
 
     migrating = RecordingEngine.recording(url, recorder)

@@ -1,4 +1,4 @@
-"""What a store can do is said by its contract: nothing asks for its class, its database's name or a statement's.
+"""A store's contract declares what it can do: no code asks for its class, its database's name or a statement's.
 
 A difference between databases is an attribute of the dialect, a statement in the dialect's own file, or a capability.
 """

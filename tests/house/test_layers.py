@@ -107,7 +107,7 @@ IMPURE = {1: OUTSIDE_WORLD | {"os", "tempfile"}, 2: OUTSIDE_WORLD}
 
 
 def ring(name: str) -> int | None:
-    """The ring of a module; None for the root, a room without one, testing, and what nobody has placed."""
+    """The ring of a module; None for the root, a room without one, testing, and a module without a place."""
     package, *rest = name.split(".")
     if package != "semel" or not rest or rest[0] == "testing":
         return None
@@ -294,7 +294,7 @@ BREACHES: dict[Rule, list[dict[str, str]]] = {
     ],
 }
 
-# What looks like a breach and is none: the rules must not push anybody into contortions.
+# What looks like a breach and is none: the rules must not force contortions.
 ALLOWED = [
     {"semel/engine/sync_engine.py": "from semel.http_ import x\nimport time, threading, asyncio"},
     {"semel/policy.py": "from semel.keys import KeyFormat", "semel/keys.py": ""},

@@ -98,7 +98,7 @@ def test_a_secret_of_a_file_is_in_no_file_of_the_store(
     assert (ended.state, ended.counts.booked, ended.counts.failed) == (ImportState.DONE, 1, 3)
     assert ended.key == f"ACME:{ended.sha256}"  # the content's address is no secret
     for imports, job in ((sealed, jobs[0]), (in_folder, jobs[1])):
-        said = told(imports, place, job)  # to whoever has the key
+        said = told(imports, place, job)  # to a process that has the key
         for what in ("made of Booked", "is Checked", "is Refused", "Failed"):
             assert f"{what}CanarySealed" in said
     files = files_of(place.kind, tmp_path)

@@ -23,7 +23,7 @@ SECONDS_MAX = 5.0  # a call that takes this long hangs
 
 
 def caller_of(request: Any) -> Caller | None:
-    """By the bearer token; nobody without one."""
+    """By the bearer token; None without one."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return Caller("acme", token) if scheme == "Bearer" and token else None
 

@@ -91,7 +91,7 @@ class Fellow(Member):
 
 
 class Outside:
-    """What somebody else sees in the database, and does to it."""
+    """Another connection to the database: what it sees, and what it changes."""
 
     def __init__(self, server: MariadbServer) -> None:
         self.connection = connect(server.port, database=server.database)

@@ -1,4 +1,4 @@
-"""A connection that is opened inside a library which forgets a cancellation: its caller is told all the same."""
+"""A connection that is opened inside a library which forgets a cancellation: its caller still gets it."""
 
 from __future__ import annotations
 

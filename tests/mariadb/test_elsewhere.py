@@ -1,4 +1,4 @@
-"""A handler that leaves its connection in another database: nothing is settled there, and nobody is granted there.
+"""A handler that leaves its connection in another database: nothing is settled or granted there.
 
 Its connection went to the next commands, whose records were looked for in that database: where it has Semel's tables
 too, what was done already was done once more.

@@ -44,7 +44,7 @@ from tests.servers.running import ENVIRONMENT, Running, free_port, stop
 pytestmark = MARK
 MakeFellow = Callable[..., Fellow]
 PATIENCE_SECONDS = 1.0
-# Not information_schema.innodb_trx: whoever asks it often is told the same again and again.
+# Not information_schema.innodb_trx: it caches its rows, so that frequent queries see old ones.
 WAITING = (
     "SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
     "AND info LIKE '%UPDATE semel_record%' AND time_ms > 200"
@@ -150,14 +150,14 @@ def test_a_lock_wait_that_times_out_rolls_everything_back_and_holds_nothing(
         with pytest.raises(StatementRefused, match="locked by another transaction"):
             fellow.performs(verb, make[verb])
         for grant in grants:
-            if grant is not last:  # nobody holds it
+            if grant is not last:  # no process holds it
                 assert outside.fetch(f"SELECT 1 FROM semel_record WHERE id = x'{grant.id.hex()}' FOR UPDATE NOWAIT")
         assert set(outside.states) == {State.PROCESSING}
     assert fellow.performs(verb, make[verb]) in ([Settled()], [Settled()] * 3, [True])
 
 
 def test_a_statement_that_deadlocks_is_retried(make_fellow: MakeFellow, outside: Outside) -> None:
-    """Two batches that lock in opposite orders, from somebody who does not sort as Semel does."""
+    """Two batches that lock in opposite orders, from a client that does not sort as Semel does."""
     fellow = make_fellow()
     store = fellow.backend.store
     claims = sorted((attempt(key) for key in ("a", "b")), key=lambda claim: claim.id)
@@ -310,7 +310,7 @@ def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -
 
 
 def test_a_transaction_is_over_whatever_the_server_makes_of_a_commit(kind: Any, small: Running) -> None:
-    """Chained, the next claim would be granted inside a transaction that nobody ends, and be forgotten with it."""
+    """Chained, the next claim would be granted inside a transaction that never ends, and be lost with it."""
     with closing(Fellow(kind, at(small))) as app, closing(Fellow(kind, at(small))) as other:
         for batch in ("ab", "c"):
             claims = [attempt(f"{kind}-chained-{key}") for key in batch]

@@ -1,7 +1,7 @@
 """A ROLLBACK that is refused (a node that leaves its cluster refuses everything): its connection is not used again.
 
-What was said next on it would have been said inside the transaction that was still open: a claim that nobody commits,
-or a BEGIN that commits the half of another command.
+The next statement on it would run inside the transaction that is still open: a claim that is never committed, or a
+BEGIN that commits half of another command.
 """
 
 from __future__ import annotations

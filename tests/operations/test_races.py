@@ -1,4 +1,4 @@
-"""Several processes, keys of their own, the same references at the same time: each runs once, whoever runs it."""
+"""Several processes with different keys and the same references at the same time: each reference runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ATOMIC units whose operation is kept: what ends the transaction behind Semel's back is told as ever."""
+"""ATOMIC units whose operation is kept: what ends the transaction early is reported as usual."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class World:
 
     @contextmanager
     def outside(self) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
-        """What somebody else sees in the database, and does to it."""
+        """Another connection to the database: what it sees, and what it changes."""
         match self.kind:
             case "sqlite" | "sqlite-async":
                 opened: Any = sqlite3.connect(self.path / "semel.db", isolation_level=None)

@@ -31,7 +31,7 @@ EFFECT: Final = "CREATE TABLE effect (n INTEGER PRIMARY KEY)"
 
 
 class Place:
-    """A store that is migrated and empty, as a URL, and what somebody else sees in it."""
+    """A migrated, empty store, as a URL, and what another connection sees in it."""
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
@@ -70,7 +70,7 @@ class Place:
 
     @property
     def waiting(self) -> list[str]:
-        """Those that nobody has published."""
+        """The unpublished events."""
         return [str(id) for (id,) in self.rows("SELECT id FROM semel_event WHERE published_at IS NULL ORDER BY seq")]
 
     def fill(self, count: int, aggregates: int = 1, topic: str = "orders") -> list[Event]:

@@ -1,4 +1,4 @@
-"""A stream that is away and fills more than a batch holds nobody else back, and no aggregate loses its order. 6 s."""
+"""An unavailable stream with more than a batch of events blocks no other stream, and order is kept. 6 s."""
 
 from __future__ import annotations
 

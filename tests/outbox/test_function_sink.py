@@ -140,7 +140,7 @@ def test_an_outage_of_a_functions_broker_parks_nothing(place: Place) -> None:
 
 
 class Careless:
-    """A sink of somebody's own that lets its client's errors through."""
+    """A user's sink that lets its client's errors through."""
 
     name = "careless"
 

@@ -1,4 +1,4 @@
-"""Several webhook receivers: each gets what it takes, in its own time; one that is away holds back nobody else. 5 s."""
+"""Several webhook receivers: each gets its events at its own pace; an unavailable one blocks no other. 5 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sinks on real brokers: what arrives, under which id, and what is said of an event that one will not have. 10 s."""
+"""Sinks on real brokers: what arrives, under which id, and the error for an event that a broker refuses. 10 s."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Victim:
                 self._drop_connection()  # interrupted in the middle of an exchange: the user's own, of no use any more
                 continue
             except InProgressError:
-                self.round.wrong.append(f"{self.key}: still running, with nobody at it")
+                self.round.wrong.append(f"{self.key}: still running, without a holder")
             except (StoreError, CommandError) as error:
                 self.round.wrong.append(f"{self.key}: {error!r}")
             else:
@@ -169,7 +169,7 @@ class Victim:
 
 
 class Bystander:
-    """Asks on the same engine, and is nobody's target."""
+    """Calls on the same engine, and is not interrupted."""
 
     def __init__(self, engine: Engine, name: str, kind: Kind, round: Round) -> None:
         self._engine, self._name, self._kind, self._round = engine, name, kind, round

@@ -116,7 +116,7 @@ class Fellow(Member):
 
 
 class Outside:
-    """What somebody else sees in the database, and does to it."""
+    """Another connection to the database: what it sees, and what it changes."""
 
     def __init__(self, conninfo: str) -> None:
         self.connection = psycopg.connect(conninfo, autocommit=True, options=f"-c search_path={schema()}")

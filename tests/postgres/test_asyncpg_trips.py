@@ -126,7 +126,7 @@ def test_nothing_is_written_while_another_operation_is_under_way(conninfo: str) 
 
 
 def test_a_value_that_cannot_be_written_down_behind_a_begin_ends_the_connection(conninfo: str) -> None:
-    """Whether the BEGIN was sent by then, nobody could tell."""
+    """It is unknown whether the BEGIN was sent by then."""
 
     async def story(connection: AsyncpgUnitConnection) -> None:
         await connection.ask(ECHO, VALUES, Deadline(5.0))
@@ -231,7 +231,7 @@ def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None
         await connection.ask(ECHO, VALUES, Deadline(5.0))
         connection._drop_local_statement_cache()
         for _ in range(2):
-            await connection.fetch("SELECT 1")  # it closes here what nobody refers to
+            await connection.fetch("SELECT 1")  # it closes statements here that are no longer referenced
             [row] = await connection.ask(ECHO, VALUES, Deadline(5.0))
             assert tuple(row) == VALUES
 

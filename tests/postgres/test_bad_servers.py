@@ -108,7 +108,7 @@ def test_a_server_that_is_away_is_503_and_serves_again_without_a_restart(
 
 
 def test_a_column_that_is_missing_is_503_and_no_traceback(service: Service, outside: Outside) -> None:
-    """Until somebody has mended the schema; nothing needs a restart."""
+    """Until the schema is repaired; no restart is needed."""
     outside.connection.execute("ALTER TABLE semel_record RENAME COLUMN doubt TO no_doubt")
     unavailable(service.post())
     outside.connection.execute("ALTER TABLE semel_record RENAME COLUMN no_doubt TO doubt")

@@ -22,7 +22,7 @@ LOOPS = 5
 
 @pytest.fixture
 def user(outside: Outside) -> Iterator[str]:
-    """Somebody whose connections are nobody else's."""
+    """A user of the store whose connections are not shared."""
     name = f"loops_{schema()}"
     outside.connection.execute(f"CREATE ROLE {name} SUPERUSER LOGIN")
     yield name

@@ -1,4 +1,4 @@
-"""An ATOMIC command whose grant replaces an old record: meanwhile its duplicates wait for nobody."""
+"""An ATOMIC command whose grant replaces an old record: meanwhile its duplicates do not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A statement that was lost on an idle connection is said again; what that means where the server is away by then."""
+"""A statement that is lost on an idle connection is retried once; what that means if the server is down by then."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def other(permit: Permit, db: Writes) -> Answer:
 def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     make_fellow: MakeFellow, outside: Outside, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no 'nothing was written': nobody would release it, and it would read UNKNOWN though nothing ran."""
+    """It does not mean 'nothing was written': the claim would not be released, and would read UNKNOWN without a run."""
     fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=1.0)
     fellow.run(command("before"), other)
-    port, relay._server = relay._server, ("127.0.0.1", 1)  # whoever connects from now on finds nobody
+    port, relay._server = relay._server, ("127.0.0.1", 1)  # later connections find no server
     relay.lose("reply", CLAIM)
     with pytest.raises(StoreTimeout):
         fellow.run(command("lost"), never)

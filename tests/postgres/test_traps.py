@@ -202,7 +202,7 @@ def test_a_claim_in_neither_half_is_asked_three_times_and_then_in_progress(conni
 def test_a_purge_and_a_command_do_not_wait_for_one_another(
     make_fellow: MakeFellow, conninfo: str, outside: Outside
 ) -> None:
-    """Somebody holds rows that a purge walks over: it passes them by, and nobody waits."""
+    """Another transaction locks rows that a purge reads: the purge skips them and does not wait."""
     fellow = make_fellow(patience_seconds=2.0)
     claim(fellow, attempts(fellow, [f"k{number}" for number in range(20)]))
     with psycopg.connect(conninfo, options=f"-c search_path={schema()}") as holder:

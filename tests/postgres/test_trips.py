@@ -1,4 +1,4 @@
-"""Several statements in one round trip: what a refusal, a lost name and a pipeline of somebody else's do to them."""
+"""Several statements in one round trip: the effect of a refusal, a lost name and another caller's pipeline."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_writes_record_and_answer_are_one_commit(fellow: Fellow, outside: Outsid
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         await db.insert(2)
-        assert (outside.rows(), outside.states) == ([], [])  # nobody sees anything before the commit
+        assert (outside.rows(), outside.states) == ([], [])  # nothing is visible before the commit
         return MADE
 
     assert fellow.run(WHAT, handler).answer == MADE
@@ -62,7 +62,7 @@ def test_nothing_is_written_outside_the_unit_once_it_was_ended_by_sql(
             with pytest.raises(asyncpg.InterfaceError, match="over"):
                 await db.insert(2)
         else:
-            await db.insert(2)  # psycopg has begun another transaction, which nobody commits
+            await db.insert(2)  # psycopg has begun another transaction, which is never committed
         return MADE
 
     if word == "COMMIT":
@@ -147,7 +147,7 @@ def test_a_backend_that_is_killed_leaves_nothing(fellow: Fellow, outside: Outsid
         return MADE
 
     fellow.run(command("warm", policy=ATOMIC), warm)
-    if when == "idle":  # it had died while nobody looked: nobody notices
+    if when == "idle":  # it died while idle, and is replaced unnoticed
         outside.connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pids[0],))
     else:
         with pytest.raises((*DATABASE_ERRORS, StoreError, ConnectionError)):

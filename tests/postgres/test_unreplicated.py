@@ -1,6 +1,6 @@
 """A wait for the standby that is cut short: the server says OK, and warns that a failover may lose what it committed.
 
-Whoever is told so believes nothing; it can be seen on this server, which proves nothing. The warning is raised by a
+The commit is then not believed: it is visible on this server, which proves nothing. The warning is raised by a
 trigger at the commit, so that no servers of its own are needed: Semel knows it by its words.
 """
 

@@ -1,7 +1,7 @@
 """Scenario: what renews a lease is stopped, and its holder is not.
 
 In the sync engine that is a thread of its own, stopped alone by the tracer; in the async one it is a timer of the loop,
-stopped by a handler that blocks the loop. Past the lease another process asks for the same command, or nobody does.
+stopped by a handler that blocks the loop. Past the lease another process asks for the same command, or none does.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def told(run: Any) -> list[str]:
 
 
 def ask(folder: Folder, effects: str, line: Line) -> None:
-    """Somebody else, who asks for the same command whenever it is told to."""
+    """Another process, which asks for the same command on demand."""
     with folder.engine() as engine:
         for _ in range(2):
             line.hear()

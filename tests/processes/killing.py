@@ -99,7 +99,7 @@ class Place:
         self.found: dict[str, Any] = {"at": str(hit)}
 
     def look(self) -> None:
-        """What the next process finds, before anybody asks again."""
+        """What the next process finds, before any retry."""
         [[intact]] = self.folder.sql("PRAGMA integrity_check")
         self.found |= {
             "intact": intact,
@@ -128,7 +128,7 @@ class Place:
 
 
 def keep_open(folder: Folder, line: Line) -> None:
-    """A service that lives on: nobody else is the first or the last to use the file."""
+    """A service that lives on, so that no other process is the first or the last to use the file."""
     with folder.engine() as engine:
         engine.run(command("keeper", "idempotent"), lambda permit: Answer(200, (), b"kept"))
         line.say("ready")

@@ -26,7 +26,7 @@ def run_scenario(module: str, *, timeout: float = 120, **options: Any) -> dict[s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group of its own, so that a hung scenario leaves nobody behind
+        start_new_session=True,  # a group of its own, so that a hung scenario leaves no process behind
     )
     try:
         out, err = process.communicate(timeout=timeout)

@@ -43,7 +43,7 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
     if permit is not None:
         while (await receive()).get("more_body"):
             pass
-        if permit.effects.name != "ATOMIC":  # the file's writer waits for nobody's provider
+        if permit.effects.name != "ATOMIC":  # the file's writer waits for no provider
             await asyncio.to_thread(pause, BUSY_SECONDS)
         status, body = 201, act(permit)
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})

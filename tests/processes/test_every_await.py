@@ -1,6 +1,6 @@
 """Callers cancelled at each of their awaits, over the engine and the ASGI middleware: nothing leaks, nothing is lost.
 
-Each story is told once for every wait of its caller's task, cancelled at once and cancelled late, until a run is over
+Each story runs once for every wait of its caller's task, cancelled at once and cancelled late, until a run is over
 before it waits so often. Then everything must be quiet, and a new engine on the same file gives the right verdict.
 """
 

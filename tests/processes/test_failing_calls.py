@@ -1,6 +1,6 @@
-"""Every system call on the store's files fails, one by one: what a caller is told, and that no restart is needed.
+"""Every system call on the store's files fails, one by one: what a caller gets, and that no restart is needed.
 
-Where the claim failed the handler did not run; where the settlement failed the caller is told that it is not known yet,
+Where the claim failed the handler did not run; where the settlement failed the caller learns that it is not known yet,
 and it is written once the disk works again; each refusal names its remedy.
 """
 

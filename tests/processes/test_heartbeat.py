@@ -21,7 +21,7 @@ def run(tmp_path: Path, how: str, effects: str, *, resumed: bool = False) -> dic
 
 @pytest.mark.parametrize("how", HOW)
 def test_an_external_holder_still_settles(how: str, tmp_path: Path) -> None:
-    """Who asks past the lease is told that it is unknown, and nothing runs twice; the holder's truth stands."""
+    """A retry after the lease gets UNKNOWN, and nothing runs twice; the holder's settlement is kept."""
     found = run(tmp_path, how, "external")
 
     assert found["first"] == ["told", "OutcomeUnknownError"]
@@ -32,7 +32,7 @@ def test_an_external_holder_still_settles(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_an_idempotent_holder_is_superseded(how: str, tmp_path: Path) -> None:
-    """The command is granted anew; what its former holder says is refused, and its caller is told what stands."""
+    """The command is granted anew; the former holder's settlement is refused, and its caller gets the stored one."""
     found = run(tmp_path, how, "idempotent")
 
     assert found["first"][:2] == ["told", "ran"]
@@ -42,7 +42,7 @@ def test_an_idempotent_holder_is_superseded(how: str, tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_that_comes_back_renews(tmp_path: Path) -> None:
-    """Past the lease, but before anybody asked: the permit lives again."""
+    """Past the lease, but before any retry: the permit is renewed."""
     found = run(tmp_path, "thread", "external", resumed=True)
 
     assert found["first"] == ["told", "InProgressError"]

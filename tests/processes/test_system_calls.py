@@ -14,7 +14,7 @@ import pytest
 from semel import State
 from tests.processes.scenario import run_scenario
 
-# What may be found after the kill, and what the same command is told then: at first and from then on.
+# What may be found after the kill, and what the same command then gets: at first and later.
 REPLAYED = ("replayed", "replayed")
 RAN = ("ran", "replayed")
 UNKNOWN = ("OutcomeUnknownError", "OutcomeUnknownError")

@@ -1,7 +1,7 @@
 """A tracer: a forked worker is stopped at each of its system calls on some files, and killed there, or the call fails.
 
 It is ptrace itself, through ctypes: no package of the system is needed, and a plain user may trace their own children.
-Knows Linux on x86-64. Calls count from the moment that the worker is told to begin; its threads are traced with it.
+Knows Linux on x86-64. Calls count from the moment that the worker begins; its threads are traced with it.
 The worker filters its own calls: it stops at those that may be for a file, and makes all others at full speed.
 """
 

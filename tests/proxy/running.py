@@ -12,7 +12,7 @@ import httpx
 
 
 class Breaking:
-    """An upstream on a raw socket: it notes every request that it has read, and answers the bytes that it is told."""
+    """An upstream on a raw socket: it notes every request that it has read, and answers with the given bytes."""
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []

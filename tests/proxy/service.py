@@ -1,7 +1,7 @@
 """A service behind `semel proxy`, a process of its own that a test holds in the middle of a command, and kills.
 
 ``X-Hold: before:PORT`` (or ``after``) connects to the test's port before (after) the effect and waits there: it goes on
-when it is told ``g``, and kills itself when it is told ``k``.
+when it reads ``g``, and kills itself when it reads ``k``.
 """
 
 from __future__ import annotations

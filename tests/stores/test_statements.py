@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import semel
 from semel.stores.sql import dialect
 from semel.stores.sql.statements import statements
+from semel.stores.sql.tables import NOUNS as TABLES
+from semel.stores.sql.tables import Noun
 
 NOUNS = sorted(dialect._ROOMS)
 
@@ -25,3 +30,33 @@ def test_both_databases_have_what_they_share(noun: str) -> None:
     shared = statements(dialect._ROOMS[noun], f"sql/{noun}.sql")
     for database in (dialect.SQLITE, dialect.MARIADB):
         assert {name: database.statements(noun)[name] for name in shared} == dict(shared)
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb"])
+def test_how_a_turn_is_taken_is_written_once(database: str) -> None:
+    package = Path(semel.__file__).parent
+    takes = [path for path in package.rglob("*.sql") if "INSERT INTO semel_turn" in path.read_text("utf-8")]
+    assert [path.name for path in takes if database in str(path)] == ["turn.sql"]
+    for room, file in (
+        (f"semel.stores.{database}", "sql/upkeep.sql"),
+        ("semel.outbox", f"sql/{database}_partitions.sql"),
+    ):
+        assert "INSERT INTO semel_turn" in statements(room, file)["turn"].text
+
+
+@pytest.mark.parametrize("database", [dialect.SQLITE, dialect.POSTGRES, dialect.MARIADB], ids=lambda one: str(one.name))
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.name))
+def test_rows_are_copied_with_the_columns_that_the_code_states(database: dialect.Dialect, table: Noun) -> None:
+    sql = database.statements("copies")
+    put = sql[f"{table.name}_put"]
+    assert {column.replace("sha256", "digest") for column in table.columns} <= set(put.names)
+    if table.name != "steps":  # they are columns of a record, which is there already
+        assert listed(put.text.partition("(")[2].partition(")")[0]) == list(table.columns)
+    more = [] if table.order == table.key else list(table.order)
+    for name in ("page", "there"):
+        read = listed(sql[f"{table.name}_{name}"].text.partition("SELECT")[2].partition("FROM")[0])
+        assert read in (list(table.columns), [*table.columns, *more])
+
+
+def listed(text: str) -> list[str]:
+    return [column.strip().rpartition(".")[2].partition("::")[0] for column in text.split(",")]

@@ -94,7 +94,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         assert self.complete() == 0
         views.SHIPPING["ends"] = None
         with override_settings(SEMEL={"RESUMED_USER": lambda caller: None}):
-            assert self.complete() == 0  # login_required lets nobody in
+            assert self.complete() == 0  # login_required refuses the request
         assert effects() == DONE[:1]
         assert self.complete() == 1
         assert (self.ship({}).headers["Idempotency-Replayed"], effects()) == ("true", DONE)

@@ -15,17 +15,7 @@ WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
 -- name: turn
 -- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
 -- in mariadb_events.sql), and how full the outbox is.
-INSERT INTO semel_turn (kind, last, looked) VALUES (:kind, :now + :every, :now)
-ON DUPLICATE KEY UPDATE
-    last = CASE
-        WHEN COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0) THEN last
-        WHEN last < :now OR looked > :now OR 2 * (:now - looked) > 3 * :every THEN :now + :every
-        ELSE LEAST(last, :now + 60 * :every) + :every
-    END,
-    looked = IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), looked, :now)
-RETURNING
-    :now,
-    IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), :mine, last),
+-- include: semel.stores.mariadb sql/turn.sql
     EXISTS (
         SELECT 1 FROM semel_event AS e
         WHERE e.published_at IS NULL AND e.parked_at IS NULL

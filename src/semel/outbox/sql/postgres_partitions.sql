@@ -99,23 +99,7 @@ SELECT pg_notify('semel_event', 'all');
 -- name: turn
 -- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
 -- in postgres_events.sql), and how full the outbox is. If it listens, it says so until after its next turn.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
-),
-taken AS (
-    INSERT INTO semel_turn AS t (kind, last, looked)
-    SELECT :kind::text, now + :every::bigint, now FROM clock
-    WHERE (:mine::bigint > now AND :mine::bigint < now + 100 * :every::bigint) IS NOT TRUE
-    ON CONFLICT (kind) DO UPDATE SET
-        last = CASE
-            WHEN t.last < excluded.looked OR t.looked > excluded.looked
-                OR 2 * (excluded.looked - t.looked) > 3 * :every::bigint
-            THEN excluded.last
-            ELSE least(t.last, excluded.looked + 60 * :every::bigint) + :every::bigint
-        END,
-        looked = excluded.looked
-    RETURNING last
-),
+-- include: semel.stores.postgres sql/turn.sql
 turn AS MATERIALIZED (
     SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock
 ),

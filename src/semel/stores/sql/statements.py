@@ -112,18 +112,26 @@ TOGETHER: Final = Together()
 NOW: Final = Now()
 NOW_LOCKED: Final = Now()  # the same, once the write lock is held: a lease must not begin before its holder waited
 _HEAD = re.compile(r"^-- name: (\w+)( \(planned once\))?\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- include: (\S+) (\S+)$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 
 @cache
 def statements(package: str, file: str) -> Mapping[str, Statement]:
-    """The named statements of a ``.sql`` file that lies in a package."""
-    parts = _HEAD.split(resources.files(package).joinpath(file).read_text("utf-8"))
+    """The named statements of a ``.sql`` file that lies in a package.
+
+    ``-- include: PACKAGE FILE`` is the text of another file, for what statements of two rooms have in common.
+    """
+    parts = _HEAD.split(_INCLUDE.sub(lambda match: _read(match[1], match[2]).rstrip(), _read(package, file)))
     found = {}
     for name, once, block in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         text = "\n".join(line for line in block.splitlines() if not line.startswith("--")).strip().rstrip(";")
         found[name] = compose(name, text, planned_once=once is not None)
     return found
+
+
+def _read(package: str, file: str) -> str:
+    return resources.files(package).joinpath(file).read_text("utf-8")
 
 
 def compose(name: str, text: str, *, planned_once: bool = False) -> Statement:

@@ -85,17 +85,7 @@ ORDER BY page.seq;
 -- name: turn
 -- A worker takes its next turn (core/contract.py, next_turn), and learns when the first of the open records will lapse. It
 -- reads one page of what was created since, so that an idle fleet sends one statement a turn.
-INSERT INTO semel_turn (kind, last, looked) VALUES (:kind, :now + :every, :now)
-ON DUPLICATE KEY UPDATE
-    last = CASE
-        WHEN COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0) THEN last
-        WHEN last < :now OR looked > :now OR 2 * (:now - looked) > 3 * :every THEN :now + :every
-        ELSE LEAST(last, :now + 60 * :every) + :every
-    END,
-    looked = IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), looked, :now)
-RETURNING
-    :now,
-    IF(COALESCE(:mine > :now AND :mine < :now + 100 * :every, 0), :mine, last),
+-- include: semel.stores.mariadb sql/turn.sql
     (
         SELECT MIN(
             IF(
