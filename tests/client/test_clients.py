@@ -536,6 +536,18 @@ def test_the_transport_refuses_a_body_that_can_be_sent_once_only() -> None:
     assert server.received == []
 
 
+def test_a_read_whose_body_can_be_sent_once_only_is_sent_once() -> None:
+    asked: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.read())
+        return httpx.Response(503)
+
+    with httpx.Client(transport=RetryTransport(httpx.MockTransport(answer))) as http:
+        assert http.request("GET", "https://shop.example/", content=parts()).status_code == 503
+    assert asked == [b"x"]
+
+
 def test_the_transport_returns_the_last_answer() -> None:
     server = Server([httpx.Response(503, content=b"busy", headers={"retry-after": "1"})])
     transport = RetryTransport(httpx.MockTransport(server))

@@ -22,6 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from semel import AsyncEngine, AsyncPermit, Engine, Policy
+from semel.client import Answered
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.caller import Caller, single_caller
 from semel.http.routing import Operation
@@ -108,6 +109,8 @@ def test_the_client_gets_a_status_link_and_the_answer_later(path: Path, tmp_path
                 assert (again.status, again.header("location")) == (202, link)
                 plain = await asked(app, [ASYNC[0], ASYNC[2]])  # a client that would wait, and has waited
                 assert (plain.status, plain.header("preference-applied")) == (202, None)
+                for answer in (again, plain):  # which the client does not take for the command's own answer
+                    assert Answered(answer.status, {"content-type": "application/json"}, answer.body).is_accepted
                 gate.opens.set()
                 await task
                 ended = await asked(app)

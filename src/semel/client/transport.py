@@ -65,7 +65,7 @@ class _Retrying:
         """
         has_key = KEY_HEADER in request.headers
         if not has_key and not (self._add_key and request.method in _GETS_A_KEY):
-            return request.method in _READS
+            return request.method in _READS and isinstance(request.stream, httpx.ByteStream)
         if not isinstance(request.stream, httpx.ByteStream):
             raise ConfigurationError(
                 "a body from a generator or a file can be sent only once, and a retry needs the same bytes: give "
