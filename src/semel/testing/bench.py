@@ -106,7 +106,7 @@ class Bench:
         """One claim."""
         return self.do(lambda: self.store.claim((claim,)))[0]
 
-    def kept(self, claim: Claim) -> Replay | None:
+    def look_for_kept(self, claim: Claim) -> Replay | None:
         """The kept answer of this claim's request, as an engine looks for it before it claims."""
         known = (claim.id, claim.recipe, claim.fingerprint)
         at_once = getattr(self.backend.driver, "kept_answer", None)
