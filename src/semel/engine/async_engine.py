@@ -196,7 +196,8 @@ class AsyncEngine:
                 if upkeep.beat_us > claim.terms.lease_us or upkeep.loop is not asyncio.get_running_loop():
                     upkeep.watch(permit)  # it declares no steps
                 return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
-            self._check_open_after(claim, met)
+            if core.draining:
+                self._refuse_drained(claim, met)
             return await self._claim_and_wait(claim, command, claims, wait_seconds, met)  # a key that was seen before
         verdict: Verdict
         core.entering.add(claim.nonce)
@@ -220,12 +221,11 @@ class AsyncEngine:
             core.entering.discard(claim.nonce)
         return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
 
-    def _check_open_after(self, claim: Claim, verdict: Verdict) -> None:
+    def _refuse_drained(self, claim: Claim, verdict: Verdict) -> None:
         """Refuse a claim that did not look whether the engine drains, and release what it was granted."""
-        if self.core.draining:
-            if type(verdict) is Proceed:
-                self._upkeep.abandon(claim)
-            self.core.check_open()
+        if type(verdict) is Proceed:
+            self._upkeep.abandon(claim)
+        self.core.check_open()
 
     async def _claim_and_wait(
         self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None, verdict: Verdict | None

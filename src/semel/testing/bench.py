@@ -119,7 +119,7 @@ class Bench:
         """One claim."""
         return self._ask_one("claim", self.backend.claim_unseen or self.store.claim, claim)
 
-    def find_kept(self, claim: Claim) -> Replay | None:
+    def look_for_kept(self, claim: Claim) -> Replay | None:
         """The kept answer of this claim's request, as an engine looks for it before it claims."""
         known = (claim.id, claim.recipe, claim.fingerprint)
         at_once = getattr(self.backend.driver, "kept_answer", None)

@@ -325,24 +325,24 @@ def abandoning_touches_no_other_claim(bench: Bench) -> None:
 def a_look_for_a_kept_answer_gives_nothing_else(bench: Bench) -> None:
     """Only the sound, live answer of this very request, without a claim; where that is not there, a claim tells."""
     again = attempt(nonce=2)
-    assert bench.find_kept(again) is None  # never seen
+    assert bench.look_for_kept(again) is None  # never seen
     grant = bench.grant(attempt(nonce=1))
-    assert bench.find_kept(again) is None  # running
+    assert bench.look_for_kept(again) is None  # running
     bench.settle(grant)
     row = bench.row()
-    assert bench.find_kept(again) == Replay(OK, grant.operation_id, State.SUCCEEDED) == bench.claim(again)
-    assert bench.find_kept(attempt(request=1)) is None
-    assert bench.find_kept(attempt(recipe="2.tests")) is None
-    assert bench.find_kept(attempt("other")) is None
+    assert bench.look_for_kept(again) == Replay(OK, grant.operation_id, State.SUCCEEDED) == bench.claim(again)
+    assert bench.look_for_kept(attempt(request=1)) is None
+    assert bench.look_for_kept(attempt(recipe="2.tests")) is None
+    assert bench.look_for_kept(attempt("other")) is None
     assert bench.row() == row
     bench.corrupt(row._replace(body=b"another"))
-    assert bench.find_kept(again) is None
+    assert bench.look_for_kept(again) is None
     bench.corrupt(row)
     bench.clock.advance(DAY_US)
-    assert bench.find_kept(again) is None  # its retention is over
+    assert bench.look_for_kept(again) is None  # its retention is over
     grant = bench.grant(attempt("k2"))
     bench.settle(grant, kept=False)
-    assert bench.find_kept(attempt("k2", nonce=2)) is None
+    assert bench.look_for_kept(attempt("k2", nonce=2)) is None
 
 
 ALL = (
