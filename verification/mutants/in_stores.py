@@ -19,7 +19,7 @@ def _says(statement: str, passage: str, other: str) -> Patch:
 
 
 def _reads_then_writes(_: Any) -> Any:
-    """The claim as two steps: what lies between them is somebody else's chance."""
+    """The claim as two steps: another process may act between them."""
 
     def claim(self: Any, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         seen = yield from ask(TableCall("read", lambda table, now: [table.records.get(one.id) for one in claims]))
