@@ -1,7 +1,8 @@
 """ATOMIC commands in the model: the real ``claim_unit`` and ``settle_unit`` over one open transaction.
 
 One writer at a time, as on SQLite: while a unit is open no other process writes, and none sees what is
-written in it until it commits. A crash leaves nothing. The early commit is the user's mistake: it makes an unfinished unit visible.
+written in it until it commits. A crash leaves nothing. The early commit is the user's mistake: it makes an unfinished
+unit visible.
 """
 
 from __future__ import annotations
