@@ -1,7 +1,8 @@
 """ATOMIC commands in the model: the real ``claim_unit`` and ``settle_unit`` over one open transaction.
 
-One writer at a time, as on SQLite: while a unit is open nobody else writes, and what is written in it is seen by nobody
-until it commits. A crash leaves nothing. The early commit is the user's mistake: it makes an unfinished unit visible.
+One writer at a time, as on SQLite: while a unit is open no other process writes, and none sees what is
+written in it until it commits. A crash leaves nothing. The early commit is the user's mistake: it makes an unfinished
+unit visible.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def atomic_steps(world: World, mode: Mode) -> Iterator[Step]:
 
 
 def _begin(world: World, mode: Mode, place: int, nonce: int) -> Step:
-    """Look, then begin and claim; while somebody's unit is open, the look is all."""
+    """Look, then begin and claim; while another unit is open, there is only the look."""
     attempt = store.claim_of(nonce, mode.policy)
     label = f"a client asks worker {nonce}"
     if world.unit is not None:

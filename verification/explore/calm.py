@@ -71,7 +71,7 @@ def _everything_ends(row: Record | None, now: int, policy: Policy) -> None:
 
 
 def _can_be_resolved(row: Record, now: int) -> None:
-    """Once its handler's deadline is over; earlier it is refused with the time left, and nobody else may write."""
+    """Once its handler's deadline is over; earlier it is refused with the time left, and no other process may write."""
     resolution = Resolution(row.id, row.fence, False, None, "olga", "asked the provider")
     reply, after = store.resolve(row, now, resolution)
     if now < row.deadline_at and (not isinstance(reply, TooEarly) or after != row):

@@ -83,7 +83,7 @@ def canonical(world: World) -> Form:
 
 
 def without_idle_flights(world: World) -> World:
-    """Calls to an IDEMPOTENT downstream that nobody waits for, less those that change nothing when they arrive.
+    """Calls to an IDEMPOTENT downstream without a waiting caller, less those that change nothing when they arrive.
 
     One whose key is remembered beyond its end is recognised whenever it arrives; of two with one key the one that
     may arrive later may arrive whenever the other may.

@@ -64,7 +64,7 @@ STEP_VARIANTS: Final = (
     ),
     Variant(
         name="step-start-unfenced",
-        does="the start of a step is written whoever holds the record",
+        does="the start of a step is written although another holds the record",
         mode="steps-repeated",
         breaks="I3",
         patch=start_is_not_fenced,

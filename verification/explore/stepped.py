@@ -55,7 +55,7 @@ _RELEASED: Final = NothingHappened("refused at once")
 
 
 def stepped_steps(world: World, mode: Mode) -> Iterator[Taken]:
-    """All that anybody can do next."""
+    """Every possible next step."""
     idle = False
     for place, worker in enumerate(world.workers):
         if worker.pc is Pc.IDLE and worker.nonce == 0:

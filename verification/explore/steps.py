@@ -1,4 +1,4 @@
-"""Every step that anybody can take next: workers, their crashes, the downstream, the network, time, upkeep, operators.
+"""Every possible next step: workers, their crashes, the downstream, the network, time, upkeep, operators.
 
 A step is a label and the world after it. The store is changed by the real verbs alone; outcomes are what the real
 classification and the engine's own ``settlement`` make of an answer or an exception.

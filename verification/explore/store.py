@@ -1,4 +1,4 @@
-"""The memory store's real verbs on the one record of a world, as functions: what is said and what is written."""
+"""The memory store's real verbs on the one record of a world, as functions: the reply and the row that is written."""
 
 from __future__ import annotations
 

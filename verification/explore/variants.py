@@ -1,6 +1,6 @@
 """Unsafe variants of the protocol, each of which the explorer must refuse with its shortest counterexample.
 
-They are the designs that look right: a lease that is a time to live, a takeover of whoever is slow, an answer sent a
+They are the designs that look right: a lease that is a time to live, a takeover of a slow holder, an answer sent a
 moment before it is stored. A model that does not refuse them would prove nothing about the one that it accepts.
 """
 
@@ -28,7 +28,7 @@ def proceeds(situation: Situation) -> Patch:
 
 
 def no_holder_check() -> AbstractContextManager[None]:
-    """Neither fence nor nonce is compared: whoever comes holds."""
+    """Neither fence nor nonce is compared: any process counts as the holder."""
     return replaced("semel.core.settle:holds", lambda _: lambda row, fence, nonce: row is not None)
 
 
@@ -51,7 +51,7 @@ def renews_without_holding() -> AbstractContextManager[None]:
 
 
 def abandons_without_nonce() -> AbstractContextManager[None]:
-    """A claim that was given up releases the record whoever holds it."""
+    """Giving up a claim releases the record, although another process holds it."""
 
     def made(original: Any) -> Any:
         return lambda row, nonce, now: original(row, nonce if row is None else row.nonce, now)
@@ -242,7 +242,7 @@ VARIANTS: Final = (
     ),
     Variant(
         name="blind-takeover",
-        does="whoever asks is granted what somebody is running",
+        does="a running command is granted to any attempt",
         mode="external",
         breaks="I4",
         patch=proceeds(Situation.PROCESSING_LIVE),
@@ -347,7 +347,7 @@ VARIANTS: Final = (
     ),
     Variant(
         name="answers-first",
-        does="the client is told before the store",
+        does="the client gets the answer before the store has it",
         mode="external",
         breaks="I2",
         habits=Habits(answers_before_settling=True),

@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What is true of one step, whatever is recorded. ``open``: an attempt that nobody has disproved."""
+    """What is true of one step, whatever is recorded. ``open``: an attempt that has not been disproved."""
 
     effects: int = 0
     open: int = 0
@@ -119,9 +119,9 @@ class Spec(NamedTuple):
 
     epoch: int = 0  # grows when a key is legitimately new: its tombstone's retention is over
     holder: int = 0  # who was granted last
-    superseded: bool = False  # somebody else has settled the holder's record
+    superseded: bool = False  # another process has settled the holder's record
     settled_at: int | None = None  # true time
-    acked: Answer | None = None  # what a client was told
+    acked: Answer | None = None  # the answer that a client got
     effects: int = 0
 
 
@@ -155,7 +155,7 @@ class World(NamedTuple):
 
     @property
     def true(self) -> int:
-        """The time that nobody can set back."""
+        """The monotonic time."""
         return self.now + self.ahead
 
 

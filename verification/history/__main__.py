@@ -124,7 +124,7 @@ def document(report: Report, seconds: float) -> dict[str, Json]:
 
 
 def _progress() -> Callable[[int, int], None] | None:
-    """A counter on a terminal; nothing where nobody watches."""
+    """A counter on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         return None
     last = [time.monotonic()]

@@ -18,7 +18,7 @@ from verification.history.standing import Standing, Terms, shown
 
 OPERATIONS_PER_KEY_MAX: Final = 2_000
 ONE_WRITER: Final = ("sqlite:", "memory:")  # stores without locks of single records
-LINGERS_NS: Final = 1_000_000_000  # how long a server may keep the transaction of somebody who is gone
+LINGERS_NS: Final = 1_000_000_000  # how long a server may keep the transaction of a client that is gone
 REPORTED_MAX: Final = 20  # violations that are made small and shown; the rest is counted
 
 
@@ -123,7 +123,7 @@ def judged(
     granted, or may have been. On a store with
     ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
     record's lock, whatever it will be told itself. So may the claim of another request whose commit takes its time:
-    until it is there, nobody can see that the requests differ. And so may one that was never answered: a server that
+    until it is there, no one can see that the requests differ. And so may one that was never answered: a server that
     hangs in it hangs with its locks.
     """
     everything = operations
@@ -194,7 +194,7 @@ def _attempt_ends_ns(op: Operation, deaths_ns: Mapping[str, int]) -> int:
 def _softened(op: Operation, by_wire: bool) -> Operation:
     """A settlement that frees the record and whose reply was lost: its repetition may meet what came after it.
 
-    It is told "superseded" then, although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
+    It then gets "superseded", although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
     its repetition meets its own write in the same way. So this reply leaves open whether it wrote. An operator's
     resolution, ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
     """
@@ -223,7 +223,7 @@ def _busy(atomic: list[Operation], deaths_ns: Mapping[str, int]) -> list[tuple[i
             fence = None if op.result is None else op.result.get("fence")
             last = op if fence is None else settled.get((op.process, fence))
             end = NEVER if last is None else last.end_ns
-            if end == NEVER:  # nobody was told; its transaction ends soon after it was given up, or its process died
+            if end == NEVER:  # no reply was seen; its transaction ends soon after it was given up, or its process died
                 gave_up_ns = NEVER if last is None else last.gave_up_ns
                 end = min(gave_up_ns, deaths_ns.get(op.process, NEVER)) + LINGERS_NS
             busy.append((op.start_ns, end, op))

@@ -43,7 +43,7 @@ SUFFIX: Final = ".history.jsonl"
 Words = dict[str, Any]
 
 STATE_WORDS: Final = {
-    State.CLAIMED: "processing",  # for a history both are "somebody holds it"
+    State.CLAIMED: "processing",  # for a history both mean "it has a holder"
     State.PROCESSING: "processing",
     State.SUCCEEDED: "succeeded",
     State.FAILED_REPLAYABLE: "refused",
@@ -93,7 +93,7 @@ def attempt_words(command: Command) -> Words:
 
 
 def verdict_words(met: Permit | Refusal | Verdict) -> Words:
-    """What an attempt was told."""
+    """The reply to an attempt."""
     match met:
         case Permit():
             return {"verdict": "proceed", "fence": met.grant.fence, "generation": met.grant.generation}
@@ -131,7 +131,7 @@ def settling_words(reply: Settling) -> Words:
 
 
 def resolving_words(reply: Resolving) -> Words:
-    """What an operator's settlement was told."""
+    """The reply to an operator's settlement."""
     match reply:
         case Resolved():
             return {"resolving": "resolved"}

@@ -66,7 +66,7 @@ class Search:
         self.stuck = Stuck(NEW, ())
 
     def run(self) -> Finding:
-        """Depth first: whoever ended first is tried first, for it mostly was first."""
+        """Depth first: the operation that ended first is tried first, since it mostly was first."""
         everything = (1 << len(self.closed)) - 1
         seen: set[tuple[int, int, Standing]] = set()
         places = [(0, 0, 0, NEW)]
@@ -153,5 +153,5 @@ class Search:
 def _what(op: Operation) -> tuple[object, ...]:
     """What an unanswered operation asks: those that ask the same may stand for each other."""
     asked = tuple(sorted((name, str(value)) for name, value in op.args.items()))
-    # Of a grant that nobody has seen it matters whose it was: only its own process could have renewed it.
+    # Of a grant whose reply was lost it matters whose it was: only its own process could have renewed it.
     return (op.kind, op.gave_up is None, op.process if op.kind == "attempt" else "", asked)

@@ -29,7 +29,7 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
 
 
 class Operation:
-    """One call of one client: what it asked (``args``), what it was told (``result``), and when.
+    """One call of one client: its request (``args``), its reply (``result``), and the times.
 
     ``end_ns`` is NEVER where it was not told: its process died, or ``gave_up`` says what it saw instead of an answer.
     """

@@ -1,4 +1,4 @@
-"""Writes what one process asked and was told, so that its death leaves every line it had finished.
+"""Writes the requests and replies of one process, so that its death leaves every line it had finished.
 
 Each event is one ``write`` to a file opened with O_APPEND: what was written before a SIGKILL is in the file, except
 that the very last line may be cut. Nothing is synced: a history survives its process, not its machine.
@@ -142,7 +142,7 @@ class Recorder:
         self._write({**event, "generation": generation, "derived": derived, "answer": digest(answer)})
 
     def ended(self, pid: int) -> None:
-        """That process is dead since now at the latest; written by whoever has waited for it."""
+        """That process is dead by now; written by the process that has waited for it."""
         self._ready()
         self._write({"event": "ended", "at": time.monotonic_ns(), "pid": pid})
 

@@ -27,8 +27,8 @@ class Phase(IntEnum):
 
 ABSENT, HELD, FREE, DOUBT, FINAL = Phase
 
-NOBODY: Final = 0  # a holder whose grant nobody has seen: its process died in the claim
-GIVEN_UP: Final = -1  # a holder that was told nothing, and abandons its claim in the background
+NOBODY: Final = 0  # a holder whose grant was not seen: its process died in the claim
+GIVEN_UP: Final = -1  # a holder that got no reply, and abandons its claim in the background
 
 LEASE_TOLERANCE_NS: Final = 20_000_000  # the wall and the monotonic clock drift apart, and schedulers are late
 
@@ -109,7 +109,7 @@ def _proceed(at: Standing, op: Operation, fence: int, terms: Terms) -> Standing 
 
 
 def _grant_unseen(at: Standing, op: Operation) -> Standing | None:
-    """An attempt that nobody was told about: it changes something only if it was granted."""
+    """An attempt whose reply was lost: it changes something only if it was granted."""
     if at.request is not None and at.request != op.args["request"] and not _forgets(at):
         return None
     holder = NOBODY if op.gave_up is None else GIVEN_UP
@@ -138,7 +138,7 @@ def _may_proceed(at: Standing, op: Operation, terms: Terms | None) -> bool:
     if at.phase != HELD:
         return False
     if at.effects == "atomic" or at.holder == GIVEN_UP:
-        return True  # rolled back, or abandoned, where nobody saw it
+        return True  # rolled back, or abandoned, unseen
     return at.effects == "idempotent" and _lapsed(at, op, terms)
 
 
@@ -155,7 +155,7 @@ def _lapsed(at: Standing, op: Operation, terms: Terms | None) -> bool:
 
 
 def _holder_is_long_dead(at: Standing, op: Operation, args: Words, terms: Terms) -> bool:
-    """Whether a lease that nobody could renew any more had run out before this operation began."""
+    """Whether a lease that could not be renewed any more had run out before this operation began."""
     died_ns = terms.deaths_ns.get(at.process)
     if died_ns is None or not terms.leases_judged:
         return False

@@ -1,4 +1,4 @@
-"""Mutants of the engine, its flows and the wire: when something is said, and to whom."""
+"""Mutants of the engine, its flows and the wire: when a reply is sent, and to whom."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="early-commit-not-looked-for",
-        does="nobody looks whether an ATOMIC record is visible before it is settled",
+        does="the engine does not check whether an ATOMIC record is visible before it settles it",
         breaks="I1",
         part="model",
         patch=_at("semel.atomic.flow:is_visible", lambda _: lambda store, grant: _nothing()),
@@ -274,7 +274,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="waiter-without-comparison",
-        does="whoever meets a running ATOMIC command waits for its answer, whatever was asked",
+        does="an attempt that meets a running ATOMIC command waits for its answer, whatever was asked",
         breaks="I7",
         part="faults",
         patch=_at(
@@ -294,7 +294,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="unprovable-is-released",
-        does="what nobody can prove is settled as 'nothing happened'",
+        does="what cannot be proven is settled as 'nothing happened'",
         breaks="I4",
         part="faults",
         patch=_at(

@@ -45,21 +45,21 @@ def _with_row(changes: Any) -> Any:
 MUTANTS: Final = (
     Mutant(
         name="drop-fence-check",
-        does="a holder is whoever has the nonce",
+        does="the nonce alone makes a holder",
         breaks="I3",
         part="contract",
         patch=_rule(f"{_SETTLE}:holds", lambda _: lambda row, fence, nonce: row is not None and row.nonce == nonce),
     ),
     Mutant(
         name="drop-nonce-check",
-        does="a holder is whoever has the fence",
+        does="the fence alone makes a holder",
         breaks="I3",
         part="contract",
         patch=variants.no_nonce_check,
     ),
     Mutant(
         name="drop-both-checks",
-        does="whoever comes is the holder",
+        does="any process counts as the holder",
         breaks="I3",
         part="model",
         patch=variants.no_holder_check,
@@ -115,7 +115,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="blind-takeover",
-        does="a running command is granted to whoever asks",
+        does="a running command is granted to any attempt",
         breaks="I4",
         part="simulator",
         patch=_proceeds(Situation.PROCESSING_LIVE),

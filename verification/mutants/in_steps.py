@@ -40,7 +40,7 @@ def _elsewhere(unit: Unit, verb: str, make: Any) -> Any:
 MUTANTS: Final = (
     Mutant(
         name="step-start-not-fenced",
-        does="the start of a step is written whoever holds the record",
+        does="the start of a step is written although another holds the record",
         breaks="I3",
         part="steps",
         patch=lambda: text_replaced(

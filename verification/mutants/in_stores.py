@@ -24,7 +24,7 @@ def _says_together(passage: str, other: str) -> Patch:
 
 
 def _reads_then_writes(_: Any) -> Any:
-    """The claim as two steps: what lies between them is somebody else's chance."""
+    """The claim as two steps: another process may act between them."""
 
     def claim(self: Any, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         seen = yield from ask(TableCall("read", lambda table, now: [table.row(one.id) for one in claims]))

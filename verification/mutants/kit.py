@@ -88,7 +88,7 @@ def orders() -> Finding | None:
 
 
 def faults() -> Finding | None:
-    """Commands under every fault, and what is told of them afterwards."""
+    """Commands under every fault, and what their callers get afterwards."""
     with tempfile.TemporaryDirectory(prefix="semel-mutants-") as folder:
         return _first("faults", "stories", stories.stories(Path(folder)))
 

@@ -81,7 +81,7 @@ class Story:
         return REFUSED if ends == "refused" else Answer(201, (), b"run %d" % self.runs)
 
     def attempt(self, engine: Engine) -> str:
-        """One client's try; what it was told."""
+        """One client's try; returns what it got."""
         try:
             result = engine.run(self.command(), self.handler, wait_seconds=0)
         except (Failed, CommandError, StoreError) as error:
@@ -195,7 +195,7 @@ def _one(effects: str, ends: str, fault: Fault, template: Path, path: Path) -> b
 
 
 def _another_request_meanwhile(effects: str, template: Path, path: Path) -> None:
-    """I7, while the handler runs: also for ATOMIC, whose record nobody can see yet."""
+    """I7, while the handler runs: also for ATOMIC, whose record is not visible yet."""
     shutil.copyfile(template, path)
     story = Story(effects, "made", path)
     met: list[str] = []

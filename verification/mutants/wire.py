@@ -24,7 +24,7 @@ class Reply(NamedTuple):
 
 
 class Counter:
-    """An application that counts what it does, and answers as it is told."""
+    """An application that counts its effects, and gives the answers of a script."""
 
     def __init__(self) -> None:
         self.runs = 0

@@ -2,7 +2,7 @@
 
 It knows no protocol. What a client sends in one go is a request; it is lost before the server hears of it, or its
 reply is swallowed and the connection ended. What was sent while nothing passed arrives late, as on a real network. It
-runs in a process of its own, so that whoever plays with it may fork.
+runs in a process of its own, so that its user may fork.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Proxy:
 
     Parameters: ``target`` the port, on this machine, of the server; ``seed`` chooses what is lost.
 
-    Use it as a context, or close it: its process ends with it. It forks, so whoever makes it must have no threads.
+    Use it as a context, or close it: its process ends with it. It forks, so its creator must have no threads.
     """
 
     def __init__(self, target: int, *, seed: int = 0) -> None:

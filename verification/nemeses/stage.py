@@ -44,7 +44,7 @@ class Verdict:
     keys: int = 0
     after: int = 0  # operations that began after the nemesis and were answered: it did recover
     kinds: dict[str, int] = field(default_factory=dict)
-    young: list[str] = field(default_factory=list)  # violated keys that nobody had asked for before the recovery
+    young: list[str] = field(default_factory=list)  # violated keys without an attempt before the recovery
     shown: list[str] = field(default_factory=list)  # the first violation
     undecided: list[str] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)  # what the scenario adds

@@ -59,8 +59,8 @@ def _settle_down(schedule: Schedule) -> None:
 
 
 def _doubts_are_settled(schedule: Schedule) -> None:
-    """More often than not somebody finds out what became of the steps that are in doubt."""
-    schedule.run(max(0, OPERATORS_US - schedule.world.now) / SECOND)  # whoever comes by chance has come by then
+    """An operator usually finds out what became of the steps in doubt."""
+    schedule.run(max(0, OPERATORS_US - schedule.world.now) / SECOND)  # operators that come at random have come by then
     if schedule.world.happens(0.7):
         schedule.operate()
         schedule.run(1)

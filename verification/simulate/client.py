@@ -114,7 +114,7 @@ class Call:
         if self._schedule.world.tracing:
             self._schedule.world.tell(self.client, what)
 
-    # --- what it was told ---------------------------------------------------------------------
+    # --- what it got --------------------------------------------------------------------------
 
     def _answered(self, result: Result) -> None:
         answer = result.answer

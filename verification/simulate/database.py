@@ -27,7 +27,7 @@ Clock = Callable[[], int]
 
 
 class Session:
-    """One flow on its way. ``now`` is the last time that it was told."""
+    """One flow on its way. ``now`` is the last time that it got."""
 
     __slots__ = ("_clock", "_needed", "_started", "database", "flow", "now", "reply", "whole")
 
@@ -47,7 +47,7 @@ class Session:
         return self.now
 
     def step(self) -> bool:
-        """Go on until somebody else may come in between; True where the flow has ended."""
+        """Go on to the next point where another flow may run; True if the flow has ended."""
         try:
             if not self._started:
                 self._started = True
@@ -72,7 +72,7 @@ class Database(Protocol):
         """Every record as it is now, by id."""
 
     def copy(self) -> Database:
-        """The same data, for a transaction that nobody else sees."""
+        """The same data, for a transaction that no other flow sees."""
 
     def adopt(self, copy: Any) -> None:
         """Make a transaction's data everybody's."""
@@ -191,7 +191,7 @@ def _migrated() -> bytes:
 
 
 class AskedStore:
-    """A store that notes which verb was asked for, with what: ``asked`` is emptied by whoever reads it."""
+    """A store that notes which verb was asked for, with what: its reader empties ``asked``."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

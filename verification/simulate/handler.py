@@ -182,5 +182,5 @@ async def _charge(schedule: Schedule, permit: Permit, run: Execution, *, lost: b
 
 
 def _answer(run: Execution, status: int) -> Answer:
-    """Every run's answer is another one, so that nobody can mistake a second for the first."""
+    """Every run's answer is another one, so that a second one is never mistaken for the first."""
     return Answer(status, (), b"%s:%d:%d:%d" % (run.id.hex().encode(), run.life, run.payload, run.number))

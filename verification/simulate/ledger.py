@@ -1,4 +1,4 @@
-"""The downstream: what really happened, whatever anybody's records say.
+"""The downstream: what really happened, whatever the records say.
 
 Every effect that reaches it is written down with the scoped key, the grant and the worker it came from.
 For IDEMPOTENT commands it deduplicates by the derived key, for as long as it promises; for EXTERNAL ones it

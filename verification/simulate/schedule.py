@@ -127,7 +127,7 @@ class Schedule:
         self.run(4000)
 
     def run(self, seconds: float) -> None:
-        """Let things happen for so long, or until somebody stops them. Raises what was found meanwhile."""
+        """Run for so long, or until it is stopped. Raises what was found meanwhile."""
         self.world.run(seconds)
         if self.violated is not None:
             raise self.violated
@@ -227,7 +227,7 @@ class Schedule:
             self.background(worker, lambda: self._resolve(worker))
 
     async def _resolve(self, worker: Worker) -> None:
-        """An operator looks for what nobody knows, asks the provider, and settles it by what is true."""
+        """An operator looks for unknown outcomes, asks the provider, and settles them by the truth."""
         engine = worker.engine
         page = await engine.perform("find", lambda: engine.store.find(Find((State.UNKNOWN, State.PROCESSING))))
         for row in page.records:
@@ -239,7 +239,7 @@ class Schedule:
                         self.world.tell("operator", f"happened={resolution.happened}: {reply}")
 
     def _truth(self, row: Record) -> Resolution | None:
-        """What happened, as the provider says; None while somebody may still make it happen."""
+        """What happened, as the provider says; None while it may still happen."""
         happened = self.ledger.happened(row.id)
         if self.plan.script:
             return self._truth_of_step(row)
@@ -294,7 +294,7 @@ class Schedule:
         if plan.trouble or plan.jumps or plan.drift or row.lease_until >= row.deadline_at:
             return
         if any(part.kind == "local" for part in plan.script):
-            return  # somebody's open unit keeps the writer's gate, and renewals wait for it
+            return  # an open unit holds the writer's gate, and renewals wait for it
         for worker in self.workers:
             if worker.who == row.holder and worker.loop.alive and not worker.was_paused:
                 permit = worker.engine.core.live.get(row.nonce)
@@ -314,10 +314,10 @@ class Schedule:
             raise Violated("I2 one answer", f"{client} was refused for good, and yet it happened")
 
     def judge(self, check: Callable[[Any], None], seen: Any) -> None:
-        """Run a check inside a loop's callback, where an exception would reach nobody."""
+        """Run a check inside a loop's callback, where an exception would be lost."""
         try:
             check(seen)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever runs the schedule
+        except BaseException as error:  # noqa: BLE001 - the schedule raises it
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

@@ -25,7 +25,7 @@ _SCRIPTS: Final[tuple[tuple[Kind, ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One step of a script. ``plain``: nobody may repeat it; ``local``: its writes commit with its record."""
+    """One step of a script. ``plain``: it may not be repeated; ``local``: its writes commit with its record."""
 
     name: str
     kind: Kind

@@ -20,7 +20,7 @@ COLLECT_EVERY: Final = 200  # schedules: collecting garbage in the middle of one
 
 
 def seed_of(given: object) -> int:
-    """A seed as somebody gives it: a whole number from 0, or its text, which may name its format as in "1:1227".
+    """A seed as the command line takes it: a whole number from 0, or its text, which may name its format: "1:1227".
 
     Raises ConfigurationError: it is none, or one of another format, where it meant another schedule.
 

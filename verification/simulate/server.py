@@ -42,7 +42,7 @@ class Connection:
         self._server = server
 
     def commit(self) -> None:
-        """What nobody should do in the middle: the record and the effects so far are everybody's now."""
+        """A commit in the middle, which is a mistake: the record and the effects so far are visible now."""
         self._server.commit(self._unit, early=True)
 
 
@@ -79,7 +79,7 @@ class Server:
         self.on_steps: Callable[[], None] | None = None  # the recorded steps may be others now
 
     def clock(self) -> int:
-        """The store's time: its own pace, and whatever somebody did to it."""
+        """The store's time: its own pace, and the changes that the schedule made to it."""
         now = self._world.now
         return START_US + now + int(now * self.drift) + self.offset_us
 

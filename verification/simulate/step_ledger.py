@@ -17,7 +17,7 @@ from verification.simulate.world import World
 
 @dataclass(slots=True)
 class Account:
-    """One step of one key. ``open``: the attempts that nobody has proven to be without effect."""
+    """One step of one key. ``open``: the attempts that are not proven to be without effect."""
 
     attempts: int = 0
     open: int = 0
@@ -62,7 +62,7 @@ class StepLedger(Ledger):
         return any(self.account(id, self.life(id), part.name).effects for part in self.script)
 
     def may_have_happened(self, id: bytes) -> bool:
-        """Whether any step of its present life took place, or is an attempt that nobody has disproved.
+        """Whether any step of its present life took place, or is an attempt that was not disproved.
 
         Of a local step what counts is what was committed.
         """
@@ -81,8 +81,8 @@ class StepLedger(Ledger):
     def begin(self, run: Execution, part: Part, *, superseded: bool) -> None:
         """A step's call is made. Raises Violated where it may not be.
 
-        Parameters: ``superseded`` whether somebody else was granted the record since this start was recorded. A process
-        that was paused there makes its call nevertheless, which a repeatable step has to bear.
+        Parameters: ``superseded`` whether another attempt was granted the record since this start was recorded. A
+        process that was paused there makes its call nevertheless, which a repeatable step has to bear.
         """
         account = self.account(run.id, run.life, part.name)
         if account.finished is not None and not (superseded and part.repeats):

@@ -54,7 +54,7 @@ class Watch:
         self.coverage: Counts = {}
         self.grants: dict[tuple[bytes, int], int] = {}  # (record, fence) -> the life it was granted in
         self.operations: dict[bytes, bytes] = {}  # every operation id that was granted -> its record
-        self.begun: dict[bytes, list[Execution]] = {}  # by record: runs that nobody has settled as "did not happen"
+        self.begun: dict[bytes, list[Execution]] = {}  # by record: runs that were not settled as "did not happen"
         self.given_up: set[bytes] = set()  # the nonces of claims that their callers gave up on
         self.repeated: set[bytes] = set()  # the nonces of claims that the network delivered late or twice
         self.on_lapse: Callable[[Record], None] | None = None
@@ -226,7 +226,7 @@ class Watch:
     # --- replies ------------------------------------------------------------------------------
 
     def answered(self, who: str, asked: Asked, before: Rows, reply: Any, fault: str) -> None:
-        """A flow has ended: what it was told, and which (state × event) that was."""
+        """A flow has ended: its reply, and which (state × event) that was."""
         now = self._clock()
         for verb, given in asked:
             match verb:

@@ -1,7 +1,7 @@
 """The network between a worker and the store: it delays, loses, repeats and reorders, by chance.
 
 ``Wire`` is the driver that the real engine is given. What a driver promises is kept: StoreUnavailable only where
-nothing was and will be written, StoreTimeout where nobody knows. A cancelled caller stops no request.
+nothing was and will be written, StoreTimeout if that is unknown. A cancelled caller stops no request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Wire:
         return reply
 
     async def run_uncut(self, make: MakeFlow[T], waited: float) -> T:
-        """What the engine's coalescer calls, from a task that nobody cancels."""
+        """What the engine's coalescer calls, from a task that is never cancelled."""
         return await self.run_async(make)
 
     async def begin_async(self) -> Any:
@@ -65,7 +65,7 @@ class Wire:
     def _fault(self, faults: tuple[str, ...]) -> str:
         world = self._world
         if not self._loop.alive:
-            raise GeneratorExit  # what a dead process still says on its way out reaches nobody
+            raise GeneratorExit  # what a dying process still sends is lost
         self.sent += 1
         if self.on_send is not None:
             self.on_send(self.sent)

@@ -1,4 +1,4 @@
-"""The ground a round is played on: a store that nobody else uses, and a business table beside it where it has units."""
+"""The ground a round is played on: a store of its own, and a business table beside it where it has units."""
 
 from __future__ import annotations
 

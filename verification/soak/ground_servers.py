@@ -117,7 +117,7 @@ class MariadbGround:
 
 
 class RedisGround:
-    """A prefix of its own. It has no transactions with anybody's tables, so no ATOMIC commands."""
+    """A prefix of its own. It has no transactions with business tables, so no ATOMIC commands."""
 
     kinds: tuple[str, ...] = ("external", "idempotent")
 

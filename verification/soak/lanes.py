@@ -89,7 +89,7 @@ class Soak:
             folder.mkdir()
             lane = Worker(self._lane(folder, seed))
             self._lanes[lane] = (seed, folder)
-            os.setpgid(lane.pid, lane.pid)  # as the lane itself does: whoever comes first
+            os.setpgid(lane.pid, lane.pid)  # as the lane itself does: the first one wins
         missing = self.plan.needs_simulations(self.summary)
         if missing and self._simulation is None:
             schedules = min(missing, SCHEDULES_AT_ONCE)
@@ -166,7 +166,7 @@ class Soak:
         self.summary.save(self.plan.folder)
 
     def _end(self) -> None:
-        """Leave nobody behind."""
+        """End every process of the lanes."""
         for lane, (_, folder) in self._lanes.items():
             os.killpg(lane.pid, signal.SIGKILL)  # also those that are stopped
             lane.wait()

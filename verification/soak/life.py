@@ -40,7 +40,7 @@ def live_sync(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) -
             except StoreError:
                 pause(AGAIN_SECONDS)
             except EXPECTED:
-                pass  # whoever asks next asks again
+                pass  # the next client asks again
 
     with RecordingEngine.recording(url, recorder) as engine:
         line.say("begun")
@@ -68,7 +68,7 @@ def live_async(url: str, recorder: Recorder, asks: Asks, seed: str, line: Line) 
             except StoreError:
                 await asyncio.sleep(AGAIN_SECONDS)
             except EXPECTED:
-                pass  # whoever asks next asks again
+                pass  # the next client asks again
 
     async def main() -> None:
         async with AsyncRecordingEngine.recording(url, recorder) as engine:
@@ -89,7 +89,7 @@ def upkeep(engine: RecordingEngine, rng: random.Random) -> None:
 
 
 def ask_everything(url: str, recorder: Recorder, keys: list[str], effects: str, seed: int) -> None:
-    """When all workers are dead and their leases over: every key must answer, or say that nobody knows."""
+    """When all workers are dead and their leases over: every key must answer, or say that its outcome is unknown."""
     rng = random.Random(f"{seed}.last")
     with RecordingEngine.recording(url, recorder) as engine:
         while engine.perform("lapse", lambda: engine.store.lapse(100)):

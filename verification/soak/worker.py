@@ -47,7 +47,7 @@ class Worker:
         heard, out = os.pipe()
         back, say = os.pipe()
         self._buffer = b""
-        self.said: list[list[str]] = []  # kept by whoever listens
+        self.said: list[list[str]] = []  # kept by the listener
         self.ended = False
         self.pid = os.fork()
         if self.pid == 0:
