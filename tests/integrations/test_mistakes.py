@@ -189,7 +189,9 @@ def test_a_session_that_could_not_be_had_is_refused_when_the_endpoint_is_declare
 
     with pytest.raises(ConfigurationError, match="declare effects='atomic'"):
         on_sqlite.command("external", effects="external")(with_sync)
-    with pytest.raises(ConfigurationError, match=r"on SQLite .* annotate it session: Session, or use the application's own"):
+    with pytest.raises(
+        ConfigurationError, match=r"on SQLite .* annotate it session: Session, or use the application's own"
+    ):
         on_sqlite.command("async", effects="atomic")(with_async)
     with pytest.raises(ConfigurationError, match=r"on PostgreSQL and MariaDB .* annotate it session: AsyncSession$"):
         on_postgres.command("sync", effects="atomic")(with_sync)

@@ -136,9 +136,9 @@ class AsgiCall:
                 elif error is None and type(outcome) is Succeeded and permit.kept and permit.steps is None:
                     answer = exchange.first_answer(permit, capture)  # nearly every command ends so
                 else:
-                    answer = exchange.last_answer(permit, capture, outcome, error)
+                    answer = exchange.last_answer(permit, capture, outcome, error, failure=self._failure)
             except SemelError as unconfirmed:
-                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed)
+                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed, self._failure)
             if answer is None:
                 self._point(exchange.honours(permit, permit.outcome(outcome)))
             elif self._mode is not _THROUGH and not self._accepted:
