@@ -630,11 +630,12 @@ class Exchange:
         error: BaseException | None,
         verdict: Verdict | None = None,
         unconfirmed: SemelError | None = None,
+        failure: BaseException | None = None,
     ) -> Answer | None:
         """The answer that leaves once the outcome is settled; None where the exception speaks for itself.
 
         Parameters: ``error`` the application ended with; ``verdict`` that holds instead of a refused settlement;
-        ``unconfirmed`` why the settlement could not be confirmed.
+        ``unconfirmed`` why the settlement could not be confirmed; ``failure`` that left the endpoint.
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
@@ -652,6 +653,8 @@ class Exchange:
             return self.present(verdict)
         if self.route.atomic and not permit.kept:
             return problems.answer_too_large()
+        if permit.steps is not None and isinstance(outcome, Released) and isinstance(error or failure, NO_STORE):
+            return _with(problems.between_steps(operation_id), lifetime)
         promised = isinstance(outcome, (Succeeded, Refused))
         if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):

@@ -169,7 +169,8 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_STORE_UNAVAILABLE",
         503,
-        "The command store did not answer. Nothing was done, unless `detail` says that the commit was not confirmed.",
+        "The command store did not answer. Nothing was done, unless `detail` says that the commit was not "
+        "confirmed, or that the command continues.",
         "Retry after `Retry-After`, with the same key.",
     ),
     ProblemEntry(

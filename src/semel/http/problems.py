@@ -249,6 +249,15 @@ class Problems:
         text = "The outcome of this command cannot be proven. Keep the key, query the operation, do not retry blindly."
         return self.answer(OUTCOME_UNKNOWN, text, operation_id=operation_id)
 
+    def between_steps(self, operation_id: bytes) -> Answer:
+        """The answer where the store failed between two steps, none of which is in doubt."""
+        text = (
+            "The command store failed before the command had ended. Retry with the same key: finished steps are not "
+            "repeated, and the command continues after them."
+        )
+        after = 1 + secrets.randbelow(STORE_RETRY_SECONDS)
+        return self.answer(STORE_UNAVAILABLE, text, operation_id=operation_id, retry_after=after, maybe_done=True)
+
     def too_early(self) -> Answer:
         """The answer to a command in TLS early data, which anybody may replay (RFC 8470)."""
         return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")

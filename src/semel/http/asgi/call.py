@@ -149,9 +149,9 @@ class AsgiCall:
             try:
                 reply = await engine.settle(permit, outcome)
                 verdict = await engine.reread(permit) if type(reply) is Superseded else None
-                answer = exchange.last_answer(permit, capture, outcome, error, verdict)
+                answer = exchange.last_answer(permit, capture, outcome, error, verdict, failure=self._failure)
             except SemelError as unconfirmed:
-                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed)
+                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed, self._failure)
             if answer is None:
                 self._point(exchange.honours(permit, permit.outcome(outcome)))
             elif self._mode is not _THROUGH and not self._accepted:

@@ -244,7 +244,7 @@ def settle_call(
             verdict = engine.reread(permit)
     except SemelError as failed:
         unconfirmed = failed
-    return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed)
+    return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed, failure)
 
 
 def _fill(body: KeptBody, environ: Mapping[str, Any], seconds: float) -> bool | None:
