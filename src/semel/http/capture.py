@@ -58,7 +58,7 @@ _REMEMBERED: Final = frozenset({b"content-type", b"content-length"})  # what oth
 _HEADS_MAX: Final = 256  # of one operation
 
 
-class Head(NamedTuple):
+class AnswerHead(NamedTuple):
     """What the head of an answer comes to.
 
     ``kept`` is what the store gets of its ``headers``, ``dropped`` the names of those that replays may miss;
@@ -78,7 +78,7 @@ class Head(NamedTuple):
     succeeds: bool = False
 
 
-_NO_HEAD: Final = Head()
+_NO_HEAD: Final = AnswerHead()
 
 
 class Keeping:
@@ -94,9 +94,9 @@ class Keeping:
         self._operation = operation
         self._left = _NAMES_MAX
         self._succeeds = policy.success is None
-        self.heads: dict[tuple[int, _Headers], Head] = {}  # those that came before, by status and headers
+        self.heads: dict[tuple[int, _Headers], AnswerHead] = {}  # those that came before, by status and headers
 
-    def read(self, status: int, headers: _Headers) -> Head:
+    def read(self, status: int, headers: _Headers) -> AnswerHead:
         """Read the head of an answer. It is remembered where it is about the body alone."""
         kept: list[tuple[bytes, bytes]] = []
         dropped: list[bytes] = []
@@ -118,7 +118,7 @@ class Keeping:
             own = tuple(pair for name, pair in zip(names, headers, strict=True) if name != b"content-length")
         fits = bodyless or (announced <= self.body_bytes_max and not endless)
         succeeds = self._succeeds and 200 <= status < 300 and not dropped
-        head = Head(int(status), own, tuple(kept), tuple(dropped), announced, endless, bodyless, fits, succeeds)
+        head = AnswerHead(int(status), own, tuple(kept), tuple(dropped), announced, endless, bodyless, fits, succeeds)
         if _REMEMBERED.issuperset(names) and len(names) <= len(_REMEMBERED):
             with suppress(TypeError):  # in another form, it cannot be looked up
                 if len(self.heads) >= _HEADS_MAX:

@@ -654,7 +654,7 @@ class Exchange:
         if self.route.atomic and not permit.kept:
             return problems.answer_too_large()
         if permit.steps is not None and isinstance(outcome, Released) and isinstance(error or failure, NO_STORE):
-            return _with(problems.between_steps(operation_id), lifetime)
+            return _with(problems.between_steps(permit.execution_id), lifetime)
         promised = isinstance(outcome, (Succeeded, Refused))
         if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):

@@ -148,8 +148,11 @@ class AsgiCall:
             answer: Answer | None
             try:
                 reply = await engine.settle(permit, outcome)
-                verdict = await engine.reread(permit) if type(reply) is Superseded else None
-                answer = exchange.last_answer(permit, capture, outcome, error, verdict, failure=self._failure)
+                if type(reply) is not Superseded and stored is not None and permit.steps is None:
+                    answer = capture.first(exchange.route.honoured.headers(permit.execution_id))
+                else:
+                    verdict = await engine.reread(permit) if type(reply) is Superseded else None
+                    answer = exchange.last_answer(permit, capture, outcome, error, verdict, failure=self._failure)
             except SemelError as unconfirmed:
                 answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed, self._failure)
             if answer is None:

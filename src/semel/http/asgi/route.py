@@ -69,7 +69,7 @@ class RouteCall(AsgiCall):
         send: Send,
     ) -> None:
         self._place: CaptureMiddleware = place
-        self._scope = capture_scope(scope)
+        self._scope = capture_scope(scope) if scope.get("extensions") else scope
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
