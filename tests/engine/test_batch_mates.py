@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.flow import Flow, MakeFlow
+from semel.core.flow import Flow, MakeFlow, perform
 from semel.errors import PolicyError, StatementRefused, StoreTimeout
 from semel.stores.batching import Coalescer
 from semel.stores.urls import connect_backend
@@ -56,6 +56,38 @@ async def _asked(verb: Any) -> list[Any]:
 
     coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
     return await asyncio.gather(*(coalescer.ask(number) for number in range(1, 6)), return_exceptions=True)
+
+
+@pytest.mark.parametrize(("keeps", "sent_with"), [(False, (3, 4)), (True, (2, 3, 4))])
+def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sent_with: tuple[int, ...]) -> None:
+    """One while it waits for its batch, and one while the batch is out."""
+    sent: list[tuple[int, ...]] = []
+
+    def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
+        sent.append(tuple(requests))
+        yield from ()
+        return [request * 10 for request in requests]
+
+    async def told() -> tuple[Any, ...]:
+        asked: list[asyncio.Future[Any]] = []
+
+        async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
+            if not sent:  # of the first alone: the others come meanwhile
+                asked.extend(coalescer.ask(number) for number in (2, 3, 4))
+                asked[1].cancel()
+            else:
+                asked[2].cancel()
+            return perform(make(), lambda needed: None)
+
+        coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=keeps)
+        asked.append(coalescer.ask(1))
+        await asyncio.sleep(0)
+        return tuple(await asyncio.gather(*asked, return_exceptions=True))
+
+    first, second, third, fourth = asyncio.run(told())
+    assert sent == [(1,), sent_with]
+    assert (first, fourth) == (10, 40)
+    assert {type(second), type(third)} == {asyncio.CancelledError}
 
 
 @pytest.mark.parametrize("names", [("order", "\ud800"), ("\udfff", "7"), ("order", 7)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from operator import itemgetter, methodcaller
+from operator import attrgetter, call, itemgetter, methodcaller
 from typing import Any, Final
 
 from semel.core.flow import Flow, MakeFlow
@@ -29,8 +29,7 @@ _Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and s
 _future_of: Final = itemgetter(1)
 _is_cancelled: Final = methodcaller("cancelled")
 _is_done: Final = methodcaller("done")
-_Future: Final = asyncio.Future
-_set_result: Final = asyncio.Future.set_result
+_setter_of: Final = attrgetter("set_result")
 _running_loop: Final = asyncio.get_running_loop
 
 
@@ -70,7 +69,7 @@ class Coalescer:
         queue, loop = self._queue, self._loop
         if len(queue) >= QUEUE_MAX:
             raise StoreUnavailable(_OVERFULL)
-        future: asyncio.Future[Any] = _Future(loop=loop)
+        future: asyncio.Future[Any] = loop.create_future()
         queue.append((request, future, loop.time()))
         if self._task is None:
             self._task = loop.create_task(self._serve())  # begins at the end of this tick
@@ -130,7 +129,7 @@ class Coalescer:
                     if not future.done():
                         future.set_result(reply)
             else:
-                _ = list(map(_set_result, futures, replies))
+                _ = list(map(call, map(_setter_of, futures), replies))
 
 
 class Coalescers:
