@@ -28,8 +28,8 @@ from semel.bulk.run_async import AsyncBulk, AsyncHandler
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError, InProgressError
+from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import AsgiRequest, mount_of, path_of
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.settings import HttpSettings
 from semel.recipe import check_headers
 

@@ -17,9 +17,9 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
+from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, RouteCall
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
 from semel.http.routing import PATH, UNSAFE_METHODS, Params
 from semel.http.settings import EndpointSettings, HttpSettings

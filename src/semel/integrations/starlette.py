@@ -27,10 +27,10 @@ from starlette.routing import Router, compile_path
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.errors import ConfigurationError
+from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.middleware import route_path
 from semel.http.asgi.request import AsgiRequest, pieces_until
 from semel.http.asgi.route import HEADERS_KEY, CaptureMiddleware
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.caller import Caller
 from semel.http.problem_page import problem_page
 from semel.http.problems import PAGE_NAME

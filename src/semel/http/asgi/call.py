@@ -18,7 +18,7 @@ from semel.core.outcomes import Outcome, Succeeded
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
-from semel.http.asgi.listener import is_disconnect
+from semel.http.asgi.disconnects import is_disconnect
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers

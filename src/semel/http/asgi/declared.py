@@ -1,7 +1,7 @@
 """One request of a declared operation, from its first byte to the last one of its answer.
 
 Most of it is what every request pays for, also one that is only answered again; what a granted one needs
-besides is in ``asgi_call``.
+besides is in ``call.py``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
-from semel.http.asgi.listener import Listener
+from semel.http.asgi.disconnects import KeptAlive, Listener
 from semel.http.asgi.scope import capture_scope
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.exchange import Exchange, Unprotected
 from semel.http.outage import UNCLAIMED

@@ -1,4 +1,4 @@
-"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``asgi_declared``.
+"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``declared.py``.
 
 It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
 """
@@ -15,9 +15,9 @@ from semel.engine.opening import open_or_close_async
 from semel.errors import ConfigurationError
 from semel.http.asgi.call import App, Message, Receive, Scope, Send, send_answer, with_mark
 from semel.http.asgi.declared import DeclaredCall
+from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.route import CALL_KEY
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.caller import FromUser
 from semel.http.coverage import OVERRIDES, Coverage

@@ -1,7 +1,7 @@
 """Claiming *inside* an endpoint, after authentication and validation, while the answer is captured outside.
 
 The capture wraps the whole application and does nothing until an endpoint claims. From then on it
-is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
+is the same call as in ``call.py``: the answer is held until the application has returned, settled, sent.
 Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
 application has returned; what the application has made of it on its way out is dropped.
 What the application refuses before the claim is never recorded.
@@ -20,10 +20,9 @@ from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
-from semel.http.asgi.listener import Listener, is_disconnect
+from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
-from semel.http.asgi.tasks import KeptAlive
 from semel.http.body_time import BodyClock
 from semel.http.capture import Capture
 from semel.http.exchange import (
