@@ -1,7 +1,7 @@
 """One request of a declared operation, from its first byte to the last one of its answer.
 
 Most of it is what every request pays for, also one that is only answered again; what a granted one needs
-besides is in ``asgi_call``.
+besides is in ``call``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claiming *inside* an endpoint, after authentication and validation, while the answer is captured outside.
 
 The capture wraps the whole application and does nothing until an endpoint claims. From then on it
-is the same call as in ``asgi_call``: the answer is held until the application has returned, settled, sent.
+is the same call as in ``call``: the answer is held until the application has returned, settled, sent.
 Where the claim ends in an answer of Semel's own, such as a replay, that answer leaves from the capture once the
 application has returned; what the application has made of it on its way out is dropped.
 What the application refuses before the claim is never recorded.
