@@ -59,7 +59,7 @@ def an_answer_in_a_buffer_is_replayed_as_bytes(bench: Bench) -> None:
     """What frameworks also send for a body; what becomes of the buffer later changes nothing."""
     for number, kind in enumerate((bytearray, memoryview)):
         body, grant = bytearray(b"made"), bench.grant(attempt(f"{number}"))
-        assert bench.settle(grant, answer=OK._replace(body=kind(body))) == Settled()  # type: ignore[arg-type]
+        assert bench.settle(grant, answer=OK._replace(body=kind(body))) == Settled()
         body[:] = b"lost"
         expected = Replay(OK._replace(body=b"made"), grant.operation_id, State.SUCCEEDED)
         assert bench.claim(attempt(f"{number}", nonce=2)) == expected
