@@ -569,6 +569,8 @@ class Command:
             object.__setattr__(self, "key", str.__str__(self.key))
         if not isinstance(self.fingerprint, bytes) or len(self.fingerprint) != FINGERPRINT_BYTES:
             raise PolicyError(f"a command's fingerprint must be {FINGERPRINT_BYTES} bytes, such as a SHA-256 digest")
+        if not isinstance(self.recipe, str):
+            raise PolicyError(f"a command's recipe must be a text, such as 'v1', not {type(self.recipe).__name__}")
         more = (self.business_ref, self.request, self.resumed, self.refusal)
         object.__setattr__(self, "is_plain", self.policy.is_plain and more == _NOTHING_MORE)
 

@@ -72,6 +72,33 @@ class SlowReplies:
         return None
 
 
+class SlowBatches:
+    """Gathers what comes while a batch is out, as the drivers of servers do; each takes some turns of the loop."""
+
+    coalesces = True
+    patience_seconds = 5.0
+    turns = 3
+
+    def __init__(self) -> None:
+        self.inner = LocalDriver(clock=SettableClock())
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
+        await self._pass()
+        reply = self.inner.run(make)
+        await self._pass()
+        return reply
+
+    async def run_uncut(self, make: MakeFlow[T], waited: float) -> T:
+        return await self.run_async(make)
+
+    async def _pass(self) -> None:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+
+    async def close_async(self) -> None:
+        return None
+
+
 class FailingReplies:
     """While ``fail`` is set, a call waits for it and is never performed; then all is well again."""
 

@@ -44,6 +44,26 @@ def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
     assert sent == [(1, 2, 3, 4, 5)]
 
 
+def test_a_reply_too_few_leaves_nobody_waiting() -> None:
+    """Nobody knows whose each reply is; the next batch is served."""
+
+    def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
+        yield from ()
+        return [request * 10 for request in requests[1:] or requests]
+
+    async def told() -> tuple[list[Any], Any]:
+        async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
+            return perform(make(), lambda needed: None)
+
+        coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
+        asked = [coalescer.ask(number) for number in (1, 2, 3)]
+        return await asyncio.gather(*asked, return_exceptions=True), await coalescer.ask(4)
+
+    replies, last = asyncio.run(told())
+    assert [str(reply) for reply in replies] == ["2 replies to 3 requests"] * 3
+    assert last == 40
+
+
 async def _asked(verb: Any) -> list[Any]:
     async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
         flow = make()

@@ -17,7 +17,7 @@ from semel.stores.backend import Backend
 from semel.stores.memory.store import MemoryStore
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Fault, Faults, Kind, When, faulty_sqlite
-from tests.engine.drivers import FailingReplies, SlowReplies, memory, sqlite
+from tests.engine.drivers import FailingReplies, SlowBatches, SlowReplies, memory, sqlite
 from tests.engine.shells import MADE, Ledger, command
 
 TURNS_MAX = 400
@@ -35,8 +35,14 @@ async def opened(backend: Backend) -> AsyncEngine:
     return engine
 
 
-@pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
-def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("effects", "store"),
+    [
+        *((effects, store) for effects in ("external", "idempotent") for store in ("sqlite", "memory", "batches")),
+        ("atomic", "sqlite"),
+    ],
+)
+def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, store: str, tmp_path: Path) -> None:
     """Whenever it goes: the handler ran to its end and its answer is stored, or it never began and the key is free.
 
     The loop over turns ends at the first run that was over before it was cancelled.
@@ -44,7 +50,10 @@ def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, tmp_path: Path
     policy = Policy.of(effects=effects)
 
     async def cancelled_after(count: int) -> bool:
-        backend = sqlite(tmp_path / f"{count}.db")
+        if store == "batches":
+            backend = Backend("memory", MemoryStore(), SlowBatches())
+        else:
+            backend = memory() if store == "memory" else sqlite(tmp_path / f"{count}.db")
         engine = await opened(backend)
         ledger = Ledger()
 
@@ -63,6 +72,7 @@ def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, tmp_path: Path
         with pytest.raises(asyncio.CancelledError):
             await caller
         await engine.close()  # waits for what was begun
+        assert (engine.core.live, engine.core.entering) == ({}, set())
         again = await opened(backend)
         result = await again.run(command(policy=policy), handler, wait_seconds=0)
         assert result.answer == MADE

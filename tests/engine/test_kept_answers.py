@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sqlite3
+import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +18,8 @@ import pytest
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope
 from semel.core.decide import first_grant
 from semel.core.flow import Ask
-from semel.core.model import Find, InProgress, KeyReused, Proceed, Record, Renewal, Replay, Settled, State
-from semel.core.outcomes import Succeeded
+from semel.core.model import Find, InProgress, KeyReused, Proceed, Record, Renewal, Replay, Settled, State, Unreadable
+from semel.core.outcomes import Released, Succeeded
 from semel.engine.state import Core
 from semel.errors import KeyTooOld, StoreUnavailable
 from semel.stores.clock import Clock
@@ -209,6 +210,39 @@ def test_a_claim_that_a_drain_did_not_see_is_given_up() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("granted", ["first", "again"])
+def test_a_drain_that_ends_before_a_claim_is_entered_lets_nothing_in(granted: str) -> None:
+    """Another thread's drain begins, and ends, when the engine has looked whether there is one."""
+
+    class Entering(set[bytes]):
+        """Where a drain looks last before this claim is in it."""
+
+        def add(self, nonce: bytes) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(asyncio.run, engine.drain(0)).result()
+            super().add(nonce)
+
+    engine = AsyncEngine.connect("memory://?persistence=none")
+
+    async def run() -> None:
+        async with engine:
+            if granted == "again":  # a key that was seen, and is free
+                permit = await engine.claim(command())
+                assert isinstance(permit, Permit)
+                await engine.settle(permit, Released("nothing", proven=True))
+            else:  # one that is met by an attempt with more than its key
+                engine.core.is_plain = False
+            engine.core.entering = Entering()
+            with pytest.raises(StoreUnavailable, match="shutting down"):
+                await engine.claim(command())
+            assert (engine.core.live, engine.core.entering) == ({}, set())
+            await engine.close()
+            states = [row.state for row in engine.backend.driver._table.rows()]
+            assert states == ([State.FAILED_NOT_REPLAYABLE] if granted == "again" else [])
+
+    asyncio.run(run())
+
+
 def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
     clock, store = SettableClock(), MemoryStore()
     quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
@@ -270,6 +304,19 @@ def test_a_kept_answer_is_found_until_its_retention_is_over(is_read: bool) -> No
     assert look() is None
 
 
+def test_what_no_store_could_have_written_concerns_no_other_record() -> None:
+    clock, store = SettableClock(), MemoryStore()
+    driver = LocalDriver(clock=clock)
+    damaged = attempt("damaged")._replace(recipe=7)  # type: ignore[arg-type]
+    for claim in (damaged, attempt()):
+        fence = driver.claim_at_once(claim)
+        assert isinstance(fence, int)
+        assert driver.succeed_at_once(claim, fence, WHOLE)
+    assert sum(driver.run(store.counts).values()) == 2
+    assert isinstance(driver.claim_at_once(damaged._replace(nonce=bytes(16))), Unreadable)
+    assert isinstance(driver.claim_at_once(attempt(nonce=2)), Replay)
+
+
 @pytest.mark.parametrize("looked", ["claim", "lapse", "find", "renew", "counts"])
 def test_a_record_that_was_read_meanwhile_is_settled_by_the_rules(looked: str) -> None:
     clock, store = SettableClock(), MemoryStore()
@@ -306,5 +353,20 @@ def test_an_answer_that_can_change_is_not_kept_as_it_is(answer: Answer) -> None:
             assert await engine.settle(permit, Succeeded(answer)) == Settled()
             [found] = engine.backend.driver._table.records.values()
             assert type(found) is Record
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("headers", [((b"x" * 70_000, b""),), ((b"etag",),), (("etag", "x"),), None])
+def test_an_answer_that_cannot_be_stored_leaves_no_permit(url: str, headers: Any) -> None:
+    """It would be renewed until its deadline, and a drain would wait for it."""
+
+    async def run() -> None:
+        async with AsyncEngine.connect(url) as engine:
+            permit = await engine.claim(command())
+            assert isinstance(permit, Permit)
+            with pytest.raises((TypeError, ValueError, struct.error)):
+                await engine.settle(permit, Succeeded(Answer(200, headers, b"made")))
+            assert await engine.drain(0)
 
     asyncio.run(run())

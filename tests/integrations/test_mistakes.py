@@ -123,6 +123,12 @@ def test_a_command_without_a_key_or_with_half_a_fingerprint_is_refused(key: str,
         Command(SCOPE, key, fingerprint, "v1", Policy())
 
 
+@pytest.mark.parametrize("recipe", [None, b"v1", 1])
+def test_a_command_whose_recipe_is_no_text_is_refused(recipe: Any) -> None:
+    with pytest.raises(PolicyError, match="recipe must be a text"):
+        Command(SCOPE, "k", bytes(32), recipe, Policy())
+
+
 def test_a_handler_that_returns_no_answer_is_reported_and_its_command_settled() -> None:
     command = Command(SCOPE, "k", bytes(32), "v1", Policy())
 

@@ -104,5 +104,16 @@ def test_a_claim_given_up_on_is_released_after_an_outage_longer_than_its_lease(
     assert not given_up
 
 
+def test_a_claim_that_two_event_loops_release_is_forgotten_once() -> None:
+    """Each has a round of its own; the second to hear that it is gone finds it forgotten."""
+    given_up = upkeep.AbandonedClaims()
+    given_up.add(attempt("k"))
+    nonces = given_up.batch()
+    for _ in range(2):
+        given_up.forget_released(nonces, [True])
+    given_up.forget_overdue(nonces)
+    assert not given_up
+
+
 async def never(permit: object) -> Answer:
     raise AssertionError("this must not run")

@@ -317,6 +317,21 @@ def test_headers_in_another_form_of_bytes_are_stored_as_bytes() -> None:
     assert [(type(name), type(value)) for name, value in capture.to_store().headers] == [(bytes, bytes)]
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_buffer_that_is_filled_again_is_stored_as_it_was_sent(pieces: int) -> None:
+    """Servers take such a piece at once, so that an application may read its next one into the same buffer."""
+    capture, buffer = Capture(Keeping(Policy())), bytearray(4)
+    assert capture.start(200, [(b"content-length", b"%d" % (4 * pieces))])
+    for number in range(pieces):
+        buffer[:] = b"%04d" % number
+        assert capture.add(memoryview(buffer))  # type: ignore[arg-type]
+    buffer[:] = b"lost"
+    capture.end()
+    sent = b"".join(b"%04d" % number for number in range(pieces))
+    assert capture.success() == capture.first()._replace(headers=()) == Answer(200, (), sent)
+    assert type(capture.body) is bytes
+
+
 @pytest.mark.parametrize("size", [0, 10, 3_000_000])
 def test_a_spool_is_read_as_often_as_needed(size: int) -> None:
     spool = Spool()

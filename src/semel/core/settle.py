@@ -102,6 +102,8 @@ def write_settlement(
         status = body = None
     else:
         status, _, body = answer
+        if type(body) is not bytes:  # a buffer, which may change and is not read back
+            body = bytes(body)
         if kind not in STORED_ANSWERS:
             header_block = body = None
     columns: tuple[Any, ...] = row

@@ -196,8 +196,6 @@ class AsyncEngine:
                 if upkeep.beat_us > claim.terms.lease_us or upkeep.loop is not asyncio.get_running_loop():
                     upkeep.watch(permit)  # it declares no steps
                 return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
-            if core.draining:
-                self._refuse_drained(claim, met)
             return await self._claim_and_wait(claim, command, claims, wait_seconds, met)  # a key that was seen before
         verdict: Verdict
         core.entering.add(claim.nonce)
@@ -221,21 +219,17 @@ class AsyncEngine:
             core.entering.discard(claim.nonce)
         return await self._claim_and_wait(claim, command, claims, wait_seconds, verdict)
 
-    def _refuse_drained(self, claim: Claim, verdict: Verdict) -> None:
-        """Refuse a claim that did not look whether the engine drains, and release what it was granted."""
-        if type(verdict) is Proceed:
-            self._upkeep.abandon(claim)
-        self.core.check_open()
-
     async def _claim_and_wait(
         self, claim: Claim, command: Command, claims: _Claims, wait_seconds: float | None, verdict: Verdict | None
     ) -> AsyncPermit | Refusal:
-        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that refuses it."""
+        """Make a claim whose reply has to be awaited, or go on with the ``verdict`` that it has met already."""
         core = self.core
         attempt = self._claim_atomic if claim.terms.effects is _ATOMIC else self._claim
         core.entering.add(claim.nonce)
         try:
-            if verdict is None and core.draining:  # a drain that did not see this claim is seen by it
+            if core.draining:  # a drain that did not see this claim is seen by it
+                if type(verdict) is Proceed:
+                    self._upkeep.abandon(claim)
                 core.check_open()
             if verdict is not None:
                 verdict = await self._claim(claim, command, claims, verdict)
@@ -328,9 +322,15 @@ class AsyncEngine:
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
         core = self.core
-        if type(outcome) is Succeeded and is_whole(outcome.answer) and core.succeed_at_once(permit, outcome.answer):
+        granted_at_once = permit.given is None
+        if (
+            granted_at_once
+            and type(outcome) is Succeeded
+            and is_whole(outcome.answer)
+            and core.succeed_at_once(permit, outcome.answer)
+        ):
             return Settled()
-        if permit.given is None or permit.unit is not None or core.observing or not permit.asked.is_plain:
+        if granted_at_once or permit.unit is not None or core.observing or not permit.asked.is_plain:
             if permit.steps is not None:
                 return await asyncio.shield(self._upkeep.spawn(self._settle_in_full(permit, outcome)))
             return await self._settle_in_full(permit, outcome)

@@ -70,17 +70,20 @@ class AbandonedClaims:
         now = time.monotonic()
         with self._lock:
             for nonce, seen in zip(nonces, gone, strict=True):
-                if seen or self._until[nonce] <= now:
-                    del self._until[nonce]
-                    self._keeping.discard(nonce)
+                if seen or self._until.get(nonce, now) <= now:  # another loop's round may have seen it, too
+                    self._forget(nonce)
 
     def forget_overdue(self, nonces: tuple[tuple[bytes, bytes], ...]) -> None:
         """The store did not answer for these: an outage longer than the lease must not leave them UNKNOWN."""
         now = time.monotonic()
         with self._lock:
             for nonce in nonces:
-                if self._until[nonce] + OUTAGE_SECONDS_MAX <= now:
-                    del self._until[nonce]
+                if self._until.get(nonce, now) + OUTAGE_SECONDS_MAX <= now:
+                    self._forget(nonce)
+
+    def _forget(self, nonce: tuple[bytes, bytes]) -> None:
+        self._until.pop(nonce, None)
+        self._keeping.discard(nonce)
 
 
 _NO_BEAT: Final = sys.maxsize

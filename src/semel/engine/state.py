@@ -1,6 +1,6 @@
 """What both engines share: making claims, keeping the live permits, telling the observer.
 
-No IO happens here and nothing waits; the shells in ``aio`` and ``sync`` perform.
+No IO happens here and nothing waits; the shells in ``async_engine`` and ``sync_engine`` perform.
 """
 
 from __future__ import annotations

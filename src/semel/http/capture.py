@@ -204,6 +204,8 @@ class Capture:
         """Take a piece of the body. False: with it the body is too long; it is held all the same."""
         if not chunk or self._head.bodyless:
             return True
+        if type(chunk) is not bytes:  # a buffer, which the application may fill again
+            chunk = bytes(chunk)
         if not self._size:
             self._body = chunk
         elif self._more is None:
@@ -242,7 +244,7 @@ class Capture:
     def success(self) -> Answer | None:
         """The answer as the store gets it, if it is complete and its head alone says that all is done."""
         head, body = self._head, self.body if self._more is not None else self._body
-        if head.succeeds and self.ended and self._size >= head.announced and type(body) is bytes:
+        if head.succeeds and self.ended and self._size >= head.announced:
             return _new(Answer, (self.status, head.kept, body))
         return None
 

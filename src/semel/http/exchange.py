@@ -414,7 +414,7 @@ class Exchange:
     def finish(self, spool: Spool) -> Command | Answer:
         """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
         if self._hashing is None:
-            return self._refuse_unreadable(self.command(b""))
+            return _make_lasting(self.command(b""))
         self._spool = spool
         try:
             self._check_json(spool.size, spool.chunks())
@@ -423,10 +423,7 @@ class Exchange:
             return self._command_under_a_former_recipe(error)
         recipe = self.route.fingerprinter.ids[self._hashing.further]
         self._hashing = None
-        return self._refuse_unreadable(self._command(fingerprint, self.route.recorded[recipe]))
-
-    def _refuse_unreadable(self, command: Command | Answer) -> Command | Answer:
-        return Command.of_request(command) if isinstance(command, Exchange) else command
+        return _make_lasting(self._command(fingerprint, self.route.recorded[recipe]))
 
     def _check_json(self, size: int, chunks: Iterable[bytes]) -> None:
         """Refuse what the handler could not read: it would fail when the key is claimed already."""
@@ -685,6 +682,11 @@ class Exchange:
         if self.route.atomic and isinstance(outcome, Released):
             return ()
         return self.route.honoured.headers(permit.execution_id)
+
+
+def _make_lasting(command: Command | Answer) -> Command | Answer:
+    """A command of its own in place of an exchange: by its type the adapters tell that the spool is still needed."""
+    return Command.of_request(command) if isinstance(command, Exchange) else command
 
 
 def _with(answer: Answer, headers: Headers) -> Answer:

@@ -123,8 +123,9 @@ class Coalescer:
                 raise
         else:
             if len(replies) != len(futures):
-                raise AssertionError(f"{len(replies)} replies to {len(futures)} requests")
-            if True in map(_is_done, futures):  # a caller was cancelled meanwhile
+                for future in futures:  # nobody knows whose each of them is
+                    _fail(future, AssertionError(f"{len(replies)} replies to {len(futures)} requests"))
+            elif True in map(_is_done, futures):  # a caller was cancelled meanwhile
                 for future, reply in zip(futures, replies, strict=True):
                     if not future.done():
                         future.set_result(reply)

@@ -13,7 +13,7 @@ from semel.core.flow import MakeFlow
 from semel.core.model import Answer, Claim, Replay, Settlement, Settling, Verdict
 from semel.errors import StoreUnavailable
 from semel.stores.clock import Clock, system_clock
-from semel.stores.memory.store import Table, claim_on, find_replay_in, settle_on
+from semel.stores.memory.store import Table, claim_on, find_replay_of, settle_on
 from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class LocalDriver:
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""
         found = self._table.records.get(id)
-        return False if found is None else find_replay_in(found, id, recipe, fingerprint, self._clock())
+        return False if found is None else find_replay_of(found, id, recipe, fingerprint, self._clock())
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow to its end, without ever suspending."""

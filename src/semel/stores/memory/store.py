@@ -99,8 +99,7 @@ class Table:
         if len(found) == _SETTLED_LENGTH:
             claim, fence, answer, settled_at = found
             _, settled = settle_row(row, make_success(claim.id, fence, claim.nonce, answer), settled_at)
-            assert settled is not None
-            row = settled
+            row = settled or row  # what no store could have written stays as it is, and concerns no other record
         elif row.state == _PROCESSING:
             self.running.add(id)
         self.records[id] = row
@@ -274,7 +273,7 @@ def claim_on(table: Table, claim: Claim, now: int) -> Verdict | int:
     return verdict
 
 
-def find_replay_in(found: Record | Unread, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
+def find_replay_of(found: Record | Unread, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """As :func:`~semel.core.decide.find_replay`."""
     if type(found) is Record:
         return find_replay(found, id, recipe, fingerprint, now)

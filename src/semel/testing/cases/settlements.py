@@ -55,6 +55,16 @@ def an_answer_is_replayed_as_it_was(bench: Bench) -> None:
             assert bench.claim(attempt(key)) == Replay(answer, grant.operation_id, state)  # its own nonce too
 
 
+def an_answer_in_a_buffer_is_replayed_as_bytes(bench: Bench) -> None:
+    """What frameworks also send for a body; what becomes of the buffer later changes nothing."""
+    for number, kind in enumerate((bytearray, memoryview)):
+        body, grant = bytearray(b"made"), bench.grant(attempt(f"{number}"))
+        assert bench.settle(grant, answer=OK._replace(body=kind(body))) == Settled()
+        body[:] = b"lost"
+        expected = Replay(OK._replace(body=b"made"), grant.operation_id, State.SUCCEEDED)
+        assert bench.claim(attempt(f"{number}", nonce=2)) == expected
+
+
 def a_command_without_a_kept_answer_is_done_all_the_same(bench: Bench) -> None:
     """NotReplayable, with the resource, and never run again."""
     for state in (State.SUCCEEDED, State.FAILED_REPLAYABLE):
@@ -324,6 +334,7 @@ def a_policy_that_changed_does_not_change_a_record(bench: Bench) -> None:
 
 ALL = (
     an_answer_is_replayed_as_it_was,
+    an_answer_in_a_buffer_is_replayed_as_bytes,
     a_command_without_a_kept_answer_is_done_all_the_same,
     a_settlement_is_written_whole,
     a_repeated_settlement_is_recognised,
