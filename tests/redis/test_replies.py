@@ -142,7 +142,7 @@ def test_an_answer_that_ends_in_the_middle_or_never_comes_is_lost(end: bytes | N
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n\x15\x03\x03\x00\x02\r\n"])
 def test_what_is_no_reply_leaves_it_open(said: bytes) -> None:
-    """Another program listens there by now, or something between changes what is said: whatever was sent may have run."""
+    """Another program listens there by now, or something between changes the replies: what was sent may have run."""
     server = Server(b":1\r\n", said, None, b":3\r\n")
 
     async def story(exchange: Exchanges, loop: RedisLoop) -> None:

@@ -213,7 +213,7 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
 
 
 def _judge(job: Job, error: BaseException) -> BaseException:
-    """The error of a job. That nothing was written can be said of its last try only, where an earlier one is in doubt."""
+    """The error of a job: where an earlier try is in doubt, that nothing was written is true of the last one only."""
     if isinstance(error, StoreUnavailable) and getattr(job, "in_doubt", False):
         return still_unknown(error, "an earlier commit of it failed in the middle")
     return error
