@@ -335,6 +335,26 @@ def test_the_name_of_a_sink_holds_no_secret(url: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("nats://mq.example", "nats://mq.example?prefix=shop."),
+        ("redis://mq.example", "redis://mq.example?prefix=shop:"),
+        ("amqp://mq.example", "amqp://mq.example?exchange=shop"),
+        ("https://mq.example/orders", "https://mq.example/mails"),
+    ],
+)
+def test_sinks_of_one_server_that_send_to_two_places_are_two(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relays with them would share the events out between those places, and are to report each other."""
+    monkeypatch.setenv(VARIABLE, WRITTEN)
+    first, again, second = (connect_sink(url) for url in (one, one, other))
+    assert first.name == again.name == second.name
+    identities = [getattr(sink, "identity", sink.name) for sink in (first, again, second)]
+    assert identities[0] == identities[1] != identities[2]
+
+
+@pytest.mark.parametrize(
     "secret", ["", " ", "whsec_c2hvcnQ=", "whsec_%%%", f"{WRITTEN} whsec_c2hvcnQ=", " ".join([WRITTEN] * 3)]
 )
 def test_a_webhook_without_a_good_secret_is_refused(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,22 @@ def test_an_answer_that_ends_in_the_middle_or_never_comes_is_lost(end: bytes | N
     assert server.connected == 2
 
 
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n\x15\x03\x03\x00\x02\r\n"])
+def test_what_is_no_reply_leaves_it_open(said: bytes) -> None:
+    """Another program listens there by now, or something between changes the replies: what was sent may have run."""
+    server = Server(b":1\r\n", said, None, b":3\r\n")
+
+    async def story(exchange: Exchanges, loop: RedisLoop) -> None:
+        assert await exchange() == [1]  # connected
+        lost = await exchange(2)
+        assert isinstance(lost, StoreTimeout)
+        assert "not known yet" in str(lost)
+        assert await exchange() == [3]
+
+    asked(server, story)
+    assert server.connected == 2
+
+
 def test_a_connection_that_has_failed_while_idle_is_not_used() -> None:
     """Its transport says so, and the stream is not at its end."""
     server = Server(b":1\r\n", b":2\r\n")

@@ -391,6 +391,73 @@ def test_a_commit_that_took_effect_and_failed_is_read_back(tmp_path: Path) -> No
     faulty.bury()
 
 
+def test_a_commit_in_doubt_stays_so_where_its_repetition_never_begins(tick: Tick) -> None:
+    """The first commit may have written it: "nothing was written" is true of the second try only."""
+    grant = tick.grant("old")
+    torn: list[str] = []
+
+    def fails(name: str) -> None:
+        if name == "COMMIT" and not torn:
+            torn.append(name)
+            raise sqlite_error(sqlite3.SQLITE_IOERR)
+        if name == "BEGIN" and torn:
+            raise sqlite_error(sqlite3.SQLITE_CANTOPEN)
+
+    tick.before = fails
+    replies = tick.at_once(attempt("a"), settlement(grant))
+    assert [type(reply) for reply in replies] == [StoreTimeout] * 2
+    assert "failed in the middle" in str(replies[0])
+    tick.before = None
+    assert [type(reply) for reply in tick.at_once(attempt("a"), settlement(grant))] == [Proceed, Settled]
+    tick.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_interrupt_tells_nobody_of_what_was_rolled_back(
+    known: bool, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a thread that serves everybody, after a group that failed: of each job, either all or nothing."""
+    tick.grant("known", nonce=7)
+    monkeypatch.setattr(tick.driver, "_wake", lambda: None)  # this thread serves, and no other
+    loop = asyncio.new_event_loop()
+    failed: list[str] = []
+
+    def interrupts(name: str) -> None:
+        if name == "COMMIT":
+            failed.append(name)
+            if len(failed) == 1:
+                raise sqlite_error(sqlite3.SQLITE_FULL)
+            if len(failed) == 3:
+                raise KeyboardInterrupt
+
+    async def queue() -> list[Awaitable[Any]]:
+        return [tick.ask(attempt(key)) for key in (("known", "a", "b", "c") if known else ("a", "b", "c", "d"))]
+
+    async def settled(asked: Sequence[Awaitable[Any]]) -> list[Any]:
+        return list(await asyncio.gather(*asked))
+
+    with closing(loop):
+        assert tick.driver._gate.acquire(timeout=5)  # the tick finds it taken
+        asked = loop.run_until_complete(queue())
+        loop.run_until_complete(asyncio.sleep(0))
+        tick.before = interrupts
+        with pytest.raises(KeyboardInterrupt):
+            tick.driver._serve_group(wait=True)
+        loop.run_until_complete(asyncio.sleep(0))
+        assert [each.done() for each in asked] == [True, False, False, False]  # type: ignore[attr-defined]
+        assert [row is None for row in tick.rows("a")] == [known]
+        assert tick.rows("b", "c", "d") == [None] * 3
+        tick.before, commits = None, tick.driver.commits
+        assert len(tick.driver._queue) == 3  # what was committed is not written again
+        assert tick.driver._gate.acquire(timeout=5)
+        tick.driver._serve_group(wait=True)
+        replies = loop.run_until_complete(settled(asked))
+    assert [type(reply) for reply in replies] == [InProgress if known else Proceed, *[Proceed] * 3]
+    assert tick.driver.commits == commits + 1
+    monkeypatch.undo()
+    tick.close()
+
+
 def test_a_file_that_another_process_writes_is_waited_for(tick: Tick) -> None:
     tick.grant("warm")
     with closing(sqlite3.connect(tick.path, isolation_level=None, check_same_thread=False)) as other:

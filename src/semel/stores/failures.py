@@ -20,12 +20,12 @@ BROKEN_RULE: Final = (
 )
 
 
-def still_unknown(error: StoreUnavailable) -> StoreTimeout:
-    """The error for a statement whose connection was lost, and which could not be retried.
+def still_unknown(error: StoreUnavailable, before: str = "the connection was lost") -> StoreTimeout:
+    """The error for a statement whose answer was lost, and which could not be retried. ``before``: what lost it.
 
     "Unavailable" would say that nothing was written, and no one would release a claim that was written after all.
     """
-    return StoreTimeout(f"the connection was lost, and then: {error}: whether it took effect is not known yet")
+    return StoreTimeout(f"{before}, and then: {error}: whether it took effect is not known yet")
 
 
 def or_still_unknown(error: BaseException, said: bool) -> BaseException:

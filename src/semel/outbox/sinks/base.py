@@ -67,7 +67,8 @@ class Sink(Protocol):
     It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
     ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone. ``disables`` says what the
     relay stops sending once an endpoint has answered 410 Gone: ``"topic"``, or ``"sink"`` for everything. ``identity``
-    tells it apart from other sinks of the same name: relays with different sinks on one store report each other.
+    tells it apart from sinks of the same name that send elsewhere (another prefix, another path): relays with different
+    sinks on one store report each other. It may hold a secret, and is kept as a digest only.
     """
 
     name: str  # for people; without a password

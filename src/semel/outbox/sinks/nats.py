@@ -47,6 +47,7 @@ class NatsSink:
 
     def __init__(self, servers: Sequence[str], *, prefix: str = "", stream: str | None = None) -> None:
         self.name = ",".join(hide_password(_TOKEN.sub(r"\1***@", server)) for server in servers)
+        self.identity = f"{self.name} {prefix}"
         self._servers = list(servers)
         self._prefix = prefix
         self._stream = stream

@@ -43,6 +43,7 @@ class RabbitmqSink:
 
     def __init__(self, url: str, *, exchange: str = "", quorum: bool = False) -> None:
         self.name = hide_password(url)
+        self.identity = f"{self.name} {exchange}"
         self._url = url
         self._exchange_name = exchange
         self._quorum = quorum

@@ -21,6 +21,7 @@ class RedisSink:
 
     def __init__(self, url: str, *, prefix: str = "", maxlen: int | None = None, create: bool = True) -> None:
         self.name = hide_password(url)
+        self.identity = f"{self.name} {prefix}"
         self._streams = Streams(url, maxlen=maxlen, create=create)
         self._prefix = prefix
 

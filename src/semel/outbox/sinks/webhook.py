@@ -99,6 +99,7 @@ class WebhookSink:
     ) -> None:
         parts = urlsplit(url)
         self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # its path may be a secret
+        self.identity = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # only ever as a digest
         self._url = url
         self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret)
         self._private = private

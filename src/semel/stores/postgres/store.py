@@ -112,10 +112,10 @@ class PostgresStore:
             again = [claim for claim in claims if claim[:2] not in verdicts]
             seen = yield from self.look(again)
             for claim, verdict in zip(again, seen, strict=True):
-                if verdict is None:
-                    yield from claim_all([claim], verdicts, self._opened)
-                else:
+                if verdict is not None:
                     verdicts[claim[:2]] = verdict
+                elif claim[:2] not in verdicts:  # an attempt that comes twice in the batch is one
+                    yield from claim_all([claim], verdicts, self._opened)
         return list(map(verdicts.__getitem__, map(_attempt_of, claims)))
 
     def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
+import redis
+
 from semel.stores.redis.routes import Command
 
 NOT_YET: Final = object()
@@ -19,11 +21,15 @@ NOT_YET: Final = object()
 def new_reader(make_error: Callable[[str], Exception]) -> Any:
     """hiredis' reader of one connection's replies, or None where hiredis is not there.
 
+    Its ``gets`` raises redis-py's InvalidResponse where what has come is no reply at all.
+
     Parameters: ``make_error`` makes the exception of an error that the server replies with: it is a reply like others.
     """
     if _pack_command() is None:
         return None
-    return importlib.import_module("hiredis").Reader(replyError=make_error, notEnoughData=NOT_YET)
+    return importlib.import_module("hiredis").Reader(
+        protocolError=redis.InvalidResponse, replyError=make_error, notEnoughData=NOT_YET
+    )
 
 
 def pack(commands: Sequence[Command]) -> bytes:

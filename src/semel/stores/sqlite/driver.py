@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypeVar
 from semel.core.decide import find_replay_in
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Claim, Replay
-from semel.errors import StoreUnavailable
+from semel.errors import StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock, system_clock
 from semel.stores.sql.statements import Query
 from semel.stores.sqlite import fork as sqlite_fork
@@ -312,32 +312,38 @@ class SqliteDriver:
             return [job for job in jobs if not job.done]
         answer = self.answering(writer, self.clock)
         try:
-            if not bundled:
+            if bundled:
+                usual = advance_together(jobs, answer)
+            else:
+                usual = True
                 for job in jobs:
                     job.advance(answer)
-            elif not advance_together(jobs, answer):
-                self._rollback(writer)
+            if usual:
+                self.commit(answer)
+            else:
                 for job in jobs:
                     job.restart()
-                return self._commit_group(jobs, wait=wait, bundled=False)
-            self.commit(answer)
+                self._rollback(writer)
         except BaseException as error:
+            # Before anything else, and all of them: an interrupted thread tells its callers of the jobs that are done.
+            in_doubt = isinstance(error, StoreTimeout) or not isinstance(error, Exception)
+            for job in jobs:
+                job.restart(in_doubt=in_doubt)
             self._rollback(writer)
             if outlives_its_cause(error):
                 self.close_idle()
             if not isinstance(error, Exception):  # this thread is interrupted: the others' writes are still to be done
-                for job in jobs:
-                    job.restart()
                 raise
-            if len(jobs) == 1:
-                jobs[0].fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
-            else:
+            if len(jobs) > 1:
                 # One of them is at fault, or the group was too much: each gets a transaction of its own.
                 left = []
                 for job in jobs:
-                    job.restart()
                     left += self._commit_group([job], wait=wait)
                 return left
+            jobs[0].fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
+            usual = True  # there is no other way
+        if not usual:
+            return self._commit_group(jobs, wait=wait, bundled=False)
         settle_jobs(jobs)
         return []
 

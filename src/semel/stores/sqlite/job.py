@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.errors import StoreUnavailable
+from semel.stores.failures import still_unknown
 
 if TYPE_CHECKING:
     from semel.stores.sqlite.bundles import Bundle
@@ -35,11 +36,13 @@ class FlowJob(Generic[T]):
         "event",
         "forsaken",
         "future",
+        "in_doubt",
         "lend",
         "lends",
         "loop",
     )
     bundle: ClassVar[None] = None
+    in_doubt: bool  # set by ``restart`` alone: most jobs have none
 
     def __init__(self, make: MakeFlow[T] | None, deadline: float, lend: Callable[[], T] | None = None) -> None:
         self._make = make
@@ -83,8 +86,10 @@ class FlowJob(Generic[T]):
             return True
         return False
 
-    def restart(self) -> None:
-        """Forget a rolled back try: the flow is made anew."""
+    def restart(self, *, in_doubt: bool = False) -> None:
+        """Forget a try: the flow is made anew. ``in_doubt``: nobody knows whether it was rolled back or committed."""
+        if in_doubt:
+            self.in_doubt = True
         self._flow = self._needed = self._value = self._error = None
         self.done = False
 
@@ -95,7 +100,7 @@ class FlowJob(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """It ended badly."""
-        self._error = error
+        self._error = _judge(self, error)
         self.done = True
 
     def result(self) -> T:
@@ -121,10 +126,11 @@ class RequestJob:
     Those of one ``bundle`` that are in one transaction are written together; else each runs its own flow.
     """
 
-    __slots__ = ("_error", "_value", "_verb", "bundle", "deadline", "done", "future", "loop", "request")
+    __slots__ = ("_error", "_value", "_verb", "bundle", "deadline", "done", "future", "in_doubt", "loop", "request")
     lends: ClassVar[bool] = False
     event: ClassVar[None] = None
     forsaken: ClassVar[None] = None  # its caller repeats the request, or gives it up
+    in_doubt: bool  # as a FlowJob's
 
     def __init__(
         self,
@@ -149,8 +155,10 @@ class RequestJob:
         [self._value] = perform(self._verb((self.request,)), answer)
         self.done = True
 
-    def restart(self) -> None:
-        """Forget a rolled back try."""
+    def restart(self, *, in_doubt: bool = False) -> None:
+        """As :meth:`FlowJob.restart`."""
+        if in_doubt:
+            self.in_doubt = True
         self._error = None
         self.done = False
 
@@ -161,7 +169,7 @@ class RequestJob:
 
     def fail(self, error: BaseException) -> None:
         """It ended badly."""
-        self._error = error
+        self._error = _judge(self, error)
         self.done = True
 
     def tell(self) -> None:
@@ -202,6 +210,13 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
     for job in others:
         job.advance(answer)
     return True
+
+
+def _judge(job: Job, error: BaseException) -> BaseException:
+    """The error of a job: where an earlier try is in doubt, that nothing was written is true of the last one only."""
+    if isinstance(error, StoreUnavailable) and getattr(job, "in_doubt", False):
+        return still_unknown(error, "an earlier commit of it failed in the middle")
+    return error
 
 
 def nothing() -> Flow[None]:

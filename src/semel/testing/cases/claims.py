@@ -164,6 +164,17 @@ def a_batch_is_answered_in_its_order(bench: Bench) -> None:
     assert bench.do(lambda: bench.store.claim(())) == []
 
 
+def an_attempt_that_comes_twice_in_a_batch_is_read_back(bench: Bench) -> None:
+    """Also where it takes a record over, and another attempt before it has met that record."""
+    bench.grant(attempt("k", policy=IDEMPOTENT))
+    bench.clock.advance(seconds=120)
+    reuses, again = attempt("k", nonce=3, request=1), attempt("k", nonce=2, policy=IDEMPOTENT)
+    claims = [reuses, again, again, attempt("n"), attempt("n")]
+    verdicts = bench.do(lambda: bench.store.claim(claims))
+    assert [type(verdict) for verdict in verdicts] == [KeyReused, *[Proceed] * 4]
+    assert (verdicts[1], verdicts[3]) == (verdicts[2], verdicts[4])
+
+
 def look_tells_without_writing(bench: Bench) -> None:
     """What would need a write is None; everything else is the verdict a claim would get."""
     looks = (attempt("b", nonce=2), attempt("new"))
@@ -359,6 +370,7 @@ ALL = (
     another_recipe_is_neither_reuse_nor_run,
     keys_of_different_scopes_never_meet,
     a_batch_is_answered_in_its_order,
+    an_attempt_that_comes_twice_in_a_batch_is_read_back,
     look_tells_without_writing,
     a_claim_in_a_unit_is_a_claim,
     the_fence_grows_over_every_grant_and_over_oblivion,
