@@ -49,7 +49,6 @@ SMALL: dict[str, str] = {
     "integrations/django/models.py": "Django demands this name, and imports it before the admin",
     "http/forms.py": "public in `semel.http`; only applications use it",
     "reference/notes.py": "one downstream of the reference service each, as in `ledger`, `orders` and `payments`",
-    "stores/redis/packing.py": "the only code that asks whether hiredis is installed",
     "stores/sqlite/file.py": "the only code of this room that asks the host; what it finds is judged elsewhere",
 }
 

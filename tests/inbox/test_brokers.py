@@ -137,8 +137,11 @@ def test_a_consumer_is_killed_between_effect_and_acknowledgement(
 class Delivery:
     """A RabbitMQ message as aio-pika hands it out, as far as an adapter looks at it."""
 
-    def __init__(self, message_id: str | None, count: int = 0) -> None:
+    routing_key = "orders"
+
+    def __init__(self, message_id: str | None, count: int = 0, body: bytes = b"{}") -> None:
         self.message_id = message_id
+        self.body = body
         self.headers = {"x-delivery-count": count} if count else {}
         self.said: list[str] = []
 
@@ -307,6 +310,7 @@ def test_a_message_whose_name_is_not_found_is_parked_under_its_place_and_ends_no
 
             options: Any = {"id_of": named, "failed": lambda id, error: None}
             rabbit, jetstream, group = Delivery("r-1"), Pulled(), Group()
+            nameless = [Delivery(None), Delivery(None, count=1), Delivery(None, body=b"[]")]
             consumer = RedisStreamConsumer(
                 inbox, handler, group, stream="orders", group="billing", name="one", **options
             )
@@ -314,13 +318,18 @@ def test_a_message_whose_name_is_not_found_is_parked_under_its_place_and_ends_no
                 await RabbitConsumer(inbox, handler, **options)(rabbit)
                 await JetStreamConsumer(inbox, handler, **options).take(jetstream)
                 await consumer.turn()
+            for each in nameless:
+                await RabbitConsumer(inbox, handler, **options)(each)
+            assert [each.said for each in nameless] == [["nack True"], ["ack"], ["nack True"]]
             record = SimpleNamespace(topic="t", partition=0, offset=1, headers=())
             await KafkaConsumer(inbox, handler, retry_seconds=0, **options).take(record)
             assert rabbit.said == ["nack True", "ack"]
             assert jetstream.said == ["nak 1.0", "ack"]
             assert group.said == ["ack"]
             parked = await inbox.find_parked()
-            assert [each.message_id for each in parked] == ["orders:1-0", "orders:7", "r-1", "t:0:1"]
+            *others, digest, last = [each.message_id for each in parked]
+            assert [*others, last] == ["orders:1-0", "orders:7", "r-1", "t:0:1"]
+            assert digest.startswith("sha256:")
             assert all(reason in each.reason for each in parked)
 
     asyncio.run(story())

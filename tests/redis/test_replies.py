@@ -23,7 +23,7 @@ NEVER = b""  # what a server answers that says nothing more
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads."""
     if request.param == "redis-py":
-        monkeypatch.setattr(connections, "new_reader", lambda make_error: None)
+        monkeypatch.setattr(connections, "new_reader", lambda *_: None)
 
 
 class Server:

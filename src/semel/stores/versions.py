@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from semel.core.contract import Known
 from semel.core.decide import decide, find_replay, is_grant_new, needs_steps
 from semel.core.flow import Flow
-from semel.core.model import Claim, Proceed, Record, Replay, Settlement, Settling, Verdict
+from semel.core.model import Claim, Proceed, Record, Replay, Settlement, Settling, Terms, Verdict
 from semel.core.settle import settle_row
 from semel.steps.store import decide_with_steps
 from semel.stores.memory.store import grant_row
 from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.statements import Value
 
 Seen = tuple[int, Record]  # the time to decide by, and the record as it was then
 Rule = Callable[[Record, int], Record | None]
 Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: its record's id and its nonce
+
+
+@lru_cache(maxsize=256)
+def numbers_of(terms: Terms) -> dict[str, Value]:
+    """A policy's terms by the names of a record's columns, as numbers; they come again with each of its commands."""
+    numbers: dict[str, Value] = {name: int(number) for name, number in terms._asdict().items()}
+    return {"state": numbers.pop("starts"), **numbers}
 
 
 def find_kept(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:

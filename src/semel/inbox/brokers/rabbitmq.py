@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from semel.errors import ConfigurationError
@@ -37,7 +38,7 @@ class RabbitConsumer:
     async def __call__(self, delivery: Any) -> None:
         """One delivery, acknowledged or put back into its queue."""
         counted = (delivery.headers or {}).get("x-delivery-count", 0)
-        id, unnamed = find_id(self._id_of, delivery, message_id)
+        id, unnamed = find_id(self._id_of, delivery, _name_of)
         while (ended := await self._deliveries.take(id, delivery, int(counted) + 1, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
             await asyncio.sleep(self._retry_seconds)
         if ended:
@@ -48,9 +49,24 @@ class RabbitConsumer:
 
 def message_id(delivery: Any) -> str:
     """The name that its publisher gave it. Raises ConfigurationError where it has none."""
-    given = delivery.message_id or (delivery.headers or {}).get(EVENT_ID)
+    given = _given_id(delivery)
     if not given:
         raise ConfigurationError(
             "a RabbitMQ message has no message_id: let its publisher set it, or say RabbitConsumer(..., id_of=...)"
         )
     return str(given)
+
+
+def _given_id(delivery: Any) -> object:
+    return delivery.message_id or (delivery.headers or {}).get(EVENT_ID)
+
+
+def _name_of(delivery: Any) -> str:
+    """What a message that has no id is counted and parked under: a digest of it, for a queue gives it no place."""
+    given = _given_id(delivery)
+    if given:
+        return str(given)
+    # The broker's own headers begin so, and change with each delivery.
+    headers = sorted((name, str(value)) for name, value in (delivery.headers or {}).items() if name[:2] != "x-")
+    described = repr((delivery.routing_key, headers)).encode()
+    return f"sha256:{sha256(described + delivery.body).hexdigest()}"

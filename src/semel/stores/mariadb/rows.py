@@ -26,13 +26,12 @@ from semel.core.model import (
     Settlement,
     Settling,
     State,
-    Terms,
 )
 from semel.core.record import answer_digest, pack_headers
 from semel.stores.mariadb.requests import Reserve, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
 from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, Value, compose, statements
-from semel.stores.versions import Seen, Verdicts, Versions
+from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
 ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
@@ -117,7 +116,7 @@ def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str,
     id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
     return {
         **_names_of(scope),
-        **_numbers_of(terms),
+        **numbers_of(terms),
         "wait": wait,
         "store": store_id,
         "id": id,
@@ -134,13 +133,6 @@ def _claim_params(claim: Claim, wait: int, store_id: str | None) -> Mapping[str,
 def _names_of(scope: Scope) -> dict[str, Value]:
     """A caller's names, which come again with each command."""
     return dict(scope._asdict())
-
-
-@lru_cache(maxsize=256)
-def _numbers_of(terms: Terms) -> dict[str, Value]:
-    """A policy's terms."""
-    numbers: dict[str, Value] = {name: int(number) for name, number in terms._asdict().items()}
-    return {"state": numbers.pop("starts"), **numbers}
 
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:

@@ -14,10 +14,11 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final
 
-from semel.core.model import ANSWERED_STATES, STORED_ANSWERS, Claim, Scope, Settlement, Terms
+from semel.core.model import ANSWERED_STATES, STORED_ANSWERS, Claim, Scope, Settlement
 from semel.core.record import digest_answers, pack_headers
 from semel.stores.postgres.text import all_escaped, escape
 from semel.stores.sql.statements import Argument, Statement, Value, compose
+from semel.stores.versions import numbers_of
 
 _ROWS: Final = re.compile(r"unnest\((?P<arrays>[^()]*)\) AS (?P<row>\w+) \([^()]*\)")
 _ARRAY: Final = re.compile(r":(\w+)::(\w+)\[\]")
@@ -89,13 +90,6 @@ def names_of(scope: Scope) -> dict[str, Value]:
     return {name: escape(text) for name, text in scope._asdict().items()}
 
 
-@lru_cache(maxsize=256)
-def numbers_of(terms: Terms) -> dict[str, Value]:
-    """A policy's terms, as they are written."""
-    numbers = {name: int(number) for name, number in terms._asdict().items()}
-    return {"state": numbers.pop("starts"), **numbers}
-
-
 def settlements_alike(settlements: Sequence[Settlement]) -> dict[str, Argument] | None:
     """What settlements of different records write; None where they differ in more than their own columns.
 
@@ -153,7 +147,6 @@ __all__ = [
     "claims_alike",
     "id_of",
     "names_of",
-    "numbers_of",
     "settlements_alike",
     "with_shared",
 ]

@@ -41,7 +41,6 @@ from semel.stores.postgres.alike import (
     claims_alike,
     id_of,
     names_of,
-    numbers_of,
     settlements_alike,
     with_shared,
 )
@@ -49,7 +48,7 @@ from semel.stores.postgres.text import all_escaped, escape, record
 from semel.stores.postgres.text import escape_row as texts_written
 from semel.stores.sql.dialect import POSTGRES
 from semel.stores.sql.statements import Argument, Query, Row, Statement, Value, compose, statements
-from semel.stores.versions import Seen, Verdicts, Versions
+from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
 
 SQL: Final = statements("semel.stores.postgres", "sql/records.sql")
 QUOTAS: Final = statements("semel.stores.postgres", "sql/quotas.sql")

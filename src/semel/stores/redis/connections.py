@@ -233,7 +233,7 @@ class RedisLoop:
         except (redis.RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             raise cannot_connect(node, error) from error
-        connection.semel_reader = new_reader(connection._parser.parse_error)
+        connection.semel_reader = new_reader(connection._parser.parse_error, redis.InvalidResponse)
 
     async def _reconnect(self, connection: Any, node: Node, deadline: Deadline) -> Replies:
         await connection.disconnect(nowait=True)

@@ -10,25 +10,22 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final
 
-import redis
-
 from semel.stores.redis.routes import Command
 
 NOT_YET: Final = object()
 """What a reader says where the next reply has not come, or not all of it."""
 
 
-def new_reader(make_error: Callable[[str], Exception]) -> Any:
+def new_reader(make_error: Callable[[str], Exception], not_a_reply: type[Exception]) -> Any:
     """hiredis' reader of one connection's replies, or None where hiredis is not there.
 
-    Its ``gets`` raises redis-py's InvalidResponse where what has come is no reply at all.
-
-    Parameters: ``make_error`` makes the exception of an error that the server replies with: it is a reply like others.
+    Parameters: ``make_error`` makes the exception of an error that the server replies with: it is a reply like others;
+    ``not_a_reply`` is raised where what has come is none at all.
     """
     if _pack_command() is None:
         return None
     return importlib.import_module("hiredis").Reader(
-        protocolError=redis.InvalidResponse, replyError=make_error, notEnoughData=NOT_YET
+        protocolError=not_a_reply, replyError=make_error, notEnoughData=NOT_YET
     )
 
 
