@@ -132,7 +132,7 @@ class _Writers(dict[type, Callable[[Any], str]]):
         elif issubclass(kind, str):
             writer = _text
         else:
-            writer = _bytes if issubclass(kind, bytes) else _list
+            writer = _bytes if issubclass(kind, (bytes, bytearray, memoryview)) else _list
         self[kind] = writer
         return writer
 
@@ -141,7 +141,7 @@ def _text(value: str) -> str:
     return f"_utf8mb4 x'{value.encode().hex()}'"
 
 
-def _bytes(value: bytes) -> str:
+def _bytes(value: bytes | bytearray | memoryview) -> str:
     return f"x'{value.hex()}'"
 
 
