@@ -123,7 +123,7 @@ class Coalescer:
                 raise
         else:
             if len(replies) != len(futures):
-                for future in futures:  # nobody knows whose each of them is
+                for future in futures:  # it is not known whose each of them is
                     _fail(future, AssertionError(f"{len(replies)} replies to {len(futures)} requests"))
             elif True in map(_is_done, futures):  # a caller was cancelled meanwhile
                 for future, reply in zip(futures, replies, strict=True):

@@ -9,7 +9,7 @@ WHERE id = :id::bytea AND fence = :fence::bigint AND nonce = :nonce::bytea AND s
 RETURNING 1;
 
 -- name: hold_in_unit
--- The same as the last statement of a chunk's transaction: where nobody is held it divides by zero, so that the server lets
+-- The same as the last statement of a chunk's transaction: where no record is held it divides by zero, so that the server lets
 -- nobody commit the rest.
 WITH held AS (
     UPDATE semel_record SET lease_until = greatest(lease_until,

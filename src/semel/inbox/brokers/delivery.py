@@ -74,7 +74,7 @@ def find_id(
         id = id_of(delivery)
         if not isinstance(id, str) or not id:
             raise ValueError(f"id_of= found no id in the message, but {id!r}")
-    except Exception as error:  # whoever may publish could end the consumer otherwise
+    except Exception as error:  # any publisher could end the consumer otherwise
         if is_wrong_for_all(error):
             raise
         return place_of(delivery), error

@@ -59,7 +59,7 @@ class LocalDriver:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         records, id = self._table.records, claim.id
         with self._lock:
-            if records.get(id) != (claim, fence):  # somebody has read it since
+            if records.get(id) != (claim, fence):  # it was read since
                 return False
             records[id] = (claim, fence, answer, self._clock())
             return True
@@ -81,7 +81,7 @@ class LocalDriver:
 
 
 class _ClosedInChildren:
-    """The lock in a forked child: it lets nobody in."""
+    """The lock in a forked child: it lets no thread in."""
 
     def __enter__(self) -> NoReturn:
         raise StoreUnavailable(

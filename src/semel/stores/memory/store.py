@@ -70,7 +70,7 @@ if any(Record._fields[Record._fields.index(name) :][: len(run)] != run for name,
 
 
 Unread = tuple[Claim, int] | tuple[Claim, int, Answer, int]
-"""A record that nobody has read since its key was granted for the first time: the claim, and when it was granted; then
+"""A record that was not read since its key was granted for the first time: the claim, and when it was granted; then
 the answer that it succeeded with, and when. :meth:`Table.row` makes the record of it by the rules of every store.
 """
 
@@ -91,7 +91,7 @@ class Table:
     quotas: dict[bytes, Usage] = field(default_factory=dict)
 
     def row(self, id: bytes) -> Record | None:
-        """The record of this id. One that nobody has read is made, and kept as it was made."""
+        """The record of this id. One that was not read yet is made, and kept as it was made."""
         found: Any = self.records.get(id)
         if found is None or type(found) is Record:
             return found

@@ -266,7 +266,7 @@ def drop(connection: Any) -> None:
 
 
 async def _is_quiet(connection: Any) -> bool:
-    """Whether a connection that was idle is open still, and nothing has come on it that nobody had asked for."""
+    """Whether a connection that was idle is open still, and nothing has come on it that was not asked for."""
     reader, stream = connection.semel_reader, connection._reader
     if stream is None or stream.exception() is not None:
         return False

@@ -236,7 +236,7 @@ def perform(routes: KeyRoutes, terms: RouteTerms, calls: Sequence[RedisCall]) ->
         StoreTimeout: an answer was lost, or the replicas did not confirm in time: not known yet.
     """
     answers: list[Replies] | None = None
-    if type(routes) is Single and not terms.wait_replicas:  # then mostly all that is said is replies
+    if type(routes) is Single and not terms.wait_replicas:  # then nearly all that arrives is replies
         answers = yield [NodeExchange(routes.node, tuple([terms.command(call) for call in calls]))]
         [answer] = answers
         if type(answer) is list and RedisRefused not in map(type, answer):

@@ -87,7 +87,7 @@ class FlowJob(Generic[T]):
         return False
 
     def restart(self, *, in_doubt: bool = False) -> None:
-        """Forget a try: the flow is made anew. ``in_doubt``: nobody knows whether it was rolled back or committed."""
+        """Forget a try: the flow is made anew. ``in_doubt``: whether it was rolled back or committed is not known."""
         if in_doubt:
             self.in_doubt = True
         self._flow = self._needed = self._value = self._error = None

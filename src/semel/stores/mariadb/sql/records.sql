@@ -55,7 +55,7 @@ WHERE operation_id IN :ids
 ORDER BY seq;
 
 -- name: settle
--- The holder settles its open record. Finds no row for anybody whose fence or nonce is no longer the record's, or
+-- The holder settles its open record. Finds no row for a holder whose fence or nonce is no longer the record's, or
 -- whose record is no longer open: then read it and decide.
 UPDATE semel_record SET
     state = :state,

@@ -158,7 +158,7 @@ FROM semel_record
 WHERE id = ANY(:ids::bytea[]);
 
 -- name: settle (planned once)
--- Holders settle their open records. Changes no row of anybody whose fence or nonce is no longer the record's,
+-- Holders settle their open records. Changes no row of a holder whose fence or nonce is no longer the record's,
 -- or whose record is no longer open: then read it and decide. The join is an array's, which PostgreSQL cannot make by
 -- walking the whole index in its order: what it would do, and keep doing, where the table was empty when it planned.
 WITH clock AS MATERIALIZED (

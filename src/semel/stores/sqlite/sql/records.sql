@@ -14,7 +14,7 @@ WHERE id = :id;
 
 -- name: find_kept_answer
 -- What a replay needs of the record of one id. The last column is NULL where a column holds what no store writes, by the
--- rules of core/record.is_sound; else it is the texts that are not asked for, so that whoever reads it decodes them.
+-- rules of core/record.is_sound; else it is the texts that are not asked for, so that its reader decodes them.
 SELECT
     fingerprint, recipe, answer_kind, id, format, state, answer_until, operation_id, answer_digest, status,
     headers, body,
@@ -84,7 +84,7 @@ INSERT INTO semel_record (
 ON CONFLICT (id) DO NOTHING;
 
 -- name: settle
--- The holder settles its open record. Changes no row for anybody whose fence or nonce is no longer
+-- The holder settles its open record. Changes no row for a holder whose fence or nonce is no longer
 -- the record's, or whose record is no longer open: then read it and decide.
 UPDATE semel_record SET
     state = :state,
