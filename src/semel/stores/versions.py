@@ -58,15 +58,15 @@ class Versions:
     replace: Callable[..., Flow[bool]]
     dialect: Dialect
 
-    def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts, *, here: bool = False) -> Flow[None]:
+    def decide(self, claim: Claim, now: int, row: Record, verdicts: Verdicts, *, in_unit: bool = False) -> Flow[None]:
         """Decide on an existing record, and write the grant; no verdict if it was deleted meanwhile.
 
-        Parameters: ``here``: in a transaction that is open already, and holds the row's lock.
+        Parameters: ``in_unit``: in a transaction that is open already, and holds the row's lock.
         """
         while True:
             verdict, steps = decide(row, claim, now), None
             if needs_steps(verdict):
-                verdict, steps = yield from decide_with_steps(self.dialect, row, claim, now, locked=here)
+                verdict, steps = yield from decide_with_steps(self.dialect, row, claim, now, locked=in_unit)
             if type(verdict) is not Proceed or not is_grant_new(row, verdict.grant):
                 verdicts[claim[:2]] = verdict
                 return

@@ -52,17 +52,17 @@ _CLAIM, _CLAIM_IN = SQL["claim"], _claim_in(SQL["claim"])
 
 
 def claim_all(
-    claims: Sequence[Claim], verdicts: Verdicts, *, store_id: str | None = None, here: bool = False
+    claims: Sequence[Claim], verdicts: Verdicts, *, store_id: str | None = None, in_unit: bool = False
 ) -> Flow[None]:
     """Claims of different ids. Adds their verdicts.
 
-    Parameters: ``store_id`` of the store that this process has opened, None where it may be any; ``here`` in a
+    Parameters: ``store_id`` of the store that this process has opened, None where it may be any; ``in_unit`` in a
     transaction that is open already.
 
     Raises IdentityMismatch: the server has another store than ``store_id`` by now; nothing was written.
     """
     left = sorted(claims, key=_by_id)
-    waits = not here and not any(claim.terms.effects == Effects.ATOMIC for claim in left)
+    waits = not in_unit and not any(claim.terms.effects == Effects.ATOMIC for claim in left)
     for _ in range(ASKED_AGAIN_MAX):
         rows = yield from _reserve(left, WAIT_SECONDS if waits else 0, store_id)
         for claim in left:
@@ -72,7 +72,7 @@ def claim_all(
             now, seen = cast(int, row[0]), record(row)
             kept = find_replay(seen, claim.id, claim.recipe, claim.fingerprint, now)
             if kept is None:
-                yield from VERSIONS.decide(claim, now, seen, verdicts, here=here)
+                yield from VERSIONS.decide(claim, now, seen, verdicts, in_unit=in_unit)
             else:  # what the rule says of it, too: nothing is written for it
                 verdicts[claim[:2]] = kept
         left = [claim for claim in left if claim[:2] not in verdicts]
@@ -139,7 +139,7 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
     """The records of these ids, each with the time to decide by."""
     if not ids:
         return {}
-    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids), "store": None}))
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row)) for row in rows}
 
 

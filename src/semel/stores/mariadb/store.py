@@ -105,12 +105,12 @@ class MariadbStore:
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
         ids = sorted({id for id, _, _ in asked})
-        rows = yield from ask(Query(COMMANDS["look_kept"], {"ids": ids, "store": self._opened}))
+        rows = yield from ask(Query(COMMANDS["look"], {"ids": ids, "store": self._opened}))
         return find_kept(rows, asked)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}
-        yield from claim_all([claim], verdicts, here=True)
+        yield from claim_all([claim], verdicts, in_unit=True)
         return verdicts[claim[:2]]
 
     def take_place(self, claim: Claim) -> Flow[QuotaExceeded | None]:

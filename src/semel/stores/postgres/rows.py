@@ -153,7 +153,7 @@ def claim_all(
                 continue
             seen = record(row[1:])
             if unit is None or (yield from _is_free(claim, now, seen)):
-                yield from VERSIONS.decide(claim, now, seen, verdicts, here=unit is not None)
+                yield from VERSIONS.decide(claim, now, seen, verdicts, in_unit=unit is not None)
         if len(verdicts) == whole:
             return
         left = [claim for claim in left if claim[:2] not in verdicts]
@@ -254,7 +254,7 @@ def unit_values(claim: Claim) -> dict[str, Argument]:
 
 def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
     """The records of these ids, each with the time to decide by."""
-    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids), "store": None}))
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row[1:])) for row in rows}
 
 

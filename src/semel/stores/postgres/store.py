@@ -124,7 +124,7 @@ class PostgresStore:
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
         ids = sorted({id for id, _, _ in asked})
-        rows = yield from ask(Query(COMMANDS["look_kept"], {"ids": ids, "store": self._opened}))
+        rows = yield from ask(Query(COMMANDS["look"], {"ids": ids, "store": self._opened}))
         return find_kept(rows, asked)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:

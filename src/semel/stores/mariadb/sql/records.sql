@@ -24,17 +24,8 @@ RETURNING
     resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body;
 
 -- name: look
--- The records of these ids, and the time to decide by. Takes no lock.
-SELECT
-    :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
-    lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
-    attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
-    resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body
-FROM semel_record
-WHERE id IN :ids;
-
--- name: look_kept
--- The same, of the store that this process has opened: no row where the server has another one by now.
+-- The records of these ids, and the time to decide by. Takes no lock. With the id of a store: no row where the server has another
+-- store by now.
 SELECT
     :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
     lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,

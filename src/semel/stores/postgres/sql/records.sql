@@ -116,22 +116,8 @@ WHERE clock.now IS NULL OR won.id IS NOT NULL OR r.id IS NOT NULL;
 SELECT pg_try_advisory_xact_lock(:lock::bigint # ('semel_record'::regclass::oid::bigint << 32))::integer;
 
 -- name: look (planned once)
--- The records of these ids, and the time to decide by.
-WITH clock AS MATERIALIZED (
-    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
-)
-SELECT
-    clock.now, r.id, r.format, r.tenant, r.caller, r.operation, r.key_hash, r.recipe, r.fingerprint, r.state,
-    r.effects, r.fence, r.nonce, r.holder, r.attempt, r.lapses, r.generation, r.operation_id, r.created_at,
-    r.first_started_at, r.lease_until, r.deadline_at, r.dedup_until, r.lease_us, r.attempts_max, r.answer_us,
-    r.tombstone_us, r.after_expiry, r.settled_at, r.answer_until, r.forget_after, r.doubt, r.business_ref,
-    r.resource_type, r.resource_id, r.error_code, r.answer_kind, r.answer_digest, r.sealing_key_id, r.status,
-    r.headers, r.request, r.body
-FROM clock, semel_record AS r
-WHERE r.id = ANY(:ids::bytea[]);
-
--- name: look_kept (planned once)
--- The same, of the store that this process has opened: no row where the server has another one by now.
+-- The records of these ids, and the time to decide by. With the id of a store: no row where the server has another store
+-- by now.
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
