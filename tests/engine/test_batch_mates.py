@@ -45,7 +45,7 @@ def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
 
 
 def test_a_reply_too_few_leaves_nobody_waiting() -> None:
-    """Nobody knows whose each reply is; the next batch is served."""
+    """It is not known whose each reply is; the next batch is served."""
 
     def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
         yield from ()

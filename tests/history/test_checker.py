@@ -114,7 +114,7 @@ SPOKEN = ("succeeded", "refused", "unknown")
 
 
 def unfenced_write(operations: list[Operation], rng: random.Random) -> bool:
-    """A superseded holder is told that its settlement was written."""
+    """The store replies to a superseded holder that it wrote the settlement."""
     found = [
         op
         for op in operations

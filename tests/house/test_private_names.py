@@ -184,7 +184,7 @@ PRIVATE = (
         library="python",
         holder="asyncio:StreamReader",
         names=("_buffer",),
-        look="_is_quiet(): what has come on an idle connection is nobody's reply",
+        look="_is_quiet(): what has come on an idle connection is the reply to no command",
     ),
     Private(
         module="semel.outbox.sinks.kafka",

@@ -1,4 +1,4 @@
-"""What a server's replies become on an event loop, read by hiredis or without it: in their order, and nobody else's."""
+"""What a server's replies become on an event loop, with hiredis or without it: in their order, each to its caller."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_a_joined_command_leaves_the_one_alone_that_waits_for_it(tmp_path: Path)
 
 
 def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> None:
-    """The handler was cancelled, and nobody cancelled its caller: a CancelledError would end it silently."""
+    """The handler was cancelled, but its caller was not: a CancelledError would end the caller silently."""
 
     async def scenario() -> None:
         clock = SettableClock()

@@ -362,7 +362,7 @@ def test_what_there_is_room_for_is_written(tick: Tick) -> None:
 
 
 def test_a_commit_that_failed_in_the_middle_is_not_known(tick: Tick) -> None:
-    """Each repeats its own write; where that fails as well, nobody is told that nothing was written."""
+    """Each repeats its own write; where that fails as well, no caller hears that nothing was written."""
 
     def torn(name: str) -> None:
         if name == "COMMIT":
@@ -484,7 +484,7 @@ def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
 
 
 def test_a_file_without_its_tables_says_what_to_run(tick: Tick) -> None:
-    """With the URL, which nobody beside the driver adds on this way."""
+    """With the URL, which only the driver can add on this way."""
     grant = tick.grant("old")
     with closing(sqlite3.connect(tick.path)) as other:
         other.execute("DROP TABLE semel_record")
@@ -507,7 +507,7 @@ def test_a_cancelled_caller_changes_nothing_for_the_others(tick: Tick) -> None:
     claimed, settled, other = asyncio.run(main())
     assert (type(claimed), type(settled)) == (asyncio.CancelledError, asyncio.CancelledError)
     assert isinstance(other, Proceed)
-    # A settlement is written although nobody waits for it; whoever gave a claim up abandons it afterwards.
+    # A settlement is written although no caller waits for it; a caller that gave its claim up abandons it afterwards.
     [row, old] = tick.rows("a", "old")
     assert row is not None
     assert old is not None

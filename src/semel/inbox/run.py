@@ -24,7 +24,6 @@ from semel.stores.shield import Hold, whole
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Entered = tuple[Receipt | None, AnyUnit | None]
 SECOND_US: Final = 1_000_000
 SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
 _OPTIONS: Final = ("consumer", "tries_max", "keep_seconds")

@@ -1,7 +1,7 @@
 """The driver of the memory store: one table, one lock, the host's clock.
 
 A memory store belongs to one process. In a forked child it would be a second, empty truth, so that a
-retry could run twice without anybody noticing: there it refuses to answer.
+retry could run twice unnoticed: there it refuses to answer.
 """
 
 from __future__ import annotations
@@ -90,4 +90,4 @@ class _ClosedInChildren:
         )
 
     def __exit__(self, *_: object) -> None:
-        """Nobody came in."""
+        """Nothing to leave."""

@@ -31,7 +31,6 @@ HEAD: Final = (
     *(("settled_at", 16), ("answer_until", 16), ("forget_after", 16)),
     *(("lease_us", 16), ("answer_us", 16), ("tombstone_us", 16), ("claimed", 8), ("small", 8)),
 )
-SEEN_FIELDS: Final = 5
 
 
 def _places() -> dict[str, tuple[int, int]]:
@@ -44,7 +43,6 @@ def _places() -> dict[str, tuple[int, int]]:
 
 PLACES: Final = _places()
 HEAD_BYTES: Final = PLACES["small"][1]
-SEEN_BYTES: Final = PLACES[HEAD[SEEN_FIELDS - 1][0]][1]
 SMALL_READ: Final = 4096  # what a list reads of each record: more than the head, less than most bodies
 
 # Written at a claim. Numbers are framed as decimal text.

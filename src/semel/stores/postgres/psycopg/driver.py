@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import AsyncCursor, AsyncRawCursor, Cursor, RawCursor
+from psycopg import AsyncRawCursor, RawCursor
 from psycopg.conninfo import conninfo_to_dict
 
 from semel.core.flow import Ask, Flow, MakeFlow
@@ -364,11 +364,6 @@ async def _perform_async(connection: PatientAsyncConnection, flow: Flow[T], serv
             with suppress(psycopg.Error):
                 await connection.execute(b"ROLLBACK")
         raise
-
-
-def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
-    """Whether the statement answers rows. ``description`` would make an object of each of their columns to say so."""
-    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
 def _script(needed: Ask[Any]) -> list[bytes]:
