@@ -3,22 +3,22 @@
 The first split is whose fault it is, the second whether the same call may be repeated:
 
     SemelError
-    ├── ConfigurationError        the developer's: refuses at construction or at start-up
+    ├── ConfigurationError        the developer's mistake: raised at construction or at start-up
     │   ├── PolicyError           an impossible or unknown policy option
-    │   │   └── HandlerError      a handler that does what none may, whatever it was given
-    │   ├── StepError             a step that cannot be asked for like this
+    │   │   └── HandlerError      a handler that breaks a rule for handlers, whatever its input
+    │   ├── StepError             a step that is declared or called wrongly
     │   ├── UrlError              a store URL that cannot be used
     │   ├── SchemaError           the store is not migrated, or by a newer Semel
     │   └── IdentityMismatch      another store or another id secret than the one on record
-    ├── RequestError              the client's: the command was refused, nothing ran
+    ├── RequestError              the client's mistake: the command was refused, nothing ran
     │   ├── InvalidKey
     │   │   └── KeyTooOld         a UUIDv7 that is older than new keys may be
     │   ├── MissingKey
     │   ├── InvalidBody
     │   ├── BulkRefused           a list of items, with the place and the member that is wrong
-    │   ├── ImportRefused         a file that cannot be taken; nothing of it is kept
+    │   ├── ImportRefused         a file that was refused; nothing of it is kept
     │   └── RequestTooLarge
-    ├── CommandError              the command's: a verdict, raised only by the engine's shells
+    ├── CommandError              a verdict on the command, raised only by the engines
     │   ├── KeyReusedError
     │   ├── InProgressError
     │   ├── OutcomeUnknownError
@@ -27,18 +27,18 @@ The first split is whose fault it is, the second whether the same call may be re
     │   ├── ReferenceTakenError
     │   ├── QuotaExceededError    its key is new, and its caller has as many as a quota allows
     │   └── RecordUnreadableError
-    ├── StoreError                the store's: may be repeated with the same key
+    ├── StoreError                the store's failure: may be repeated with the same key
     │   ├── StoreUnavailable      it did not answer; the handler did not run
-    │   │   ├── StoreReadOnly     it takes no writes; what is on record is still answered
+    │   │   ├── StoreReadOnly     it takes no writes; stored answers are still replayed
     │   │   └── StatementRefused  it answered this one statement with an error
     │   │       └── HandlerRefused  an ATOMIC handler's own writes cannot be committed: its fault, not the store's
     │   └── StoreTimeout          it did not answer in time: not known yet
-    │       └── NotReplicated     it answered, and says itself that a failover may take it back
+    │       └── NotReplicated     it answered, and reports that a failover may undo the write
     ├── SupersededError           another holder was granted the record; this one's writes are refused
     ├── StepInDoubt               a step may have happened and may not be repeated: the operation is UNKNOWN
     ├── EarlyCommit               an ATOMIC handler's transaction was committed before its settle
     ├── JoinRefused               the user's transaction cannot be joined safely
-    └── ResolveRefused            an operator's settlement that must not happen (yet)
+    └── ResolveRefused            an operator's settlement that is not allowed, or not yet
 
     NothingHappened               raised *by handlers*: proves that no effect happened
     ItemFailed                    raised *by handlers* of bulk items: this one failed, and why

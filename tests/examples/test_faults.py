@@ -152,7 +152,7 @@ def test_f_36_killed_during_the_call(shop: Ground) -> None:
     assert shop.charges(amount) == 1
 
 
-def test_f_41_the_reaper_dies_between_the_mark_and_telling(shop: Ground) -> None:
+def test_f_41_the_reaper_dies_between_marking_and_reporting(shop: Ground) -> None:
     amount = next(AMOUNTS)
     body = {"amount": amount, "card": "tok_good"}
     pid = shop.start("after:charge:1")
