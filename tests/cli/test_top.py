@@ -103,7 +103,7 @@ def test_the_constants_are_those_of_the_page() -> None:
     shown = {}
     for name, one in MEASURED.items():
         numbers = (one.row, one.answer, one.indexes, "all" if one.in_memory else one.ids, f"{one.fill:g}")
-        shown[name] = " | ".join([*map(str, numbers), "by itself" if one.purged is None else f"{one.purged:,}"])
+        shown[name] = " | ".join([*map(str, numbers), "by the server" if one.purged is None else f"{one.purged:,}"])
     assert dict(rows) == shown
 
 

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 "purgeShare": None if size.purge_share is None else round(size.purge_share, 6),
             }
         )
-        share = "by itself" if size.purge_share is None else _share(size.purge_share)
+        share = "by the server" if size.purge_share is None else _share(size.purge_share)
         purges = f"{size.purges_per_second:,.1f}/s, {share}"
         rows.append((size.engine, f"{size.rows:,}", bytes_text(size.bytes), bytes_text(size.memory), purges))
     out.document({"engines": documents})
