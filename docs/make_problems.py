@@ -14,10 +14,10 @@ _HEAD: Final = """\
 
 # Problems
 
-This page lists what each `code` of a [problem document](http.md#refusals) means, and what a client does about it. Applications serve
-this page beside the status of operations, as `/operations/problems`, and every refusal links to it with
-`Link: <…>; rel="describedby"`, unless [`Problems(page=…)` or `type_base`](settings.md#how-problems-are-written) names
-another one.
+This page lists what each `code` of a [problem document](http.md#refusals) means, and what a client does about it.
+Applications serve this page beside the status of operations, as `/operations/problems`, and every refusal links to it
+with `Link: <…>; rel="describedby"`, unless [`Problems(page=…)` or `type_base`](settings.md#how-problems-are-written)
+names another one.
 
 `keep` the key unless `keyAction` says otherwise, and retry only where `retryable` is true.
 """
