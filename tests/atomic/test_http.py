@@ -196,7 +196,7 @@ async def rolled_back_by_sqlite(permit: Permit = PERMIT) -> str:
         (rolled_back_by_sqlite, 500, None),
     ],
 )
-def test_what_is_no_answer_is_rolled_back_and_the_key_is_free(
+def test_an_outcome_without_an_answer_is_rolled_back_and_frees_the_key(
     file: Path, outside: Outside, endpoint: Any, status: int, code: str | None
 ) -> None:
     with protected(file, endpoint, answer_bytes_max=1000) as web:
@@ -218,7 +218,7 @@ def test_a_definite_refusal_is_rolled_back_and_replayed(file: Path, outside: Out
     assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
 
 
-def test_another_answer_that_is_there_by_then_is_sent_instead_of_the_refusal(file: Path, outside: Outside) -> None:
+def test_an_answer_stored_meanwhile_is_sent_instead_of_the_refusal(file: Path, outside: Outside) -> None:
     begun = 0
 
     def interfering(name: str) -> None:
@@ -246,7 +246,7 @@ def test_another_answer_that_is_there_by_then_is_sent_instead_of_the_refusal(fil
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_dependency_that_fails_after_the_handler_takes_everything_back(
+def test_a_dependency_that_fails_after_the_handler_rolls_everything_back(
     file: Path, outside: Outside, sync: bool
 ) -> None:
     async def session() -> AsyncIterator[None]:
@@ -304,7 +304,7 @@ def test_a_handler_past_its_deadline_is_rolled_back(file: Path, outside: Outside
 
 
 @pytest.mark.parametrize("place", ["background", "stream", "dependency"])
-def test_what_outlives_the_handler_does_not_outlive_its_deadline(file: Path, outside: Outside, place: str) -> None:
+def test_work_that_outlives_the_handler_ends_at_its_deadline(file: Path, outside: Outside, place: str) -> None:
     """The transaction stays open until the framework's call returns, so all of it is under the deadline."""
     hung = [True]
 
@@ -377,7 +377,7 @@ class Slow:
         return "slow"
 
 
-def test_two_atomic_commands_at_once_take_turns_and_block_no_loop(file: Path, outside: Outside) -> None:
+def test_two_parallel_atomic_commands_take_turns_and_do_not_block_the_loop(file: Path, outside: Outside) -> None:
     slow = Slow()
 
     async def story(web: Web) -> None:
@@ -396,7 +396,7 @@ def test_two_atomic_commands_at_once_take_turns_and_block_no_loop(file: Path, ou
     assert (outside.rows(), len(outside.states)) == ([1, 2], 3)
 
 
-def test_replays_and_questions_are_answered_while_a_transaction_is_open(file: Path) -> None:
+def test_replays_and_status_queries_are_answered_while_a_transaction_is_open(file: Path) -> None:
     slow = Slow()
 
     async def story(web: Web) -> None:
@@ -457,7 +457,7 @@ def test_a_duplicate_waits_within_its_budget_without_a_transaction(file: Path, o
     assert outside.rows() == [1]
 
 
-def test_a_client_that_leaves_changes_nothing(file: Path, outside: Outside) -> None:
+def test_a_client_that_disconnects_changes_nothing(file: Path, outside: Outside) -> None:
     slow = Slow()
 
     async def story(web: Web) -> None:
@@ -502,7 +502,7 @@ def test_atomic_on_a_store_without_transactions_is_refused_when_it_is_declared()
         semel.command("it", effects="atomic")
 
 
-def test_a_request_of_a_migrated_file_by_a_former_process_is_replayed(file: Path, outside: Outside) -> None:
+def test_a_request_that_a_former_process_stored_is_replayed_after_the_migration(file: Path, outside: Outside) -> None:
     for replayed in (False, True):
         with protected(file, make) as web:
             answer = web.call("/")
@@ -510,7 +510,7 @@ def test_a_request_of_a_migrated_file_by_a_former_process_is_replayed(file: Path
     assert outside.rows() == [1]
 
 
-def test_the_request_is_free_to_be_read_in_the_transaction(file: Path, outside: Outside) -> None:
+def test_the_handler_can_read_the_request_in_the_transaction(file: Path, outside: Outside) -> None:
     async def reads(request: Request, permit: Permit = PERMIT) -> int:
         for n in await request.json():
             insert(permit, n)

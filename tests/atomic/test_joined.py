@@ -119,7 +119,7 @@ def test_a_commit_that_fails_leaves_nothing(joiner: Joiner, file: Path, outside:
     assert outside.rows() == [1]
 
 
-def test_the_users_factories_are_theirs(joiner: Joiner, connection: sqlite3.Connection) -> None:
+def test_the_users_row_and_text_factories_stay(joiner: Joiner, connection: sqlite3.Connection) -> None:
     connection.row_factory = row = sqlite3.Row
     connection.text_factory = bytes
     for block in (writes(connection), replays):
@@ -129,7 +129,7 @@ def test_the_users_factories_are_theirs(joiner: Joiner, connection: sqlite3.Conn
         assert connection.execute("SELECT 'text' AS a").fetchone()["a"] == b"text"
 
 
-def test_the_users_patience_is_theirs(joiner: Joiner, file: Path) -> None:
+def test_the_users_busy_timeout_stays(joiner: Joiner, file: Path) -> None:
     with closing(sqlite3.connect(file, timeout=1.25)) as connection:
         joiner.run(connection, WHAT, writes(connection))
         connection.commit()

@@ -170,7 +170,7 @@ def test_another_database_is_refused(tell: Tell, outside: Outside) -> None:
     tell(story, pretends)
 
 
-def test_a_text_factory_of_the_users_is_theirs(tell: Tell, outside: Outside) -> None:
+def test_the_users_text_factory_stays(tell: Tell, outside: Outside) -> None:
     def bytes_everywhere(engine: Any) -> None:
         @event.listens_for(engine, "connect")
         def connect(dbapi_connection: Any, _: Any) -> None:
@@ -250,7 +250,7 @@ def test_an_error_in_flush_in_the_block_leaves_nothing(file: Path, clock: Settab
     assert (outside.rows(), outside.states) == ([1, 2], [State.SUCCEEDED])
 
 
-def test_what_is_flushed_by_the_commit_itself_is_part_of_it(file: Path, clock: SettableClock, outside: Outside) -> None:
+def test_rows_flushed_by_the_commit_are_part_of_it(file: Path, clock: SettableClock, outside: Outside) -> None:
     """An error there fails the whole commit: nothing remains, and the key is free."""
     users = create_engine(f"sqlite:///{file}")
     with Engine(sqlite(file, clock)) as engine, Session(users) as session:

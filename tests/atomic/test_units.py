@@ -62,7 +62,7 @@ def test_writes_record_and_answer_are_one_commit_and_a_replay_commits_nothing(sh
     assert driver.commits == before + 1
 
 
-def test_a_definite_refusal_is_rolled_back_and_stored_in_a_commit_of_its_own(shell: Shell, outside: Outside) -> None:
+def test_a_definite_refusal_is_rolled_back_and_stored_in_a_separate_commit(shell: Shell, outside: Outside) -> None:
     driver = shell.engine.backend.driver
     before = driver.commits
 
@@ -168,7 +168,7 @@ HABITS = [
 
 @pytest.mark.parametrize("habit", HABITS)
 @pytest.mark.parametrize("ends", ["made", "fails", "refuses"])
-def test_a_habit_changes_nothing(
+def test_a_handlers_commit_or_rollback_does_not_end_the_unit(
     shell: Shell, outside: Outside, habit: Callable[[Any], None], ends: str, file: Path
 ) -> None:
     def handler(permit: Permit) -> Answer:
@@ -234,7 +234,7 @@ def _begins_behind(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("act", [_script, _isolation_level, _begins_behind])
-def test_what_commits_by_itself_elsewhere_commits_nothing_here(
+def test_a_statement_that_commits_implicitly_elsewhere_commits_nothing_here(
     shell: Shell, outside: Outside, act: Callable[[Any], None]
 ) -> None:
     """Python's executescript and isolation_level commit first: denied, or harmless."""
