@@ -133,12 +133,12 @@ def test_an_impossible_option_is_refused(arguments: list[str], remedy: str, caps
 # --- wrong answers ---
 
 
-def test_an_answer_that_is_not_2xx_is_seen(protected: Server) -> None:
+def test_an_answer_that_is_not_2xx_is_reported(protected: Server) -> None:
     with pytest.raises(BenchError, match=r"a wrong one: HTTP/1\.1 404 Not Found"):
         load(plan(protected, path="/nowhere"))
 
 
-def test_a_replay_where_none_should_be_is_seen(protected: Server) -> None:
+def test_an_unexpected_replay_is_reported(protected: Server) -> None:
     assert load(plan(protected, seed=2)).requests == 50
 
     with pytest.raises(BenchError, match="50 of 50 answers were replays; it should be 0"):
@@ -150,14 +150,14 @@ def test_a_false_replay_is_detected(protected: Server) -> None:
         load(plan(protected, Mode.REPLAY, seed=3, primes=False))
 
 
-def test_a_server_that_is_gone_is_seen() -> None:
+def test_a_server_that_has_ended_is_reported() -> None:
     with serving(Setup(module="bench.bare")) as server:
         pass
     with pytest.raises(BenchError, match="the load generator failed"):
         load(plan(server))
 
 
-def test_a_server_that_does_not_start_is_seen(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
     setup = Setup(module="bench.protected", store=f"sqlite:///{tmp_path}/no/such/folder/bench.db")
     with pytest.raises(BenchError, match="did not start"), serving(setup):
         raise AssertionError("it cannot have started")

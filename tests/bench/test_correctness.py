@@ -142,7 +142,7 @@ HUNG = Silence(hung=True)
         (0, [CLOSED, CLOSED], "an error"),
     ],
 )
-def test_observations_become_words(effects: int, replies: list[Reply], words: str) -> None:
+def test_observations_become_table_words(effects: int, replies: list[Reply], words: str) -> None:
     assert judge(effects, replies).words() == words
 
 
@@ -155,7 +155,7 @@ def test_observations_become_words(effects: int, replies: list[Reply], words: st
         (1, BUSY, "once, then refused 409"),
     ],
 )
-def test_two_callers_become_words(effects: int, other: Reply, words: str) -> None:
+def test_results_of_two_callers_become_table_words(effects: int, other: Reply, words: str) -> None:
     assert judge_callers(effects, DONE, other).words() == words
 
 
@@ -163,7 +163,7 @@ def test_two_callers_become_words(effects: int, other: Reply, words: str) -> Non
     ("effects", "other", "words"),
     [(1, DONE, "answer of another payload"), (2, OTHER, "twice"), (1, BUSY, "once, then refused 409")],
 )
-def test_two_payloads_become_words(effects: int, other: Reply, words: str) -> None:
+def test_results_of_two_payloads_become_table_words(effects: int, other: Reply, words: str) -> None:
     assert judge_payloads(effects, DONE, other).words() == words
 
 

@@ -47,14 +47,14 @@ def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_the_quick_way_makes_what_the_rules_make(dropped: bool) -> None:
+def test_bulk_loading_makes_the_rows_that_the_rules_make(dropped: bool) -> None:
     bits, settled = bytes(range(26)), 1_800_000_000_000_000
     for number in (0, 1, 31, 32, 33, 999_999, 1_234_567):
         slow = record(number, settled + number, bits, answer_dropped=dropped)
         assert quickly(number, settled + number, bits, dropped) == slow
 
 
-def test_what_is_loaded_is_what_an_engine_writes_for_the_same_command(tmp_path: Path) -> None:
+def test_a_loaded_row_equals_what_an_engine_writes_for_the_same_command(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'engine.db'}"
     engine = Engine.connect(url)
     engine.migrate()
@@ -96,7 +96,7 @@ def is_a(value: object, name: str) -> bool:
     return any(kind.__name__ == name for kind in type(value).__mro__)
 
 
-def test_ages_say_what_is_over() -> None:
+def test_the_age_of_a_record_decides_what_has_expired() -> None:
     now = 100 * DAY_US
     population = Population(RECORDS, now)
     rows = list(population.rows())
@@ -167,7 +167,7 @@ def test_on_postgresql_no_statement_counts_more_than_a_page(tmp_path: Path, monk
     assert pages == [300] * 6 + [201]
 
 
-def test_records_that_answer_otherwise_stop_the_run(tmp_path: Path) -> None:
+def test_a_wrong_verdict_stops_the_run(tmp_path: Path) -> None:
     where = place(f"sqlite:///{tmp_path / 'wrong.db'}", RECORDS)
     where.make(Population(RECORDS, system_clock() - 2 * DAY_US))
 
@@ -200,7 +200,9 @@ def test_a_small_run_measures_every_size_and_leaves_nothing(tmp_path: Path, caps
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_loaded_before_is_measured_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_was_loaded_before_is_measured_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = f"sqlite:///{tmp_path / 'growth.db'}"
     assert main(["--url", url, *SMALL, "--load"]) == 0
     assert "loaded: 200 in" in capsys.readouterr().out
@@ -240,13 +242,13 @@ def test_a_url_that_cannot_be_used_is_reported(given: list[str], said: str, caps
     assert said in capsys.readouterr().err
 
 
-def test_a_server_that_is_away_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "postgresql://127.0.0.1:1/none"]) == 1
 
     assert "PostgreSQL cannot be reached" in capsys.readouterr().err
 
 
-def test_on_postgresql_nothing_is_left_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_postgresql_a_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     server = postgres.postgres()
     small = ["--records", "1999", "--compare", "199", "--rounds", "1", "--seconds", "0.1", "--no-purge", "--json"]
 

@@ -49,7 +49,7 @@ def test_an_atomic_command_is_counted_by_its_form(capsys: Capture, tmp_path: Pat
     assert counted["semel.operations"][0] == "0" != counted["semel.operations"][1]
 
 
-def test_a_wrong_number_of_replays_is_no_measurement() -> None:
+def test_a_wrong_number_of_replays_is_not_measured() -> None:
     async def measured() -> None:
         plain = hotpath.served(bare.build(Setup(module="bench.bare"), payment_handlers()))
         await plain.cpu_us(hotpath.keys(1, iter(range(3))), replays=3)

@@ -40,7 +40,7 @@ def test_the_bench_imports_no_peer() -> None:
     assert "bench.peers.registry" in json.loads(said)
 
 
-def test_every_peer_has_an_adapter_and_speaks_of_cases_that_exist() -> None:
+def test_every_peer_has_an_adapter_and_names_existing_cases() -> None:
     for peer in PEERS:
         assert importlib.util.find_spec(peer.module) is not None
         spoken_of = [*peer.not_offered, *peer.documented, *peer.remarks]
@@ -57,7 +57,7 @@ def test_the_peers_are_locked() -> None:
     assert "://" not in text
 
 
-def test_an_environment_that_is_not_there_has_no_peers(tmp_path: Path) -> None:
+def test_a_missing_environment_has_no_peers(tmp_path: Path) -> None:
     found = installed(tmp_path / "bin" / "python")
 
     assert found.peers() == []
@@ -99,7 +99,7 @@ def test_a_password_is_not_printed() -> None:
     assert command_line("bench", ["--url", "redis://db:6379/0"]) == "python -m bench --url redis://db:6379/0"
 
 
-def test_a_store_by_its_url_is_a_subject_of_semel() -> None:
+def test_a_store_url_is_a_subject_of_semel() -> None:
     fresh, replay = of_url("postgresql://shop@db/shop")
 
     assert (fresh.name, replay.name) == ("url-postgresql-fresh", "url-postgresql-replay")

@@ -19,7 +19,7 @@ def report(requests: int) -> Report:
     )
 
 
-def test_each_way_is_compared_with_the_plain_proxy_of_its_round() -> None:
+def test_each_subject_is_compared_with_the_plain_proxy_of_its_round() -> None:
     rounds = [{"front": report(front), "proxy-fresh": report(fresh)} for front, fresh in ((10, 5), (40, 10), (20, 20))]
     found = {each.way: (each.per_second, each.of_front, each.p50_ms) for each in figures(rounds)}
     assert found == {"front": (10.0, 1.0, 20.0), "proxy-fresh": (5.0, 0.5, 10.0)}
