@@ -35,7 +35,7 @@ def test_a_double_click_and_enter_make_one_charge(checkout: Open) -> None:
     assert shop.charges() == [paid]
 
 
-def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_key(checkout: Open) -> None:
+def test_a_lost_answer_is_requested_again_with_the_same_key(checkout: Open) -> None:
     shop = checkout()
     shop.choose("lost")
     key = shop.key
@@ -46,7 +46,7 @@ def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_key(checkout: O
     expect(shop.page.locator("#effects")).to_contain_text(paid, timeout=PATIENCE_MS)
 
 
-def test_a_reload_while_it_is_under_way_shows_the_first_result(checkout: Open) -> None:
+def test_a_reload_during_the_request_shows_the_first_result(checkout: Open) -> None:
     shop = checkout()
     shop.choose("slow")
     key = shop.key
@@ -126,7 +126,7 @@ def test_without_storage_the_key_is_kept_in_the_page_with_a_notice(context: Brow
     assert shop.charges() == [paid]
 
 
-def test_what_is_sent_offline_leaves_when_the_connection_is_back(context: BrowserContext, checkout: Open) -> None:
+def test_an_offline_submission_is_sent_when_the_connection_is_back(context: BrowserContext, checkout: Open) -> None:
     shop = checkout()
     context.set_offline(True)
     shop.pay()
@@ -138,7 +138,7 @@ def test_what_is_sent_offline_leaves_when_the_connection_is_back(context: Browse
 
 
 @pytest.mark.parametrize("context", ["chromium", "reviving"], indirect=True)
-def test_the_way_back_to_a_finished_form_leads_to_its_result(checkout: Open) -> None:
+def test_the_back_button_to_a_finished_form_shows_its_result(checkout: Open) -> None:
     shop = checkout()
     shop.pay()
     paid, key = shop.receipt(), shop.key
@@ -171,7 +171,7 @@ def test_a_server_killed_after_the_charge_is_unknown_until_it_is_settled(checkou
     assert len(shop.charges()) == 1
 
 
-def test_a_form_without_scripts_is_charged_once_also_from_the_way_back(chromium: Browser, service: Served) -> None:
+def test_a_form_without_scripts_is_charged_once_even_after_the_back_button(chromium: Browser, service: Served) -> None:
     context = chromium.new_context(java_script_enabled=False)
     try:
         page = context.new_page()

@@ -135,7 +135,7 @@ def test_nothing_is_sent_after_the_keys_lifetime(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("answer", "state", "same"), [("false", "changed", True), ("true", "done", False)])
-def test_another_payload_is_asked_about_while_the_first_is_open(
+def test_the_user_is_asked_about_another_payload_while_the_first_is_open(
     page: Page, answer: str, state: str, same: bool
 ) -> None:
     first, second = page.evaluate(
@@ -151,7 +151,7 @@ def test_another_payload_is_asked_about_while_the_first_is_open(
 
 
 @pytest.mark.parametrize("status", [201, 402])
-def test_a_corrected_or_second_command_has_a_key_of_its_own(page: Page, status: int) -> None:
+def test_a_corrected_or_second_command_has_a_new_key(page: Page, status: int) -> None:
     same, other = page.evaluate(
         f"""async () => {{
           const keys = [];
@@ -169,7 +169,7 @@ def test_a_corrected_or_second_command_has_a_key_of_its_own(page: Page, status: 
     assert other
 
 
-def test_an_unknown_outcome_is_watched_and_then_fetched(page: Page) -> None:
+def test_an_unknown_outcome_is_polled_and_then_fetched(page: Page) -> None:
     states = ["UNKNOWN", "SUCCEEDED"]
     page.route(
         "**/operations/watched",
@@ -188,7 +188,7 @@ def test_an_unknown_outcome_is_watched_and_then_fetched(page: Page) -> None:
     page.unroute("**/operations/watched")
 
 
-def test_a_failure_that_stays_one_is_asked_again_after_a_pause_and_not_for_ever(page: Page) -> None:
+def test_a_permanent_failure_is_retried_after_a_pause_and_not_for_ever(page: Page) -> None:
     link = {"Link": '</operations/released>; rel="status"', "Retry-After": "1"}
     page.route("**/operations/released", lambda route: route.fulfill(json={"state": "PROCESSING", "running": False}))
     seen = play(page, [[500, link]], "{ options: { seconds: 1 } }")
@@ -200,7 +200,7 @@ def test_a_failure_that_stays_one_is_asked_again_after_a_pause_and_not_for_ever(
     page.unroute("**/operations/released")
 
 
-def test_a_pause_that_no_timer_can_make_does_not_end_at_once(page: Page) -> None:
+def test_a_pause_too_long_for_a_timer_does_not_end_at_once(page: Page) -> None:
     answers = ["UNKNOWN", "SUCCEEDED"]
     page.route(
         "**/operations/late",
@@ -235,7 +235,7 @@ def test_a_status_link_to_another_origin_is_not_followed(page: Page) -> None:
     assert (seen["state"], len(seen["keys"])) == ("unknown", 1)
 
 
-def test_a_redirect_is_followed_only_where_its_end_is_judged(page: Page, service: Served) -> None:
+def test_a_redirect_is_followed_only_if_a_function_judges_its_target(page: Page, service: Served) -> None:
     page.route(
         "**/redirecting", lambda route: route.fulfill(status=303, headers={"Location": f"{service.url}/healthz"})
     )

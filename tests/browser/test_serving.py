@@ -40,7 +40,7 @@ def over_wsgi(method: str, path: str, tag: str = "") -> tuple[int, dict[str, str
 
 
 @pytest.mark.parametrize("call", [over_asgi, over_wsgi])
-def test_the_module_and_its_types_are_served_and_nothing_else(call: Any) -> None:
+def test_only_the_module_and_its_types_are_served(call: Any) -> None:
     status, headers, body = call("GET", "/semel/semel.js")
     assert (status, headers["content-type"]) == (200, "text/javascript; charset=utf-8")
     assert body == (SOURCE / "semel.js").read_bytes()
@@ -58,7 +58,7 @@ def test_the_module_is_small() -> None:
     assert len(gzip.compress((SOURCE / "semel.js").read_bytes(), mtime=0)) < GZIPPED_BYTES_MAX
 
 
-def test_the_static_app_answers_requests_alone() -> None:
+def test_the_static_app_answers_only_http_requests() -> None:
     with pytest.raises(ValueError, match="mount it below an application"):
         asyncio.run(StaticApp()({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
 
