@@ -60,7 +60,7 @@ def test_show_finds_a_bulk_by_its_key_and_prints_its_progress(
     assert out.splitlines()[0] == "4 of 4 items: 2 succeeded, 2 failed (1 may be retried), 0 unknown"
 
 
-def test_for_machines_by_its_operation_id(url: str, operation: str, capsys: Capture) -> None:
+def test_json_output_finds_a_bulk_by_its_operation_id(url: str, operation: str, capsys: Capture) -> None:
     code, out, _ = said(capsys, operation, "--items", "succeeded", "--after", "0", "--json", "--url", url)
     found = json.loads(out)
     assert code == 0
@@ -72,7 +72,7 @@ def test_for_machines_by_its_operation_id(url: str, operation: str, capsys: Capt
     assert [item["id"] for item in found["items"]] == ["c"]
 
 
-def test_an_interrupted_bulk_is_shown_apart_from_a_running_one(url: str, capsys: Capture) -> None:
+def test_the_output_distinguishes_an_interrupted_bulk_from_a_running_one(url: str, capsys: Capture) -> None:
     def handler(item: BulkItem) -> None:
         if item.place == 2:
             seen.append(said(capsys, "monday", "--url", url)[1])
@@ -106,7 +106,7 @@ def test_retryable_items_come_from_the_original_list(url: str, operation: str, t
     assert said(capsys, *asked)[0] == 2
 
 
-def test_items_that_the_bulks_own_limits_refused_do_not_make_it_another_list(
+def test_items_refused_by_limits_do_not_change_the_identity_of_the_list(
     url: str, tmp_path: Path, capsys: Capture
 ) -> None:
     def handler(item: BulkItem) -> None:
@@ -136,6 +136,8 @@ def test_items_that_the_bulks_own_limits_refused_do_not_make_it_another_list(
         ("", 2, "KEY"),
     ],
 )
-def test_a_bulk_that_is_not_there(url: str, operation: str, capsys: Capture, named: str, code: int, text: str) -> None:
+def test_a_missing_bulk_is_reported(
+    url: str, operation: str, capsys: Capture, named: str, code: int, text: str
+) -> None:
     got, _, err = said(capsys, named, "--url", url)
     assert (got, text in err) == (code, True), err

@@ -20,7 +20,7 @@ Make = Callable[..., Fellow]
 SEVEN, EIGHT = {"store": 7}, {"store": 8}
 
 
-def test_what_counts_makes_another_command_of_one_list(make_fellow: Make, home: Home) -> None:
+def test_different_counts_make_different_commands_of_one_list(make_fellow: Make, home: Home) -> None:
     fellow = make_fellow()
     done = fellow.run(numbered(3), counts, counts=SEVEN)
     assert fellow.run(numbered(3), counts, counts={"store": "7"}).replayed
@@ -33,7 +33,7 @@ def test_what_counts_makes_another_command_of_one_list(make_fellow: Make, home: 
     assert fellow.progress(key="k", caller="alice") == done.tally
 
 
-def test_a_bulk_with_facts_goes_on_and_its_list_is_still_its_list(make_fellow: Make) -> None:
+def test_an_interrupted_bulk_with_counts_continues(make_fellow: Make) -> None:
     downstream = Downstream(dies_at=1)
     with pytest.raises((Killed, BaseExceptionGroup)):
         make_fellow(effects="external").run(numbered(3), downstream.charge, counts=SEVEN)
@@ -68,7 +68,7 @@ def test_a_record_of_the_former_version_is_found_by_its_retry_or_refused(make_fe
     assert home.effects() == [0, 1]
 
 
-def test_a_bulk_that_the_former_version_began_goes_on(make_fellow: Make, home: Home) -> None:
+def test_a_bulk_begun_by_the_former_version_continues(make_fellow: Make, home: Home) -> None:
     async def stops(item: BulkItem) -> None:
         if item.place == 2:
             raise Killed
@@ -82,7 +82,7 @@ def test_a_bulk_that_the_former_version_began_goes_on(make_fellow: Make, home: H
 
 
 @pytest.mark.parametrize("wrong", [["store"], "store", {1: 2}, {"": 1}])
-def test_what_counts_is_a_mapping(make_fellow: Make, wrong: Any) -> None:
+def test_counts_must_be_a_mapping(make_fellow: Make, wrong: Any) -> None:
     with pytest.raises(PolicyError, match="counts must be a mapping"):
         make_fellow().run(numbered(1), counts, counts=wrong)
 

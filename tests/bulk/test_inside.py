@@ -71,7 +71,7 @@ def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
             fellow.run(other, never)
 
 
-def test_a_stopped_bulk_goes_on_where_its_last_commit_was(make_fellow: Make, home: Home) -> None:
+def test_a_stopped_bulk_continues_after_its_last_commit(make_fellow: Make, home: Home) -> None:
     ran: list[int] = []
 
     async def stopped(item: BulkItem) -> None:
@@ -92,7 +92,7 @@ def test_a_stopped_bulk_goes_on_where_its_last_commit_was(make_fellow: Make, hom
     assert home.effects() == list(range(100))
 
 
-def test_a_failed_item_undoes_no_other(make_fellow: Make, home: Home) -> None:
+def test_a_failed_item_does_not_undo_others(make_fellow: Make, home: Home) -> None:
     async def some_fail(item: BulkItem) -> Any:
         n = item.value["n"]
         if n == 3:
@@ -145,7 +145,7 @@ def test_all_items_fail(make_fellow: Make, home: Home) -> None:
     assert home.effects() == []
 
 
-def test_a_duplicate_learns_that_it_runs(make_fellow: Make, home: Home) -> None:
+def test_a_duplicate_gets_in_progress(make_fellow: Make, home: Home) -> None:
     other = make_fellow()
     met: list[type[Exception]] = []
 
@@ -201,7 +201,7 @@ def test_a_handlers_rollback_stops_the_bulk(make_fellow: Make, home: Home) -> No
     assert fellow.run(numbered(6), counts).tally.succeeded == 6
 
 
-def test_what_cannot_be_kept_of_one_item_is_that_items_failure(make_fellow: Make, home: Home) -> None:
+def test_a_result_that_cannot_be_stored_fails_only_its_item(make_fellow: Make, home: Home) -> None:
     """A PolicyError may be made of what an item holds: it stopped the whole list, again and again."""
 
     async def says(item: BulkItem) -> object:

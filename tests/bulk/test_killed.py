@@ -34,7 +34,7 @@ def _end(worker: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
-def test_killed_again_and_again(store: str, tmp_path: Path) -> None:
+def test_a_bulk_killed_repeatedly_handles_each_item_once(store: str, tmp_path: Path) -> None:
     """Each run finds what the last one committed, to the item; the next one waits for its lease of a second."""
     url, home = _place(store, tmp_path)
     deaths = {"item:57": 50, "before:1": 50, "after:2": 70, "item:99": 90, "after:1": 100}
@@ -63,7 +63,7 @@ def test_rows_of_an_orm_and_their_outcomes_are_committed_together(store: str, tm
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
-def test_two_runners_on_one_bulk(store: str, tmp_path: Path) -> None:
+def test_two_runners_on_one_bulk_handle_each_item_once(store: str, tmp_path: Path) -> None:
     """One runs it, the other waits and gets its answer; and where the first dies, the other goes on."""
     url, home = _place(store, tmp_path)
     ends = [_end(worker) for worker in [_begin(url, "item:33"), _begin(url, "never"), _begin(url, "never")]]

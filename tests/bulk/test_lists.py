@@ -51,7 +51,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("items", "code", "text"), WRONG)
-def test_what_is_wrong_refuses_the_list_or_fails_alone(
+def test_an_invalid_item_refuses_the_list_or_fails_alone(
     make_fellow: Make, home: Home, items: list[Any], code: str, text: str
 ) -> None:
     with pytest.raises(BulkRefused) as refused:
@@ -71,7 +71,7 @@ def test_what_is_wrong_refuses_the_list_or_fails_alone(
     ("items", "options", "code"),
     [([], {}, "NO_ITEMS"), (numbered(4), {"items_max": 3, "bad_item": "fail"}, "TOO_MANY_ITEMS")],
 )
-def test_a_list_may_be_wrong_as_a_whole(
+def test_a_list_that_is_invalid_as_a_whole_is_refused(
     make_fellow: Make, items: list[Any], options: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(BulkRefused) as refused:
@@ -82,7 +82,7 @@ def test_a_list_may_be_wrong_as_a_whole(
 
 @pytest.mark.parametrize("bad_item", ["refuse", "fail"])
 @pytest.mark.parametrize("stricter", [{"items_max": 2}, {"item_bytes_max": 40}])
-def test_a_limit_of_today_does_not_apply_to_a_list_accepted_before(
+def test_a_stricter_limit_does_not_apply_to_a_list_accepted_before(
     make_fellow: Make, stricter: dict[str, int], bad_item: str
 ) -> None:
     items = [{"n": 0}, {"text": "x" * 50}, {"n": 2}]
@@ -100,7 +100,7 @@ def test_a_wider_limit_leaves_a_failed_item_of_a_list_as_it_was(make_fellow: Mak
     assert (again.tally.failed, again.tally) == (1, first.tally)
 
 
-def test_an_interrupted_list_goes_on_whatever_the_limits_are_by_now(make_fellow: Make) -> None:
+def test_an_interrupted_list_continues_under_changed_limits(make_fellow: Make) -> None:
     """Sent in parts under new keys, what it had done would be done again."""
     seen: list[int] = []
 
@@ -123,12 +123,12 @@ def test_a_value_that_is_not_a_list_is_refused(make_fellow: Make, items: Any) ->
         make_fellow().run(items, nothing)
 
 
-def test_a_file_that_is_not_there(make_fellow: Make, tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(make_fellow: Make, tmp_path: Path) -> None:
     with pytest.raises(BulkRefused, match="the file cannot be read"):
         make_fellow().run(tmp_path / "nowhere.jsonl", nothing)
 
 
-def test_equal_lines_are_items_of_their_own(make_fellow: Make) -> None:
+def test_equal_lines_are_separate_items(make_fellow: Make) -> None:
     fellow = make_fellow()
     done = fellow.run([{"sku": "A"}, {"sku": "B"}, {"sku": "A"}, b'{ "sku": "A" }'], nothing)
     names = [outcome.item_id for outcome in fellow.outcomes(done)]
@@ -136,7 +136,7 @@ def test_equal_lines_are_items_of_their_own(make_fellow: Make) -> None:
     assert [name.rpartition("-")[2] for name in names] == ["1", "1", "2", "3"]
 
 
-def test_a_number_may_have_more_digits_than_python_makes_an_int_of(make_fellow: Make) -> None:
+def test_a_number_may_have_more_digits_than_python_converts_to_int(make_fellow: Make) -> None:
     digits = b"1" * 5000
     items = [b'{"clientItemId": %d, "n": [%s, 3]}' % (place, digits) for place in (7, 8)]
 

@@ -54,7 +54,7 @@ class TestOnEveryStore:
         return each_kind
 
     @pytest.mark.parametrize("at_once", [1, 4])
-    def test_an_external_item_that_was_interrupted_is_unknown_and_called_no_more(
+    def test_an_interrupted_external_item_is_unknown_and_not_called_again(
         self, make_fellow: Make, at_once: int
     ) -> None:
         downstream = Downstream(dies_at=6)
@@ -71,7 +71,7 @@ class TestOnEveryStore:
         assert done.tally == Tally(10, 10, 10 - len(doubted), 0, 0, len(doubted))
         assert fellow.run(numbered(10), downstream.charge).replayed
 
-    def test_an_idempotent_item_that_was_interrupted_is_called_again_with_its_key(self, make_fellow: Make) -> None:
+    def test_an_interrupted_idempotent_item_is_called_again_with_its_key(self, make_fellow: Make) -> None:
         downstream = Downstream(dies_at=5)
         options = {"effects": "idempotent", "at_once": 3}
         with pytest.raises((Killed, BaseExceptionGroup)):
@@ -91,7 +91,7 @@ class TestOnEveryStore:
         assert [tuple(row) for row in home.fetch("SELECT done, succeeded FROM semel_bulk")] == [(4, 3)]
 
 
-def test_what_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) -> None:
+def test_an_item_whose_key_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) -> None:
     downstream = Downstream(dies_at=2)
     with pytest.raises(Killed):
         make_fellow(effects="idempotent").run(numbered(4), downstream.charge)
@@ -127,7 +127,7 @@ def test_an_external_items_outcome_follows_its_exception(make_fellow: Make) -> N
     assert done.tally == Tally(5, 5, 1, 3, 2, 1)
 
 
-def test_an_idempotent_call_is_repeated_before_it_is_in_doubt(make_fellow: Make) -> None:
+def test_an_idempotent_call_is_retried_before_the_item_is_unknown(make_fellow: Make) -> None:
     tried: Counter[int] = Counter()
 
     async def stumbles(item: BulkItem) -> None:
@@ -141,7 +141,7 @@ def test_an_idempotent_call_is_repeated_before_it_is_in_doubt(make_fellow: Make)
     assert tried == {0: 3, 1: 3, 2: 3}
 
 
-def test_what_cannot_be_kept_of_one_item_leaves_that_item_unknown(make_fellow: Make) -> None:
+def test_a_result_that_cannot_be_stored_leaves_only_its_item_unknown(make_fellow: Make) -> None:
     async def says(item: BulkItem) -> object:
         return "x" * 2000 if item.place == 1 else None
 

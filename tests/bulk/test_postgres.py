@@ -20,7 +20,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_chunk_whose_statements_travel_together_is_done_over_where_one_fails(make_fellow: Make, home: Home) -> None:
+def test_a_pipelined_chunk_is_repeated_if_a_statement_fails(make_fellow: Make, home: Home) -> None:
     items = [*numbered(30), {"clientItemId": "twin", "n": 17}, *numbered(20, first=30)]
     fellow = make_fellow(pipelined=True, chunk_items=10)
     done = fellow.run(items, counts)
@@ -41,7 +41,7 @@ def test_a_pipelined_handler_may_fetch(make_fellow: Make, home: Home) -> None:
     assert [each.result_id for each in fellow.outcomes(fellow.run(numbered(4), fetches))] == ["0", "2", "4", "6"]
 
 
-def test_a_handler_that_commits_by_itself_stops_the_bulk_and_nothing_is_done_twice(
+def test_a_handler_that_commits_stops_the_bulk_and_nothing_runs_twice(
     make_fellow: Make, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def commits(item: BulkItem) -> None:

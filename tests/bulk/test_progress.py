@@ -35,7 +35,7 @@ def test_a_bulk_that_was_stopped_is_found_by_its_key(make_fellow: Make) -> None:
     assert other.progress(key="k", caller="alice") == done.tally
 
 
-def test_a_key_is_its_callers(make_fellow: Make) -> None:
+def test_a_key_belongs_to_its_caller(make_fellow: Make) -> None:
     fellow = make_fellow()
     fellow.run(numbered(2), counts, tenant="acme")
     assert fellow.progress(key="k", caller="alice", tenant="acme") == Tally(2, 2, 2, 0, 0, 0)
@@ -49,7 +49,7 @@ def test_a_key_is_its_callers(make_fellow: Make) -> None:
     assert make_fellow(operation="other").progress(key="k", caller="alice", tenant="acme") is None
 
 
-def test_an_answer_that_is_replayed_has_not_begun(make_fellow: Make) -> None:
+def test_a_replay_does_not_call_the_begun_callback(make_fellow: Make) -> None:
     fellow = make_fellow()
     fellow.run(numbered(2), counts)
     told: list[str] = []
@@ -57,7 +57,7 @@ def test_an_answer_that_is_replayed_has_not_begun(make_fellow: Make) -> None:
     assert told == []
 
 
-def test_what_the_callback_raises_gives_the_lease_back(make_fellow: Make) -> None:
+def test_an_exception_of_the_callback_releases_the_lease(make_fellow: Make) -> None:
     def refuses(operation_id: str) -> None:
         raise Stopped
 

@@ -70,7 +70,7 @@ def test_an_item_under_kill_9_keeps_the_effects_that_it_was_begun_under(
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres", "mariadb"])
-def test_an_atomic_bulk_under_kill_9_goes_on_as_what_is_declared_then(store: str, tmp_path: Path) -> None:
+def test_an_atomic_bulk_under_kill_9_continues_under_the_new_declaration(store: str, tmp_path: Path) -> None:
     place = Place(store, tmp_path)
     place.die("atomic", at=2)
     place.die("external", at=3)

@@ -17,7 +17,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_the_reaper_forgets_what_is_over(home: Home, kind: str) -> None:
+def test_the_reaper_deletes_expired_items(home: Home, kind: str) -> None:
     fellow = Fellow(kind, home, operation="old", tombstone_seconds=60, answer_seconds=60)
     fellow.run(numbered(7), counts)
     kept = Fellow(kind, home, operation="kept")
