@@ -43,7 +43,7 @@ def test_every_question_is_answered_for_every_operation(capsys: pytest.CaptureFi
     assert len(QUESTIONS) == 19
 
 
-def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_application_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = check(capsys, f"{SHOP}:app")
     assert code == 0
     assert "payments.create (POST /payments)" in out
@@ -73,7 +73,7 @@ def test_an_application_that_may_ship(capsys: pytest.CaptureFixture[str]) -> Non
         assert words in said
 
 
-def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_open_questions_are_asked_and_missing_functions_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = document(capsys, f"{SHOP}:app")
     assert level_of(found, "payments.create", "gateway retries") == ("open", "cannot be seen from here")
     assert "nothing seals or shortens them" in level_of(found, "payments.create", "sensitive answers")[1]
@@ -83,7 +83,7 @@ def test_what_cannot_be_known_is_asked_and_what_does_not_exist_is_reported(capsy
     assert "exactly: status, bytes" in level_of(found, "b", "replayed or rebuilt")[1]
 
 
-def test_reconcilers_that_are_declared_and_those_that_are_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_declared_reconcilers_and_running_ones_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     by = f"{SHOP}:ask_provider"
     _, found = document(capsys, f"{SHOP}:stepped")
     assert level_of(found, "orders.place", "reconciliation") == (
@@ -165,7 +165,7 @@ def test_undeclared_routes(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(capsys, f"{SHOP}:everything")[1].count("POST /login") == 0  # the default takes it
 
 
-def test_a_bulk_is_seen_whether_its_method_or_a_function_is_the_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bulk_is_found_whether_its_method_or_a_function_is_the_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = document(capsys, f"{SHOP}:lists")
     assert (code, found["unprotected"]) == (0, [])
     names = {each["operation"]: each["path"] for each in found["operations"]}
@@ -214,7 +214,7 @@ def test_a_command_that_is_routed_to_by_get_is_unsafe(capsys: pytest.CaptureFixt
     assert "→ route to it by POST, and serve reads from another endpoint" in out
 
 
-def test_nothing_of_an_application_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_does_not_start_the_application(capsys: pytest.CaptureFixture[str]) -> None:
     from tests.check import shop
 
     check(capsys, f"{SHOP}:app")
@@ -279,7 +279,7 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "exit codes:" in out
 
 
-def test_what_is_mounted_is_named_by_its_whole_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mounted_operations_are_named_by_their_whole_path(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = document(capsys, f"{SHOP}:outer")
     paths = {each["operation"]: each["path"] for each in found["operations"]}
     assert paths == {"POST /pay": "/api/pay", "payments.create": "/v1/payments", "any other": "/rest*"}
