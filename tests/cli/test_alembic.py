@@ -61,7 +61,7 @@ def recipe() -> dict[str, str]:
 @pytest.mark.parametrize(
     "make", [on_sqlite, on_postgres, on_postgres_in_two_schemas, pytest.param(on_mariadb, marks=mariadb.MARK)]
 )
-def test_a_revision_makes_semels_tables_and_autogenerate_leaves_them(
+def test_a_revision_creates_semels_tables_and_autogenerate_ignores_them(
     make: Callable[[Path], tuple[str, str]],
     recipe: dict[str, str],
     tmp_path: Path,

@@ -131,7 +131,7 @@ def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str,
     assert "did you mean 'POST /pay'" in other.err
 
 
-def test_a_bulk_promises_what_its_items_are_declared_to_be(semel: Run, written: Callable[[str, str], None]) -> None:
+def test_a_bulk_has_the_guarantees_of_its_items_effects(semel: Run, written: Callable[[str, str], None]) -> None:
     written("shop_bulk", BULK)
     text = semel("config", "shop_bulk:app").out
     assert "BULK of atomic items: a list of items: exactly one committed effect of each" in text
@@ -147,7 +147,7 @@ def test_a_bulk_promises_what_its_items_are_declared_to_be(semel: Run, written: 
     assert operations[0]["settings"]["at_once"] == {"value": 1, "source": "default"}
 
 
-def test_a_bulks_records_tell_that_they_are_a_bulks_and_not_its_items_effects(semel: Run, shelf: Shelf) -> None:
+def test_a_bulks_records_show_a_bulk_but_not_its_items_effects(semel: Run, shelf: Shelf) -> None:
     with shelf.engine() as engine:
         Bulk(engine, operation="cases", effects="atomic").run([{}], lambda item: None, key="k", caller="alice")
     [operation] = semel("config", "--json").document["operations"]
@@ -202,7 +202,7 @@ def test_a_mistake_is_one_line(semel: Run, written: Callable[[str, str], None], 
     assert ran.out == ""
 
 
-def test_the_current_folder_is_looked_in_once(written: Callable[[str, str], None]) -> None:
+def test_the_current_folder_is_searched_once(written: Callable[[str, str], None]) -> None:
     written("shop_plain", "value = 7")
     assert load("shop_plain:value") == 7
     before = list(sys.path)
@@ -215,7 +215,7 @@ def test_the_current_folder_is_looked_in_once(written: Callable[[str, str], None
 # --- records ------------------------------------------------------------------------------------
 
 
-def test_records_tell_what_they_were_made_under(semel: Run, shelf: Shelf) -> None:
+def test_records_show_the_policy_they_were_claimed_under(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("one", lease_seconds=7, deadline_seconds=70, answer_seconds=60)
     shelf.succeeded("two")
     shelf.succeeded("three")
@@ -239,7 +239,7 @@ def test_records_tell_what_they_were_made_under(semel: Run, shelf: Shelf) -> Non
     assert [each["records"] for each in semel("config", "--json", "--records", "1").document["operations"]] == [1]
 
 
-def test_an_empty_store_says_what_else_can_be_shown(semel: Run) -> None:
+def test_an_empty_store_names_what_else_can_be_shown(semel: Run) -> None:
     assert "semel config module:app" in semel("config").out
 
 
@@ -258,7 +258,7 @@ def test_the_invariants_are_those_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("effects", Effects)
-def test_what_a_crash_leads_to_is_what_the_page_says(effects: Effects) -> None:
+def test_the_shown_result_of_a_crash_matches_the_page(effects: Effects) -> None:
     policy = Policy(effects=effects)
     assert f"**{after_crash(policy.terms).verdict.__name__}**" in maker("outcomes").after_crash(policy)
 

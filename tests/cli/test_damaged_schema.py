@@ -50,7 +50,7 @@ def told(capsys: Capture, *arguments: str) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def test_what_is_missing_is_named(place: tuple[str, Does], capsys: Capture) -> None:
+def test_missing_tables_and_columns_are_named(place: tuple[str, Does], capsys: Capture) -> None:
     url, does = place
     assert told(capsys, "migrate", "--url", url)[0] == 0
     with closing(Engine.connect(url)) as engine:

@@ -10,7 +10,7 @@ from semel.reference.demo import stage as demo_stage
 from semel.reference.demo.story import Teller
 
 
-def test_what_does_not_hold_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_expectation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     teller = Teller(Output(machine=False))
     teller.scene("A scene")
     teller.expect("this holds", True)

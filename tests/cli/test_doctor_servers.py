@@ -238,7 +238,7 @@ def test_redis(capsys: Capture) -> None:
     assert "with this host's within 0." in found["clock"]["detail"]
 
 
-def test_what_is_short_is_reported() -> None:
+def test_short_resources_are_reported() -> None:
     assert look_at_connections(89, 100).level == "ok"
     assert look_at_connections(90, 100).level == "warning"
     assert room(1 << 30, 1_000_000, 900_000).level == "ok"

@@ -69,7 +69,7 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "happened", "situation", "operator", "client"), STORIES.values(), ids=STORIES)
-def test_a_story_is_what_the_rules_say(
+def test_the_explanation_follows_the_rules(
     semel: Run,
     shelf: Shelf,
     make: Callable[[Shelf], str],
@@ -122,7 +122,7 @@ def test_the_settling_actor_and_a_new_generation_are_shown(semel: Run, shelf: Sh
     assert "generation 1" in happened
 
 
-def test_a_running_command_cannot_be_settled_before_its_deadline_and_that_is_reported(semel: Run, shelf: Shelf) -> None:
+def test_explain_reports_that_a_running_command_cannot_be_settled_before_its_deadline(semel: Run, shelf: Shelf) -> None:
     shelf.unknown("k", ago_us=60_000_000)  # the deadline is five minutes
     assert "only with --force" in " ".join(semel("explain", "k", "--json").document["story"]["operator"])
 
@@ -150,7 +150,7 @@ def test_a_key_that_is_a_uuid_is_a_key(semel: Run, shelf: Shelf) -> None:
     assert semel("explain", key, *SCOPE, "--json").document["operationId"] == operation_id
 
 
-def test_several_records_are_named_and_the_scope_tells_them_apart(semel: Run, shelf: Shelf) -> None:
+def test_several_records_are_listed_and_the_scope_distinguishes_them(semel: Run, shelf: Shelf) -> None:
     ids = {caller: shelf.succeeded("same", caller=caller) for caller in ("alice", "bob")}
     ran = semel("explain", "same")
     assert ran.code == 1
@@ -204,7 +204,7 @@ def test_a_damaged_record_is_shown_and_explained(
     assert "Traceback" not in ran.err
 
 
-def test_the_rules_are_asked_about_the_record_as_it_is(semel: Run, shelf: Shelf) -> None:
+def test_the_prediction_uses_the_record_as_it_is(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.succeeded("k")
     raw = uuid_bytes(operation_id)
     assert raw is not None
@@ -217,7 +217,7 @@ def test_the_rules_are_asked_about_the_record_as_it_is(semel: Run, shelf: Shelf)
     assert attempt_at(running, record.fingerprint, record.lease_until).verdict == "Proceed"
 
 
-def test_lapsed_is_not_denied_beside_a_doubt_of_that_name(semel: Run, shelf: Shelf) -> None:
+def test_a_lapsed_doubt_is_not_contradicted(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.abandoned("k", ago_us=HOUR_US)
     with shelf.engine() as engine:
         engine.perform("lapse", lambda: engine.store.lapse(10))
@@ -228,7 +228,7 @@ def test_lapsed_is_not_denied_beside_a_doubt_of_that_name(semel: Run, shelf: She
     assert "False" not in semel("show", shelf.unknown("other")).out
 
 
-def test_a_beginning_that_is_too_short_is_told_how_long_it_must_be(semel: Run, shelf: Shelf) -> None:
+def test_a_prefix_that_is_too_short_is_refused_with_the_least_length(semel: Run, shelf: Shelf) -> None:
     id = shelf.unknown("k", ago_us=HOUR_US)
     short = semel("explain", id[:4])
     assert (short.code, "give at least 6 hex digits" in short.err) == (4, True)
@@ -237,7 +237,7 @@ def test_a_beginning_that_is_too_short_is_told_how_long_it_must_be(semel: Run, s
 
 
 @pytest.mark.parametrize("words", [("settle", "pay-2", "--did-not-happen", "--reason", "x"), ("show", "order-1")])
-def test_a_clients_key_in_place_of_an_id_is_sent_to_explain(semel: Run, shelf: Shelf, words: tuple[str, ...]) -> None:
+def test_a_key_in_place_of_an_id_is_referred_to_explain(semel: Run, shelf: Shelf, words: tuple[str, ...]) -> None:
     shelf.unknown("pay-2", ago_us=HOUR_US)
     refused = semel(*words)
     assert (refused.code, "semel explain KEY" in refused.err) == (2, True)

@@ -74,7 +74,7 @@ def test_an_export_is_filtered_as_a_list_is(semel: Run, shelf: Shelf, arguments:
     assert {ids[record["operationId"]] for record in lines(semel("export", *arguments).out)} == keys
 
 
-def test_no_key_request_nonce_or_fingerprint_leaves_and_answers_only_if_asked(semel: Run, shelf: Shelf) -> None:
+def test_an_export_contains_no_key_request_or_nonce_and_answers_only_on_request(semel: Run, shelf: Shelf) -> None:
     secret = "a-key-that-nobody-may-see"
     answered(shelf, secret, b"the body")
     with shelf.engine() as engine:
@@ -90,7 +90,7 @@ def test_no_key_request_nonce_or_fingerprint_leaves_and_answers_only_if_asked(se
         assert ("the body" in text) is ("--answers" in arguments)
 
 
-def test_answers_come_as_text_or_in_base64(semel: Run, shelf: Shelf) -> None:
+def test_answers_are_exported_as_text_or_base64(semel: Run, shelf: Shelf) -> None:
     answered(shelf, "text", "Zoë 東京".encode())
     answered(shelf, "binary", b"\x00\xff")
     shelf.unknown("none")
@@ -115,7 +115,7 @@ def test_no_cell_is_a_formula(semel: Run, shelf: Shelf) -> None:
     assert cell(-1) == "-1"  # a number is none
 
 
-def test_an_empty_export_is_empty_and_a_csv_has_its_head(semel: Run) -> None:
+def test_an_empty_export_is_empty_and_a_csv_has_its_header(semel: Run) -> None:
     assert semel("export").out == ""
     assert semel("export", "--format", "csv").out.startswith("operationId,state,operation,tenant,caller,effects,")
 
@@ -182,7 +182,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unlinkable(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -193,7 +193,7 @@ def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "x").read_text("utf-8") == "ours\\ud800"
 
 
-def test_where_a_link_leads_is_replaced(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real").write_text("old", "utf-8")
     with WholeFile(str(tmp_path / "link"), "--output", replace=True) as file:

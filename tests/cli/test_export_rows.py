@@ -57,7 +57,7 @@ def test_each_kind_has_its_rows(url: str, capsys: Capture) -> None:
     }
 
 
-def test_contents_leave_only_where_they_are_asked_for(url: str, capsys: Capture) -> None:
+def test_contents_are_exported_only_on_request(url: str, capsys: Capture) -> None:
     for kind in KINDS:
         capsys.readouterr()
         assert main(["export", "--url", url, "--of", kind]) == 0
@@ -70,7 +70,7 @@ def test_contents_leave_only_where_they_are_asked_for(url: str, capsys: Capture)
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("contents", [False, True])
-def test_csv_has_a_head_and_as_many_cells(url: str, capsys: Capture, kind: str, contents: bool) -> None:
+def test_csv_has_a_header_and_rows_of_equal_length(url: str, capsys: Capture, kind: str, contents: bool) -> None:
     asked = ["--of", kind, *(["--answers"] if contents else [])]
     documents = exported(url, capsys, *asked)
     assert list(documents[0]) == columns(kind, contents=contents)
@@ -81,7 +81,7 @@ def test_csv_has_a_head_and_as_many_cells(url: str, capsys: Capture, kind: str, 
     assert len(rows) == len(documents)
 
 
-def test_to_a_file_it_says_how_many(url: str, tmp_path: Path, capsys: Capture) -> None:
+def test_an_export_to_a_file_prints_the_count(url: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["export", "--url", url, "--of", "events", "--output", str(tmp_path / "events.jsonl")]) == 0
     assert capsys.readouterr().out == f"exported: 6 events to {tmp_path / 'events.jsonl'}\n"
 

@@ -50,7 +50,7 @@ def test_a_table_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert ROWS[0][0] in terminal.getvalue()  # an id is copied: it is never folded
 
 
-def test_a_long_text_hangs_below_its_head(terminal: Terminal) -> None:
+def test_a_long_text_is_indented_below_its_head(terminal: Terminal) -> None:
     Output(machine=False, stdout=terminal).say_hanging("warning  disk     ", " ".join(["word"] * 30), "yellow")
     lines = shown(terminal)
     assert lines[0].startswith("warning  disk     word word")
@@ -59,7 +59,7 @@ def test_a_long_text_hangs_below_its_head(terminal: Terminal) -> None:
     assert max(map(len, lines)) <= 60
 
 
-def test_what_is_no_terminal_gets_whole_lines() -> None:
+def test_output_that_is_not_a_terminal_gets_whole_lines() -> None:
     stream = io.StringIO()
     out = Output(machine=False, stdout=stream)
     out.table(HEADS, ROWS)

@@ -30,7 +30,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"semel {__version__}\n"
 
 
-def test_there_are_these_commands() -> None:
+def test_the_commands_are_listed() -> None:
     own = ["completion", "config", "demo", "doctor", "explain", "export", "list", "migrate", "purge", "serve", "settle"]
     assert set(COMMANDS) >= {*own, "imports", "show", "watch"}
 
@@ -47,7 +47,7 @@ def test_a_command_is_in_the_file_of_its_name(command: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_made_without_the_others(name: str) -> None:
+def test_a_command_is_built_without_the_others(name: str) -> None:
     """The table names the module that declares it; all that this module declares, and nothing else, is there."""
     alone, everything = grammar(name)[1].choices, grammar()[1].choices
     assert name in alone
@@ -55,14 +55,14 @@ def test_a_command_is_made_without_the_others(name: str) -> None:
     assert alone[name].format_help() == everything[name].format_help()
 
 
-def test_a_process_imports_the_command_that_it_was_asked_for_alone() -> None:
+def test_a_process_imports_only_the_requested_command() -> None:
     probe = "import sys; from semel.cli.main import main; main(['size', '--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     made = {name for name in done.stdout.splitlines()[-1].split() if name.startswith("semel.cli.commands.")}
     assert made == {"semel.cli.commands.stores", "semel.cli.commands.stores.size"}
 
 
-def test_help_that_is_asked_for_before_a_command_is_about_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_before_a_command_describes_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help", "size"]) == 0
     assert "semel demo" in capsys.readouterr().out
 
@@ -189,7 +189,7 @@ def test_the_right_id_secret_finds_keys(
     assert main(["doctor"]) == 0
 
 
-def test_purging_drops_what_is_over_and_reports_it(semel: Run, shelf: Shelf) -> None:
+def test_a_purge_deletes_expired_rows_and_reports_them(semel: Run, shelf: Shelf) -> None:
     shelf.succeeded("kept")
     shelf.succeeded("dropped", ago_us=HOUR_US, answer_seconds=60)
     shelf.succeeded("forgotten", ago_us=HOUR_US, answer_seconds=60, tombstone_seconds=120)

@@ -165,7 +165,7 @@ def compared(source: str, target: str) -> None:
         assert counts[0] == counts[1]
 
 
-def test_every_key_meets_the_same_through_all_stores(first: str, places: dict[str, str], capsys: Capture) -> None:
+def test_every_key_gets_the_same_answer_through_all_stores(first: str, places: dict[str, str], capsys: Capture) -> None:
     source = first
     for target in (places["postgresql"], places["redis"], places["sqlite"]):
         assert moved(source, target, capsys, "--dry-run")[1]["records"] == len(STORIES)
@@ -179,14 +179,16 @@ def test_every_key_meets_the_same_through_all_stores(first: str, places: dict[st
 
 
 @mariadb.MARK
-def test_into_mariadb_and_out_of_it(first: str, in_mariadb: str, places: dict[str, str], capsys: Capture) -> None:
+def test_a_move_into_mariadb_and_out_of_it_keeps_every_answer(
+    first: str, in_mariadb: str, places: dict[str, str], capsys: Capture
+) -> None:
     assert moved(first, in_mariadb, capsys)[0] == 0
     compared(first, in_mariadb)
     assert moved(in_mariadb, places["sqlite"], capsys)[0] == 0
     compared(in_mariadb, places["sqlite"])
 
 
-def test_a_moved_command_goes_on_in_its_new_store(first: str, places: dict[str, str], capsys: Capture) -> None:
+def test_a_moved_command_continues_in_its_new_store(first: str, places: dict[str, str], capsys: Capture) -> None:
     """A replay, another request refused, an unknown one settled by an operator, a free one run."""
     assert moved(first, places["postgresql"], capsys)[0] == 0
     with Engine.connect(places["postgresql"]) as engine:
@@ -243,7 +245,7 @@ def test_a_dry_run_writes_nothing(first: str, places: dict[str, str], capsys: Ca
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_move_that_was_cut_short_anywhere_is_carried_on(
+def test_a_move_interrupted_anywhere_continues(
     first: str, written: bool, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th call to the target fails, before or after it is done, for every n."""
@@ -326,7 +328,9 @@ def test_external_commands_are_not_moved_into_a_server_that_forgets(
         ("first", "sqlite:///nowhere/there.db", ""),
     ],
 )
-def test_stores_that_cannot_be_moved_between(source: str, target: str, said: str, first: str, capsys: Capture) -> None:
+def test_a_move_between_unsuitable_stores_is_refused(
+    source: str, target: str, said: str, first: str, capsys: Capture
+) -> None:
     code, document = moved(source.replace("first", first), target.replace("first", first), capsys)
     assert code in (2, 3)
     assert said in document["error"]

@@ -127,7 +127,7 @@ def goes_on(url: str) -> None:
         assert calls == ["ship"]  # the charge had finished in the old store
 
 
-def test_what_waits_is_published_once_and_in_order(first: str, second: str, capsys: Capture) -> None:
+def test_waiting_events_are_published_once_and_in_order_after_a_move(first: str, second: str, capsys: Capture) -> None:
     with Engine.connect(first) as engine:
         waiting = engine.perform("find", lambda: Events(engine.store.dialect).find(0, 10, parked=False))  # type: ignore[attr-defined]
         expected = [each.event.id for each in waiting if each.parked_at is None]
@@ -144,7 +144,7 @@ def test_what_waits_is_published_once_and_in_order(first: str, second: str, caps
 
 
 @mariadb.MARK
-def test_a_message_that_was_handled_since_is_known_as_long(first: str, second: str, capsys: Capture) -> None:
+def test_a_message_handled_meanwhile_is_remembered_as_long(first: str, second: str, capsys: Capture) -> None:
     for target in (in_postgres(), in_mariadb(), second):
         with Engine.connect(first) as engine:
             Inbox(engine, consumer="late").note_failure(target, "not yet")
@@ -177,7 +177,7 @@ def test_a_store_that_cannot_hold_them_is_refused_with_the_remedy(first: str, ca
     assert moved(first, target, capsys, "--records-only")[1]["copied"] == 3
 
 
-def test_records_only_takes_the_steps_along(first: str, second: str, capsys: Capture) -> None:
+def test_records_only_copies_the_steps_too(first: str, second: str, capsys: Capture) -> None:
     assert moved(first, second, capsys, "--records-only")[0] == 0
     assert {name: len(found) for name, found in rows(second).items() if found} == {"steps": 1}
 
@@ -210,7 +210,7 @@ def test_a_source_that_is_written_to_is_reported(
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_cut_short_anywhere_it_is_carried_on(
+def test_a_move_of_all_rows_interrupted_anywhere_continues(
     first: str, tmp_path: Path, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The n-th call to the target fails, before or after it is done, for every n."""

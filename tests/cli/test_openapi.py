@@ -86,6 +86,6 @@ def test_a_flask_application_is_described_by_its_operations(capsys: Capture) -> 
     ("name", "message"),
     [("nothing", "declares no operation that can be seen"), ("number", "no ASGI or WSGI application")],
 )
-def test_what_has_no_document_is_refused(capsys: Capture, name: str, message: str) -> None:
+def test_an_application_without_a_document_is_refused(capsys: Capture, name: str, message: str) -> None:
     assert main(["openapi", f"{SHOPS}:{name}"]) == 2
     assert message in capsys.readouterr().err

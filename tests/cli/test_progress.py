@@ -40,7 +40,7 @@ def test_progress_is_printed_only_on_request() -> None:
     assert shown(StringIO(), (1, 2), (), asked=False, total=9) == ""
 
 
-def test_a_line_every_few_seconds_for_who_asked() -> None:
+def test_progress_prints_a_line_every_few_seconds() -> None:
     text = shown(StringIO(), (100, 200, 700), (0, 1, 2, 7), asked=True, total=1000)
     assert text.splitlines() == [
         "purge: 100 of 1000, 100/s, about 9 s left, 3 forgotten",
@@ -48,16 +48,16 @@ def test_a_line_every_few_seconds_for_who_asked() -> None:
     ]
 
 
-def test_a_terminal_gets_one_line_that_is_wiped_in_the_end() -> None:
+def test_a_terminal_gets_one_line_that_is_erased_at_the_end() -> None:
     text = shown(Terminal(), (100, 150, 200, 300), (0, 0.1, 1, 1.1, 2), asked=False, total=None)
     assert text == "\r\x1b[2Kpurge: 150, 150/s, 3 forgotten\r\x1b[2Kpurge: 300, 150/s, 3 forgotten\r\x1b[2K"
 
 
-def test_more_than_expected_is_no_negative_rest() -> None:
+def test_more_than_the_expected_count_never_shows_a_negative_rest() -> None:
     assert shown(StringIO(), (30,), (0, 1), asked=True, total=10) == "purge: 30 of 30, 30/s, 3 forgotten\n"
 
 
-def test_work_that_cannot_tell_is_timed_and_its_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_count_is_timed_and_its_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed = threading.Event()
 
     class Noticing(Terminal):
@@ -84,7 +84,7 @@ def test_work_that_cannot_tell_is_timed_and_its_error_is_raised(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("command", ["purge", "export", "explain"])
-def test_commands_tell_only_if_asked(semel: Run, shelf: Shelf, command: str) -> None:
+def test_commands_report_progress_only_on_request(semel: Run, shelf: Shelf, command: str) -> None:
     for number in range(3):
         shelf.succeeded(f"key-{number}")
     arguments = [command, *(["key-0"] if command == "explain" else [])]
@@ -94,5 +94,5 @@ def test_commands_tell_only_if_asked(semel: Run, shelf: Shelf, command: str) -> 
 
 
 @pytest.mark.parametrize("command", ["migrate", "doctor"])
-def test_commands_that_cannot_tell_take_the_option(semel: Run, command: str) -> None:
+def test_commands_without_progress_accept_the_option(semel: Run, command: str) -> None:
     assert semel(command, "--progress").code == 0

@@ -46,7 +46,9 @@ def held(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
         return {name: db.execute(f"SELECT count(*) FROM semel_{name}").fetchone()[0] for name in TABLES}
 
 
-def test_each_kind_is_reported_and_what_has_no_end_stays(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_purge_reports_each_kind_and_keeps_rows_without_an_end(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     full = held(file)
     assert full == {"record": 3, "operation": 1, "bulk": 1, "item": 5, "event": 6, "inbox": 3}
     assert not any(purged(file, capsys).values())
@@ -74,7 +76,7 @@ def test_the_output_names_what_was_purged(file: Path, capsys: pytest.CaptureFixt
     assert told.endswith("0 answers dropped, 2 records forgotten, 1 operations, 6 items, 2 messages\n"), told
 
 
-def test_the_reaper_forgets_the_same_but_for_events_which_their_relay_forgets_in_its_own_time(file: Path) -> None:
+def test_the_reaper_deletes_the_same_rows_except_events(file: Path) -> None:
     told: dict[str, float] = {}
 
     class Hearing:

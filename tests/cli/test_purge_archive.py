@@ -87,7 +87,7 @@ def purge(url: str, capsys: Capture, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", SQL_STORES)
-def test_the_archive_has_exactly_what_the_purge_forgets(
+def test_the_archive_has_exactly_the_rows_that_the_purge_deletes(
     make: Callable[[Path], str], tmp_path: Path, capsys: Capture
 ) -> None:
     url = make(tmp_path)
@@ -126,9 +126,7 @@ def test_an_answer_that_is_dropped_is_archived_and_its_record_is_kept(tmp_path: 
 
 
 @pytest.mark.parametrize("make", SQL_STORES)
-def test_what_becomes_due_after_the_archive_is_left_to_the_next_purge(
-    make: Callable[[Path], str], tmp_path: Path
-) -> None:
+def test_rows_due_after_the_archive_wait_for_the_next_purge(make: Callable[[Path], str], tmp_path: Path) -> None:
     url = make(tmp_path)
     fill(url)
     with Engine.connect(url) as engine:
@@ -159,7 +157,7 @@ def purge_at(engine: Engine, archive: Archive) -> Any:
     return perform(purge_all(engine.store, 500, 0, bulks=archive.bulks), answer)
 
 
-def test_items_that_the_archive_has_not_are_left_to_the_next_purge(tmp_path: Path, capsys: Capture) -> None:
+def test_items_missing_from_the_archive_wait_for_the_next_purge(tmp_path: Path, capsys: Capture) -> None:
     url = in_sqlite(tmp_path)
     fill(url)
     with Engine.connect(url) as engine:
@@ -203,9 +201,7 @@ main(["purge", "--url", sys.argv[2], "--archive", sys.argv[3]])
 
 
 @pytest.mark.parametrize("when", ["before the file is kept", "between archive and purge"])
-def test_a_kill_leaves_every_row_in_the_store_and_the_archive_whole_or_not_at_all(
-    when: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_kill_loses_no_row_and_leaves_no_partial_archive(when: str, tmp_path: Path, capsys: Capture) -> None:
     url = in_sqlite(tmp_path)
     fill(url)
     make_over(url)

@@ -57,7 +57,7 @@ def test_the_list_is_filtered(semel: Run, shelf: Shelf, arguments: list[str], ke
     assert {ids[record["operationId"]] for record in records} == keys
 
 
-def test_a_long_list_goes_on_where_the_page_ended(semel: Run, shelf: Shelf) -> None:
+def test_a_long_list_continues_where_the_page_ended(semel: Run, shelf: Shelf) -> None:
     wanted = [shelf.succeeded(f"key-{number}") for number in range(5)][::-1]
     seen: list[str] = []
     cursor: list[str] = []
@@ -88,7 +88,7 @@ def test_a_record_is_shown_by_its_id_and_by_its_key(semel: Run, shelf: Shelf) ->
     assert "key-1" not in text
 
 
-def test_a_derived_key_is_shown_to_ask_the_provider_about(semel: Run, shelf: Shelf) -> None:
+def test_show_prints_a_derived_key_for_the_provider(semel: Run, shelf: Shelf) -> None:
     with shelf.engine() as engine:
         permit = engine.claim(shelf.command("key-1"))
         derived = permit.key_for("charge")  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def test_a_missing_record_is_not_found(semel: Run) -> None:
 HOSTILE = "x\x1b[2J\u202egnp\u2028\x9b31m\x07\r\n\t\u200b"
 
 
-def test_stored_text_does_not_reach_the_terminal_as_it_is(semel: Run, shelf: Shelf) -> None:
+def test_stored_text_is_escaped_for_the_terminal(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", caller=HOSTILE, operation=HOSTILE)
     for ran in (semel("list"), semel("show", operation_id)):
         assert ran.code == 0
@@ -158,11 +158,11 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize(("said", "make"), EXPLAINED.values(), ids=EXPLAINED)
-def test_what_a_retry_would_meet_is_reported(semel: Run, shelf: Shelf, said: str, make: Callable[[Shelf], str]) -> None:
+def test_show_reports_what_a_retry_would_get(semel: Run, shelf: Shelf, said: str, make: Callable[[Shelf], str]) -> None:
     assert said in semel("show", make(shelf), "--json").document["nextAttempt"]
 
 
-def test_what_a_retry_would_meet_after_settling_is_reported(semel: Run, shelf: Shelf) -> None:
+def test_settle_reports_what_a_retry_would_get(semel: Run, shelf: Shelf) -> None:
     for key, words, said in (
         ("a", ("--succeeded", "--no-answer"), "not kept"),
         ("b", ("--did-not-happen",), "a retry runs it"),
@@ -216,7 +216,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert shown(Terminal) == "x\\x1by\n"
 
 
-def test_what_a_retry_runs_is_called_so_and_machines_read_what_is_stored(semel: Run, shelf: Shelf) -> None:
+def test_people_read_retryable_and_machines_the_stored_name(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge").code == 0
     assert semel("list").out.splitlines()[1].startswith("RETRYABLE  pay")

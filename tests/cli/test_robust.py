@@ -54,7 +54,7 @@ def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_every_command_that_goes_to_a_store_is_tried() -> None:
+def test_every_command_that_opens_a_store_is_tested() -> None:
     elsewhere = {
         "serve",
         "demo",
@@ -159,7 +159,7 @@ def test_a_full_disk_behind_stdout_is_reported(shelf: Shelf) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_ctrl_c_is_one_word_and_code_130(shelf: Shelf, tmp_path: Path) -> None:
+def test_ctrl_c_prints_one_word_and_exits_with_130(shelf: Shelf, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.py"
     os.mkfifo(fifo)
     (tmp_path / "held.py").write_text(f"open({str(fifo)!r}).read()", "utf-8")  # held until we write

@@ -28,7 +28,7 @@ def replayed(shelf: Shelf, key: str) -> Answer:
         return engine.run(shelf.command(key), handler).answer
 
 
-def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_success_with_an_answer_is_replayed(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     body = tmp_path / "answer.json"
     body.write_bytes(b'{"paymentId":"pay_1"}')
@@ -41,7 +41,7 @@ def test_it_succeeded_with_an_answer_that_retries_get(semel: Run, shelf: Shelf, 
     assert "by ops: seen at the provider" in semel("show", operation_id).out
 
 
-def test_a_body_of_json_says_so_to_retries_without_being_told(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_json_body_gets_its_content_type_automatically(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     body = tmp_path / "answer.json"
     body.write_bytes(b'{"paymentId":"pay_1"}')
     given = ("--succeeded", "--status", "201", "--body-file", str(body), "--reason", "seen")
@@ -55,7 +55,7 @@ def test_a_body_of_json_says_so_to_retries_without_being_told(semel: Run, shelf:
     assert replayed(shelf, "key-2").headers[0] == (b"content-type", b"application/vnd.shop+json")
 
 
-def test_a_body_of_another_type_needs_its_type(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_body_of_another_type_requires_a_content_type(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     body = tmp_path / "answer.txt"
     body.write_bytes(b"paid")
@@ -65,7 +65,7 @@ def test_a_body_of_another_type_needs_its_type(semel: Run, shelf: Shelf, tmp_pat
     assert semel("settle", operation_id, *given, "--header", "Content-Type: text/plain").code == 0
 
 
-def test_an_answer_that_has_no_body_by_its_status_is_given_none(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_status_without_a_body_gets_none(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     body = tmp_path / "answer.json"
     body.write_bytes(b"{}")
@@ -76,7 +76,7 @@ def test_an_answer_that_has_no_body_by_its_status_is_given_none(semel: Run, shel
     assert semel("show", operation_id, "--json").document["state"] == "UNKNOWN"
 
 
-def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, shelf: Shelf) -> None:
+def test_a_prefix_is_enough_if_it_matches_one_record(semel: Run, shelf: Shelf) -> None:
     first, second = shelf.unknown("key-1", ago_us=HOUR_US), shelf.unknown("key-2", ago_us=HOUR_US)
     given = ("--did-not-happen", "--reason", "no charge")
     ran = semel("settle", first[:-1], *given)
@@ -91,7 +91,7 @@ def test_the_beginning_of_a_name_is_enough_where_one_record_fits(semel: Run, she
     assert semel("show", second, "--json").document["state"] == "UNKNOWN"
 
 
-def test_it_succeeded_without_an_answer(semel: Run, shelf: Shelf) -> None:
+def test_a_success_without_an_answer_is_stored(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     refused = semel("settle", operation_id, "--succeeded", "--reason", "seen")
     assert refused.code == 2
@@ -105,7 +105,7 @@ def test_it_succeeded_without_an_answer(semel: Run, shelf: Shelf) -> None:
         replayed(shelf, "key-1")
 
 
-def test_it_did_not_happen_and_a_retry_runs_it(semel: Run, shelf: Shelf) -> None:
+def test_a_command_that_did_not_happen_runs_on_retry(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1", ago_us=HOUR_US)
     ran = semel("settle", operation_id, "--did-not-happen", "--reason", "no charge", "--json")
     assert ran.document["state"] == "FAILED_NOT_REPLAYABLE"
@@ -119,7 +119,7 @@ def test_a_lapsed_command_is_settled_too(semel: Run, shelf: Shelf) -> None:
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "the host is gone").code == 0
 
 
-def test_it_waits_for_the_deadline_unless_forced(semel: Run, shelf: Shelf) -> None:
+def test_settle_waits_for_the_deadline_unless_forced(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.unknown("key-1")
     refused = semel("settle", operation_id, "--did-not-happen", "--reason", "no charge")
     assert refused.code == 1
@@ -130,7 +130,7 @@ def test_it_waits_for_the_deadline_unless_forced(semel: Run, shelf: Shelf) -> No
     assert semel("settle", operation_id, "--did-not-happen", "--reason", "no charge", "--force").code == 0
 
 
-def test_what_is_known_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
+def test_a_known_outcome_is_not_settled_by_hand(semel: Run, shelf: Shelf) -> None:
     for operation_id, state in (
         (shelf.succeeded("a", ago_us=HOUR_US), "SUCCEEDED"),
         (shelf.abandoned("b"), "PROCESSING"),
@@ -185,7 +185,7 @@ def retried(shelf: Shelf, shop: Shop) -> bytes:
         return engine.run(shelf.command("k", steps=True), shop.buy).answer.body
 
 
-def test_a_step_that_did_not_happen_is_the_only_one_that_is_made_again(semel: Run, shelf: Shelf) -> None:
+def test_only_the_step_that_did_not_happen_runs_again(semel: Run, shelf: Shelf) -> None:
     shop = Shop(lost=1)
     operation_id = in_doubt(shelf, shop)
     told = " ".join(semel("explain", operation_id, "--json").document["story"]["operator"])
@@ -199,7 +199,7 @@ def test_a_step_that_did_not_happen_is_the_only_one_that_is_made_again(semel: Ru
     assert shop.calls == ["charge", "ship", "ship"]
 
 
-def test_a_step_that_succeeded_is_not_made_again(semel: Run, shelf: Shelf) -> None:
+def test_a_step_settled_as_succeeded_does_not_run_again(semel: Run, shelf: Shelf) -> None:
     shop = Shop(lost=1)
     operation_id = in_doubt(shelf, shop)
     given = ("settle", operation_id, "--reason", "parcel 7 is on its way", "--step-succeeded")

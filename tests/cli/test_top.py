@@ -46,7 +46,7 @@ def test_a_census_says_what_is_open_unknown_and_new_and_what_was_read(shelf: She
     assert "error:ConnectionError" in shown
 
 
-def test_a_census_reads_no_more_than_it_was_told_and_says_that_there_is_more(shelf: Shelf, semel: Run) -> None:
+def test_a_census_stays_within_its_limit_and_says_that_there_is_more(shelf: Shelf, semel: Run) -> None:
     fill(shelf)
     seen = semel("census", "--read", "2", "--json").document
     assert (seen["read"]["newest"], seen["read"]["attention"]) == (2, 2)
@@ -89,7 +89,7 @@ def test_top_groups_by_operation_caller_and_doubt(shelf: Shelf, semel: Run) -> N
     assert "read: all 6 records" in text
 
 
-def test_top_shows_names_that_harm_no_terminal(shelf: Shelf, semel: Run) -> None:
+def test_top_escapes_names_for_the_terminal(shelf: Shelf, semel: Run) -> None:
     shelf.succeeded("key", caller="al\x1b[31mice")
     assert "\x1b" not in semel("top", "--by", "caller").out
 
@@ -139,7 +139,9 @@ def test_size_is_reported_for_each_engine(capsys: pytest.CaptureFixture[str]) ->
         ("--answer-bytes", "1kB", "whole number"),
     ],
 )
-def test_sizes_of_nonsense_are_one_line(option: str, text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_sizes_are_refused_in_one_line(
+    option: str, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     call = {"--commands-per-second": "1", "--answer-bytes": "1", "--keep": "1d", option: text}
     assert main(["size", *(f"{name}={value}" for name, value in call.items())]) == 2
     said = capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_the_scheme_of_most_hosts_database_urls_is_postgresql() -> None:
         connect_backend("postgres://h/db?conections_max=3")
 
 
-def test_what_is_near_is_named_and_otherwise_all_that_is_known() -> None:
+def test_a_similar_scheme_is_suggested_and_otherwise_all_are_listed() -> None:
     with pytest.raises(UrlError, match="did you mean 'postgresql'"):
         connect_backend("postgers://h/db")
     with pytest.raises(UrlError, match="did you mean 'busy_seconds'"):
@@ -280,7 +280,7 @@ def test_a_password_that_was_not_encoded_is_not_shown_either(scheme: str, passwo
         assert "ter2" not in said.out + said.err, arguments
 
 
-def test_what_holds_no_password_is_shown_as_it_is() -> None:
+def test_a_url_without_a_password_is_shown_unchanged() -> None:
     for url in ("sqlite:////var/lib/a@b/x.db", "redis://h:7/0?prefix=a", "memory://", "postgresql:///shop?host=/run"):
         assert hide_password(url) == url
     assert hide_password("redis+cluster://a:pw@h:1,i:2") == "redis+cluster://a:***@h:1,i:2"

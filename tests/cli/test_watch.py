@@ -35,7 +35,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return plan
 
 
-def test_two_looks_give_rates(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
+def test_two_polls_give_rates(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
     shelf.succeeded("before", ago_us=HOUR_US)
     held = shelf.abandoned("held", ago_us=HOUR_US)
 
@@ -60,9 +60,7 @@ def test_two_looks_give_rates(semel: Run, shelf: Shelf, between: Callable[..., N
     assert not any("replay" in name.lower() and "FAILED" not in name for name in second)  # nobody can know
 
 
-def test_a_line_for_each_look_where_there_is_no_terminal(
-    semel: Run, shelf: Shelf, between: Callable[..., None]
-) -> None:
+def test_without_a_terminal_each_poll_prints_a_line(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
     between(lambda: shelf.succeeded("one"))
     first, second = semel("watch", "--count", "2").out.splitlines()
     assert first.endswith("0 records, 0 open, 0 lapsed, 0 unknown")
@@ -82,7 +80,7 @@ def test_more_than_can_be_counted_is_reported(
     assert "at least 2 new" in second
 
 
-def test_a_store_that_goes_away_is_reported_and_waited_for(
+def test_a_store_that_becomes_unreachable_is_reported_and_waited_for(
     semel: Run, shelf: Shelf, between: Callable[..., None]
 ) -> None:
     shelf.succeeded("one")
@@ -96,7 +94,7 @@ def test_a_store_that_goes_away_is_reported_and_waited_for(
     assert "1 records" in lines[4]
 
 
-def test_it_ends_with_code_3_while_the_store_is_away_or_was_never_there(
+def test_watch_exits_with_3_if_the_store_is_unreachable_or_missing(
     semel: Run, shelf: Shelf, between: Callable[..., None]
 ) -> None:
     between(shelf.path.unlink)
@@ -108,9 +106,7 @@ def test_it_ends_with_code_3_while_the_store_is_away_or_was_never_there(
     assert "migrate" in never.err
 
 
-def test_another_store_at_the_same_place_is_no_continuation(
-    semel: Run, shelf: Shelf, between: Callable[..., None]
-) -> None:
+def test_another_store_at_the_same_url_ends_the_watch(semel: Run, shelf: Shelf, between: Callable[..., None]) -> None:
     shelf.succeeded("one")
 
     other = shelf.path.with_name("other.db")
@@ -121,7 +117,7 @@ def test_another_store_at_the_same_place_is_no_continuation(
     assert "new (" not in ran.out
 
 
-def test_a_slow_look_is_followed_by_a_long_rest(semel: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_poll_is_followed_by_a_long_rest(semel: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 3.0])  # a look of three seconds
     rests: list[float] = []
     monkeypatch.setattr(time, "monotonic", lambda: next(times, 3.0))
@@ -148,7 +144,7 @@ def test_ctrl_c_ends_it_cleanly(shelf: Shelf) -> None:
     assert (process.returncode, said) == (0, b"")
 
 
-def test_a_reader_that_goes_ends_it_quietly(shelf: Shelf) -> None:
+def test_a_closed_pipe_ends_the_watch_quietly(shelf: Shelf) -> None:
     with started(shelf, "--every", "0.1") as process:
         assert process.stdout is not None
         assert process.stderr is not None
