@@ -24,7 +24,7 @@ def test_killed_workers_leave_one_effect_and_the_first_answer(tmp_path: Path) ->
     assert counted["Done"] > 20
 
 
-def test_a_client_that_makes_a_new_key_for_each_attempt_is_found(
+def test_the_soak_detects_a_client_that_makes_a_new_key_for_each_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without its one key the client makes duplicates, and the judge sees them."""

@@ -60,7 +60,7 @@ def sent_key(server: Server) -> str:
 # --- the draft's requirements of clients ---
 
 
-def test_every_intent_has_a_key_of_its_own(colour: Colour) -> None:
+def test_every_intent_has_its_own_key(colour: Colour) -> None:
     server = Server([CREATED])
     for _ in range(20):
         colour.send(server)
@@ -206,7 +206,7 @@ def test_a_child_has_a_key_that_is_derived_and_stable(colour: Colour) -> None:
     assert len(server.received) == 1  # the second time it had ended
 
 
-def test_an_intent_that_another_process_sends_is_left_to_it(colour: Colour) -> None:
+def test_an_intent_that_another_process_is_sending_is_not_sent(colour: Colour) -> None:
     server = Server([CREATED])
 
     def use(api: Any) -> Any:
@@ -220,7 +220,7 @@ def test_an_intent_that_another_process_sends_is_left_to_it(colour: Colour) -> N
     assert server.received == []
 
 
-def test_an_interrupted_send_gives_its_claim_back(colour: Colour) -> None:
+def test_an_interrupted_send_releases_its_claim(colour: Colour) -> None:
     def interrupt(request: httpx.Request) -> httpx.Response:
         raise ZeroDivisionError
 
@@ -246,7 +246,7 @@ def test_nothing_is_sent_after_the_keys_lifetime(colour: Colour, tmp_path: Path)
     assert len(server.received) == 1
 
 
-def test_an_unknown_outcome_is_asked_about_with_credentials_and_without_a_key(colour: Colour) -> None:
+def test_the_status_of_an_unknown_outcome_is_queried_with_credentials_and_without_a_key(colour: Colour) -> None:
     unknown = {"code": "IDEMPOTENCY_OUTCOME_UNKNOWN", "retryable": False, "operation": "/operations/1"}
     server = Server(
         [
@@ -261,7 +261,7 @@ def test_an_unknown_outcome_is_asked_about_with_credentials_and_without_a_key(co
     assert [key is None for key in server.keys] == [False, True, True, False]
 
 
-def test_the_request_says_how_long_the_server_may_wait(colour: Colour) -> None:
+def test_the_request_states_how_long_the_server_may_wait(colour: Colour) -> None:
     server = Server([CREATED])
     colour.send(server, budget=Budget(attempts=1, seconds=20))
     assert server.received[0].headers["prefer"] == "wait=19"
@@ -286,7 +286,7 @@ def test_an_inbound_deadline_bounds_every_send(colour: Colour) -> None:
     journal.close()
 
 
-def test_the_breaker_and_the_retry_budget_are_those_of_the_origin(colour: Colour) -> None:
+def test_the_breaker_and_the_retry_budget_belong_to_the_origin(colour: Colour) -> None:
     server = Server([LOST])
 
     def use(api: Any) -> list[str]:
@@ -382,7 +382,7 @@ def test_a_credential_that_cannot_be_sent_is_refused_and_not_quoted(secret: str)
 
 
 @pytest.mark.parametrize("method", ["", "PO ST", "GET\n", "É"])
-def test_a_method_that_http_has_not_is_refused_before_it_is_kept(method: str) -> None:
+def test_an_invalid_http_method_is_refused_before_it_is_stored(method: str) -> None:
     """Kept in the journal it would end each resume()."""
     journal = Journal("memory://")
     with pytest.raises(ConfigurationError, match="is no method of HTTP"):
@@ -391,7 +391,7 @@ def test_a_method_that_http_has_not_is_refused_before_it_is_kept(method: str) ->
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256])
-def test_a_key_that_no_server_takes_is_refused(colour: Colour, key: str) -> None:
+def test_an_invalid_key_is_refused_before_it_is_sent(colour: Colour, key: str) -> None:
     with pytest.raises(InvalidKey):
         colour.send(Server([CREATED]), intent={"key": key})
 
@@ -402,7 +402,7 @@ def test_a_url_without_scheme_and_host_is_refused(url: str) -> None:
         Client(journal=Journal("memory://")).intent("POST", url, json={})
 
 
-def test_a_url_in_a_query_is_not_taken_for_the_whole_url() -> None:
+def test_a_url_inside_a_query_is_not_the_whole_url() -> None:
     core = Client("https://x.example/v1", journal=Journal("memory://")).core
     made = core.make_request("POST", "/payments?next=https://shop.example/", json={})
     assert made.url == "https://x.example/v1/payments?next=https://shop.example/"
@@ -434,7 +434,7 @@ def test_no_representation_and_no_log_line_shows_a_key_or_a_payload(
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_send_gives_its_claim_back() -> None:
+async def test_a_cancelled_send_releases_its_claim() -> None:
     async def hang(request: httpx.Request) -> httpx.Response:
         await anyio.Event().wait()
         raise AssertionError
@@ -510,7 +510,7 @@ async def test_the_async_transport_does_the_same() -> None:
     assert len(set(server.keys)) == 1
 
 
-def test_the_transport_leaves_alone_what_it_may_not_repeat() -> None:
+def test_the_transport_does_not_retry_unsafe_requests_without_a_key() -> None:
     server = Server([LOST])
     transport = RetryTransport(httpx.MockTransport(server), add_key=False)
     transport._sleep = lambda seconds: None
@@ -560,7 +560,7 @@ def test_the_transport_returns_the_last_answer() -> None:
 # --- time that really passes: a server that never ends its answer ---
 
 
-def test_a_server_that_trickles_cannot_hold_the_caller() -> None:
+def test_a_server_that_trickles_cannot_delay_the_caller_past_its_deadline() -> None:
     """Every read comes in time, and the answer never ends: only a total deadline ends this."""
     stopped = threading.Event()
 
@@ -580,7 +580,7 @@ def test_a_server_that_trickles_cannot_hold_the_caller() -> None:
     journal.close()
 
 
-def test_a_client_waits_for_what_the_server_has_accepted(tmp_path: Path) -> None:
+def test_a_client_waits_for_a_command_that_the_server_has_accepted(tmp_path: Path) -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
     first: asyncio.Task[httpx.Response] | None = None
     engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/shop.db")

@@ -88,13 +88,13 @@ def test_another_payload_under_a_stored_name_or_key_is_refused(make: Make, other
     assert journal.open() == [kept]
 
 
-def test_a_payload_is_a_digest_unless_it_is_chosen(make: Make, tmp_path: Path) -> None:
+def test_the_journal_stores_only_a_digest_by_default(make: Make, tmp_path: Path) -> None:
     kept = make().add(entry())
     assert kept.body is None
     assert all(CANARY not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_a_kept_payload_goes_with_the_end_of_its_intent(make: Make) -> None:
+def test_a_stored_payload_is_deleted_when_its_intent_ends(make: Make) -> None:
     journal = make(payloads=True)
     assert journal.add(entry()).body == CANARY
     claim = journal.claim(KEY, 10)
@@ -130,7 +130,7 @@ def test_an_intent_has_one_sender_at_a_time(make: Make, clocks: Clocks) -> None:
     assert isinstance(journal.claim(KEY, 30), SendingClaim)
 
 
-def test_a_claim_that_is_over_sends_nothing_more(make: Make, clocks: Clocks) -> None:
+def test_an_expired_claim_sends_nothing_more(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry())
     first = journal.claim(KEY, 30)
@@ -145,7 +145,7 @@ def test_a_claim_that_is_over_sends_nothing_more(make: Make, clocks: Clocks) -> 
     assert journal.begin(second, 86_400.0, None)
 
 
-def test_an_end_is_written_although_the_claim_was_lost(make: Make, clocks: Clocks) -> None:
+def test_an_outcome_is_written_although_the_claim_was_lost(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry())
     first = journal.claim(KEY, 30)
@@ -323,7 +323,7 @@ def test_ended_intents_are_forgotten_and_open_ones_never(make: Make, clocks: Clo
         journal.claim("done", 10)
 
 
-def test_a_doubt_is_forgotten_by_its_name_alone(make: Make, clocks: Clocks) -> None:
+def test_an_intent_in_doubt_is_forgotten_only_by_name(make: Make, clocks: Clocks) -> None:
     journal = make()
     journal.add(entry(key="k-1", name="rent"))
     claim = journal.claim("k-1", 10)

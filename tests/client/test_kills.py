@@ -116,7 +116,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 WRITES = 5
 
 
-def test_a_send_writes_so_often(tmp_path: Path) -> None:
+def test_a_send_makes_a_known_number_of_writes(tmp_path: Path) -> None:
     """Or the kills below would miss a write."""
     with serving(lose_first=True) as server:
         done = run(PROGRAM, server.url, str(tmp_path / "intents.db"), "never", "0")
@@ -126,7 +126,7 @@ def test_a_send_writes_so_often(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, WRITES + 1))
-def test_a_client_killed_at_a_write_goes_on_with_its_key(tmp_path: Path, when: str, nth: int) -> None:
+def test_a_client_killed_at_any_write_continues_with_its_key(tmp_path: Path, when: str, nth: int) -> None:
     file = tmp_path / "intents.db"
     with serving(lose_first=True) as server:
         killed = run(PROGRAM, server.url, str(file), when, str(nth))
@@ -178,7 +178,7 @@ def test_two_processes_on_one_journal_never_send_an_intent_at_once(tmp_path: Pat
     assert journal.open() == []
 
 
-def test_a_stale_connection_costs_an_attempt_and_is_not_repeated_in_silence(tmp_path: Path) -> None:
+def test_a_stale_connection_costs_an_attempt_and_is_not_retried_silently(tmp_path: Path) -> None:
     """The server takes the second request of a kept connection and hangs up: nothing below the plan sends it again."""
     answer = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"
     received: list[bytes] = []

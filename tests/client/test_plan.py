@@ -132,7 +132,7 @@ def test_a_302_may_follow_a_success_and_is_in_doubt() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *PROXY_KINDS], ids=lambda kind: kind.code)
-def test_every_problem_of_the_server_is_obeyed(kind: Any) -> None:
+def test_every_problem_document_of_the_server_is_obeyed(kind: Any) -> None:
     answer = problem(kind.status, kind.code, retryable=kind.retryable, keyAction=kind.key_action)
     driven = Driven(answer)
     if kind.retryable:
@@ -153,7 +153,7 @@ def test_a_problem_that_forbids_a_retry_outranks_its_status() -> None:
     assert driven.count(Send) == 1
 
 
-def test_a_replayed_answer_is_final_whatever_it_says() -> None:
+def test_a_replayed_answer_is_final_with_any_content() -> None:
     for code in (400, 409, 429, 500, 503, 504):
         driven = Driven(LOST, Answered(code, {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}))
         assert isinstance(driven.outcome, Refused), code
@@ -162,13 +162,13 @@ def test_a_replayed_answer_is_final_whatever_it_says() -> None:
 
 
 @pytest.mark.parametrize("mark", ["idempotency-replayed", "idempotent-replayed"])
-def test_a_stored_failure_does_not_say_that_nothing_happened(mark: str) -> None:
+def test_a_stored_failure_does_not_prove_that_nothing_happened(mark: str) -> None:
     driven = Driven(Answered(500, {mark: "true"}))
     assert isinstance(driven.outcome, InDoubt)
     assert driven.count(Send) == 1
 
 
-def test_a_stored_unknown_outcome_is_no_refusal() -> None:
+def test_a_stored_unknown_outcome_is_not_a_refusal() -> None:
     headers = {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}
     assert isinstance(Driven(problem(409, OUTCOME_UNKNOWN, headers=headers, retryable=False)).outcome, InDoubt)
 
@@ -180,7 +180,7 @@ LINKED = {"content-type": "application/json", "link": '</operations/1>; rel="sta
 @pytest.mark.parametrize(
     "accepted", [Answered(202, LINKED, RUNS), Answered(202, LINKED | {"preference-applied": "respond-async"}, b"{}")]
 )
-def test_a_command_that_was_accepted_is_not_done(accepted: Answered) -> None:
+def test_an_accepted_command_is_not_done(accepted: Answered) -> None:
     answer = Answered(201, {"idempotency-replayed": "true"})
     driven = Driven(LOST, accepted, status("PROCESSING", running=True), status("SUCCEEDED"), answer)
     assert driven.outcome == Done(answer, replayed=True)
@@ -207,7 +207,7 @@ def test_a_refusal_after_a_lost_attempt_proves_nothing(code: int) -> None:
         (403, "IMPORT_NOT_ALLOWED"),
     ],
 )
-def test_a_refusal_that_does_not_look_at_the_record_proves_nothing_of_a_lost_attempt(status: int, code: str) -> None:
+def test_a_refusal_before_the_record_is_read_proves_nothing_about_a_lost_attempt(status: int, code: str) -> None:
     refusal = problem(status, code, retryable=False, keyAction="keep")
     assert isinstance(Driven(LOST, refusal).outcome, InDoubt)
     assert isinstance(Driven(refusal).outcome, Refused)
@@ -245,7 +245,7 @@ def test_an_attempt_that_never_left_proves_that_nothing_happened() -> None:
     ],
     ids=["lost", "504", "502", "in progress", "429", "425", "store unavailable", "commit not confirmed"],
 )
-def test_not_yet_says_whether_it_may_have_happened(event: Event, happened: bool) -> None:
+def test_not_yet_states_whether_it_may_have_happened(event: Event, happened: bool) -> None:
     outcome = Driven(event).outcome
     assert isinstance(outcome, NotYet)
     assert outcome.may_have_happened is happened
@@ -266,7 +266,7 @@ def test_the_deadline_bounds_attempts_and_pauses_together() -> None:
     assert driven.now <= 105.001
 
 
-def test_every_attempt_gets_a_part_of_what_is_left() -> None:
+def test_every_attempt_gets_a_part_of_the_remaining_time() -> None:
     sends = [a for a in Driven(LOST, budget=Budget(seconds=30), each_takes=10.0).actions if isinstance(a, Send)]
     assert sends[0].seconds == pytest.approx(10)
     assert sends[-1].seconds == pytest.approx((30 - 10 - 0.2) / 2 - 0.4)
@@ -396,12 +396,12 @@ def test_a_lifetime_is_seconds_or_a_period(text: str, seconds: float | None) -> 
     assert Answered(201, {"idempotency-key-lifetime": text}).lifetime_seconds == seconds
 
 
-def test_a_lifetime_that_cannot_be_read_leaves_the_usual_one() -> None:
+def test_an_unreadable_lifetime_leaves_the_default_one() -> None:
     driven = Driven(Answered(503, {"idempotency-key-lifetime": "a day"}), Answered(201))
     assert driven.plan.lifetime_seconds == 86_400
 
 
-def test_a_refusal_says_where_it_is_explained() -> None:
+def test_a_refusal_links_to_its_explanation() -> None:
     kind = b'{"type": "https://docs.example/x"}'
     problem = {"content-type": "application/problem+json"}
     link = {"link": '</operations/1>; rel="status", </operations/problems#x>; rel="describedby"'}
@@ -422,14 +422,14 @@ def test_an_attempt_ends_with_the_lifetime() -> None:
 # --- the status of an operation in doubt ---
 
 
-def test_unknown_is_asked_about_and_never_sent_again_until_it_is_settled() -> None:
+def test_an_unknown_command_is_queried_and_not_sent_again_until_it_is_settled() -> None:
     driven = Driven(UNKNOWN, status("UNKNOWN"), status("UNKNOWN"), status("SUCCEEDED"), Answered(201))
     kinds = [type(action) for action in driven.actions if not isinstance(action, Wait)]
     assert kinds == [Send, AskStatus, AskStatus, AskStatus, Send, Finish]
     assert driven.outcome == Done(Answered(201))
 
 
-def test_unknown_ends_in_doubt_at_the_deadline_with_the_link() -> None:
+def test_an_unknown_command_ends_in_doubt_at_the_deadline_with_the_link() -> None:
     driven = Driven(UNKNOWN, status("UNKNOWN"), budget=Budget(seconds=10, attempts=1))
     assert driven.outcome.operation_url == "https://shop.example/operations/1"
     assert driven.outcome.code == OUTCOME_UNKNOWN
@@ -456,7 +456,7 @@ RUNNING = status("PROCESSING", running=True)
 REPLAYED = {"idempotency-replayed": "true"}
 
 
-def test_an_accepted_command_is_asked_about_until_its_answer_is_there() -> None:
+def test_an_accepted_command_is_polled_until_its_answer_is_stored() -> None:
     driven = Driven(ACCEPTED, RUNNING, RUNNING, status("SUCCEEDED"), Answered(201, REPLAYED), budget=Budget(attempts=1))
     kinds = [type(action) for action in driven.actions if not isinstance(action, Wait)]
     assert kinds == [Send, AskStatus, AskStatus, AskStatus, Send, Finish]
@@ -524,20 +524,20 @@ def test_a_lapsed_execution_is_sent_again_and_a_running_one_is_waited_for() -> N
     assert driven.outcome == Done(Answered(201))
 
 
-def test_a_failure_of_the_status_resource_is_asked_again() -> None:
+def test_a_failed_status_query_is_retried() -> None:
     driven = Driven(UNKNOWN, LOST, Answered(503), status("SUCCEEDED"), Answered(201))
     assert driven.count(AskStatus) == 3
     assert driven.outcome == Done(Answered(201))
 
 
 @pytest.mark.parametrize("answer", [Answered(404), Answered(401), Answered(200, {}, b"[]"), Answered(200, {}, b"{")])
-def test_a_status_resource_that_cannot_say_leaves_the_doubt(answer: Answered) -> None:
+def test_a_status_resource_without_a_state_leaves_the_doubt(answer: Answered) -> None:
     driven = Driven(UNKNOWN, answer)
     assert isinstance(driven.outcome, InDoubt)
     assert driven.outcome.operation_url is not None
 
 
-def test_a_500_with_a_link_is_asked_about() -> None:
+def test_a_500_with_a_link_is_queried() -> None:
     failed = Answered(500, {"link": '</operations/7>; rel="status"'})
     stored = {"idempotency-replayed": "true", "idempotency-key-lifetime": "86400"}
     driven = Driven(failed, status("FAILED_REPLAYABLE"), Answered(500, stored))
@@ -575,7 +575,7 @@ def test_the_status_link_is_found_among_others(field: str, target: str | None) -
     assert status_link(field) == target
 
 
-def test_a_hostile_problem_document_is_no_problem() -> None:
+def test_a_malformed_problem_document_is_ignored() -> None:
     for body in (b"[" * 100_000, b'{"code": 5, "retryable": "yes", "retryAfter": true}', b"\xff", b"null"):
         assert Answered(409, PROBLEM, body).code == "HTTP_409"
         assert isinstance(Driven(Answered(409, PROBLEM, body)).outcome, Refused)
@@ -639,7 +639,7 @@ def test_a_probe_that_never_reports_does_not_block_for_ever() -> None:
     assert gate.admit(20, retry=False) is None
 
 
-def test_an_open_breaker_sends_nothing_and_says_when() -> None:
+def test_an_open_breaker_sends_nothing_and_states_when_it_closes() -> None:
     gate = Origin(Budget(), Breaker(failures=1, seconds=10))
     gate.note(100, failed=True)
     driven = Driven(Answered(201), gate=gate)
@@ -648,7 +648,7 @@ def test_an_open_breaker_sends_nothing_and_says_when() -> None:
     assert not driven.outcome.may_have_happened
 
 
-def test_refusals_are_answers_and_open_no_breaker() -> None:
+def test_refusals_do_not_open_the_breaker() -> None:
     gate = Origin(Budget(), Breaker(failures=1))
     for code in (400, 401, 409, 422, 429, 500):
         Driven(Answered(code), gate=gate)
@@ -657,7 +657,7 @@ def test_refusals_are_answers_and_open_no_breaker() -> None:
     assert gate.state(100) == "open"
 
 
-def test_origins_do_not_share_a_gate() -> None:
+def test_origins_do_not_share_budget_and_breaker() -> None:
     origins = Origins(Budget(), Breaker())
     assert origins.of("https://a.example/x") is origins.of("https://A.example:443/y")
     assert origins.of("https://a.example/") is not origins.of("http://a.example/")

@@ -90,7 +90,7 @@ def test_open_commands_are_listed_and_resumed(send: Shell, losing: Idempotent) -
     assert len(losing.answers) == 1
 
 
-def test_a_command_is_forgotten_by_its_name_alone(send: Shell, server: Idempotent) -> None:
+def test_a_command_is_forgotten_only_by_name(send: Shell, server: Idempotent) -> None:
     send("POST", "http://127.0.0.1:1/p", "--body", "1", "--attempts", "1", "--name", "rent")
     ran = send("--forget", "rent")
     assert (ran.code, ran.out) == (0, "forgotten: POST http://127.0.0.1:1/p, which was open\n")
@@ -117,7 +117,7 @@ def test_another_payload_under_a_name_is_refused(send: Shell, server: Idempotent
     assert len(server.requests) == 1
 
 
-def test_a_command_that_another_process_sends_is_left_to_it(send: Shell, server: Idempotent) -> None:
+def test_a_command_that_another_process_is_sending_is_not_sent(send: Shell, server: Idempotent) -> None:
     send("POST", "http://127.0.0.1:1/p", "--body", "1", "--attempts", "1", "--name", "rent")
     journal = Journal("sqlite:///intents.db")
     [entry] = journal.open()
