@@ -11,13 +11,13 @@ from semel.conform import CaseError, load_case, parse_case
 LEAST = '[request]\npath = "/payments"\njson = {amount = 5}\n[effects]\nget = "/payments"\n'
 
 
-def test_the_least_case_is_a_request_and_a_count() -> None:
+def test_the_smallest_case_is_a_request_and_a_count() -> None:
     case = parse_case(LEAST)
     assert (case.request.method, case.request.path, case.request.body) == ("POST", "/payments", b'{"amount": 5}')
     assert (case.key_header, case.key_required, case.limits.parallel) == ("Idempotency-Key", True, 40)
 
 
-def test_other_requests_take_over_what_they_do_not_say() -> None:
+def test_other_requests_inherit_missing_fields() -> None:
     case = parse_case(
         LEAST.replace("[effects]", 'headers = {X-Tenant = "t"}\n[effects]') + "[other]\njson = {amount = 6}\n"
     )

@@ -72,7 +72,7 @@ def test_the_catalogue_and_the_code_have_the_same_checks() -> None:
     assert set(IDS) == set(CHECKS)
 
 
-def test_every_entry_of_the_catalogue_is_whole() -> None:
+def test_every_entry_of_the_catalogue_is_complete() -> None:
     known = set(IDS)
     for place, check in enumerate(load_catalogue()):
         assert check.level in LEVELS

@@ -26,7 +26,7 @@ REPORT = Report(
 )
 
 
-def test_the_text_says_what_was_sent_what_came_what_it_means_and_what_to_change() -> None:
+def test_the_text_states_what_was_sent_received_meant_and_to_change() -> None:
     text = "\n".join(line for _, line in REPORT.lines())
     assert "MUST replay-once: a retry has no second effect" in text
     for label in ("sent:", "came:", "means:", "change:", "clause:"):
@@ -36,7 +36,7 @@ def test_the_text_says_what_was_sent_what_came_what_it_means_and_what_to_change(
     assert "ok        key-doubled" in "\n".join(line for _, line in REPORT.lines(every=True))
 
 
-def test_a_failed_best_is_no_failure() -> None:
+def test_a_failed_best_check_is_not_a_failure() -> None:
     calm = Report("u", "o", "semel", REPORT.results[1:])
     assert calm.ok
     assert ElementTree.fromstring(calm.junit().partition("\n")[2]).attrib["failures"] == "0"

@@ -90,7 +90,7 @@ async def test_a_count_that_cannot_be_read_is_one_line_with_the_remedy(answer: b
             await conform(url, parse_case(CASE))
 
 
-async def test_nothing_that_listens_is_one_line_with_the_remedy() -> None:
+async def test_a_refused_connection_is_one_line_with_the_remedy() -> None:
     with pytest.raises(CannotRun, match="cannot be reached: connection refused; start the API first"):
         await conform(f"http://127.0.0.1:{free_port()}", parse_case(CASE))
 
@@ -191,7 +191,7 @@ async def test_a_count_that_stops_growing_is_not_green(monkeypatch: pytest.Monke
             await conform(url, case, Selection("semel", only=["json"]))
 
 
-async def test_an_api_that_ends_fails_the_check_that_ended_it_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_api_that_crashes_fails_only_the_check_that_crashed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Api._answer
 
     async def dying(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
@@ -272,9 +272,7 @@ async def test_two_payloads_under_one_key_are_found_by_their_effects(monkeypatch
 
 
 @pytest.mark.parametrize("name", ["key-pattern", "key-case"])
-async def test_a_key_that_is_taken_for_another_is_found_where_duplicates_get_409(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_confused_key_is_found_even_if_duplicates_get_409(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def conflict(api: Api, asked: Asked, said: Said) -> Said:
         return Said(409, {}) if "Idempotency-Replayed" in said.headers else said
 
@@ -338,7 +336,7 @@ async def test_garbage_fails_checks_and_ends_no_run(garbage: bytes) -> None:
     assert not report.ok
 
 
-async def test_a_connection_that_stays_open_says_nothing_of_an_answers_framing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_stays_open_proves_nothing_about_framing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a proxy that ignores ``Connection: close``."""
     monkeypatch.setattr(
         Asked, "get", lambda self, name, get=Asked.get: None if name == "connection" else get(self, name)
