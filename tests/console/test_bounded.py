@@ -35,9 +35,7 @@ def made(permit: Permit) -> Answer:
     return Answer(201, (), b"")
 
 
-def test_a_filter_looks_at_so_many_and_the_link_leads_to_the_rest(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_reads_a_bounded_number_and_links_to_the_rest(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     walks_to_the_rare_one(engine, monkeypatch)
 
 
@@ -55,7 +53,7 @@ def test_bounded_reads_on_redis_and_in_memory(monkeypatch: pytest.MonkeyPatch) -
         walks_to_the_rare_one(engine, monkeypatch)
 
 
-def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
+def test_more_unknown_records_than_a_page_reads_appear_page_by_page(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list that is longer than a page may read is not read: its page walks along the newest records."""
@@ -77,7 +75,7 @@ def test_more_unknown_ones_than_a_page_may_read_are_met_page_by_page(
     assert (len(whole.records), whole.next_before) == (6, None)  # at one look: the list fits
 
 
-def test_the_command_says_where_it_goes_on(
+def test_the_command_prints_how_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     look_at_most(5, SqliteStore, monkeypatch)
@@ -130,7 +128,7 @@ def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, ot
 
 
 @pytest.mark.parametrize("stretch", [1, 3, 20])
-def test_a_walk_for_few_records_meets_each_once_whatever_one_statement_looks_at(
+def test_a_filtered_walk_finds_each_record_once_with_any_statement_limit(
     engine: Engine, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "STRETCH", stretch)
@@ -144,9 +142,7 @@ def test_a_walk_for_few_records_meets_each_once_whatever_one_statement_looks_at(
         assert all(len(each) <= size for each in found)
 
 
-def test_the_store_of_the_bench_is_one_that_the_engine_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_engine_reads_the_store_of_the_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Small here; ten million take minutes."""
     build(tmp_path / "semel.db", 2_000, unknown=30, items=50)
     measure(f"sqlite:///{tmp_path}/semel.db", rounds=1)

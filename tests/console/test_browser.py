@@ -57,7 +57,7 @@ def press_until_focused(page: Page, text: str) -> None:
     raise AssertionError(f"the keyboard does not reach {text!r}")
 
 
-def test_what_is_in_doubt_is_settled_by_the_keyboard_alone(page: tuple[Page, Engine, str]) -> None:
+def test_a_doubt_can_be_settled_by_keyboard_alone(page: tuple[Page, Engine, str]) -> None:
     pages, engine, id = page
     errors: list[str] = []
     pages.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
@@ -83,7 +83,7 @@ def test_what_is_in_doubt_is_settled_by_the_keyboard_alone(page: tuple[Page, Eng
     assert errors == []
 
 
-def test_a_command_between_its_steps_is_ended_by_the_keyboard_alone(page: tuple[Page, Engine, str]) -> None:
+def test_a_command_between_its_steps_can_be_ended_by_keyboard_alone(page: tuple[Page, Engine, str]) -> None:
     pages, engine, _ = page
     calls: list[str] = []
     id, retry = between_steps(engine, "between", calls)
@@ -110,7 +110,7 @@ def test_a_command_between_its_steps_is_ended_by_the_keyboard_alone(page: tuple[
     assert (retry().status, calls) == (409, ["charge", "mail"])
 
 
-def test_it_fits_a_phone_and_the_dark(page: tuple[Page, Engine, str]) -> None:
+def test_the_pages_fit_a_phone_and_dark_mode(page: tuple[Page, Engine, str]) -> None:
     pages, engine, _ = page
     form = f"/settle?id={unknown(engine, 'narrow')}"
     pages.set_viewport_size({"width": 360, "height": 740})

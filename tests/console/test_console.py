@@ -142,7 +142,7 @@ def test_a_group_is_settled_with_one_finding(store: Engine) -> None:
     assert {state_of(store, id) for id in ids} == {State.FAILED_NOT_REPLAYABLE}
 
 
-def test_the_second_operator_learns_who_was_first(store: Engine) -> None:
+def test_the_second_operator_sees_who_settled_first(store: Engine) -> None:
     id = unknown(store, "lost")
     olga, igor = console(store, "olga"), console(store, "igor")
     first, second = settling(olga, id, confirmed="yes"), settling(igor, id, confirmed="yes")
@@ -190,7 +190,7 @@ def test_a_form_of_another_origin_or_without_the_token_changes_nothing(
     assert state_of(store, id) is State.UNKNOWN
 
 
-def test_a_token_is_of_one_operator(store: Engine) -> None:
+def test_a_token_belongs_to_one_operator(store: Engine) -> None:
     id = unknown(store, "lost")
     both = Console(store, lambda request: request.headers["x-operator"])
     olga = TestClient(both, base_url="http://console.test", headers={"x-operator": "olga"})
@@ -315,7 +315,7 @@ def test_a_command_between_its_steps_is_ended_with_a_finding_for_each_step(engin
     assert calls == ["charge", "mail"]
 
 
-def test_of_two_operators_who_end_a_command_the_second_is_reported(store: Engine) -> None:
+def test_the_second_of_two_operators_who_end_a_command_is_refused(store: Engine) -> None:
     id, _ = between_steps(store, "k", [])
     olga, igor = console(store, "olga"), console(store, "igor")
     said = {f"step:{EVIL}": "happened", "confirmed": "yes"}
@@ -325,7 +325,7 @@ def test_of_two_operators_who_end_a_command_the_second_is_reported(store: Engine
     assert (refused.status_code, "olga has settled it: refunded" in refused.text) == (409, True)
 
 
-def test_a_command_that_goes_on_after_the_page_was_loaded_is_not_ended(store: Engine) -> None:
+def test_a_command_that_continued_after_the_page_was_loaded_is_not_ended(store: Engine) -> None:
     calls: list[str] = []
     id, retry = between_steps(store, "k", calls)
     client = console(store)
@@ -346,7 +346,7 @@ def test_a_finding_about_a_doubt_does_not_end_a_command_that_has_left_the_doubt(
     assert state_of(store, id) is State.CLAIMED
 
 
-def test_a_command_in_doubt_is_ended_whole_where_its_steps_are_answered(store: Engine) -> None:
+def test_a_command_in_doubt_is_ended_as_a_whole_with_a_finding_for_each_step(store: Engine) -> None:
     id, retry = step_in_doubt(store, "k", [])
     client = console(store)
     form = ending(client, id, **{"step:ship": "not", "confirmed": "yes"})
@@ -375,7 +375,7 @@ def test_a_finding_that_cannot_end_a_command_is_refused(store: Engine, fields: d
     assert state_of(store, id) is State.CLAIMED
 
 
-def test_steps_are_of_one_command_alone(store: Engine) -> None:
+def test_step_findings_apply_to_one_command(store: Engine) -> None:
     ids = [between_steps(store, f"k{number}", [])[0] for number in range(2)]
     client = console(store)
     form = settling(client, *ids, outcome="refused", status="409", confirmed="yes")
@@ -385,7 +385,7 @@ def test_steps_are_of_one_command_alone(store: Engine) -> None:
     assert {state_of(store, id) for id in ids} == {State.CLAIMED}
 
 
-def test_a_result_or_a_body_is_of_one_command_alone(store: Engine) -> None:
+def test_a_result_or_a_body_applies_to_one_command(store: Engine) -> None:
     ids = [step_in_doubt(store, f"k{number}", [])[0] for number in range(2)]
     client = console(store)
     for fields in (
@@ -397,7 +397,7 @@ def test_a_result_or_a_body_is_of_one_command_alone(store: Engine) -> None:
     assert {state_of(store, id) for id in ids} == {State.UNKNOWN}
 
 
-def test_a_page_that_was_stale_stays_so_when_the_form_comes_back(store: Engine) -> None:
+def test_a_stale_page_stays_stale_when_the_form_is_returned(store: Engine) -> None:
     id = unknown(store, "lost")
     client = console(store)
     stale = settling(client, id)
@@ -449,7 +449,7 @@ def test_an_invalid_finding_is_reported_and_the_form_keeps_its_values(
     assert state_of(store, id) is State.UNKNOWN
 
 
-def test_before_the_deadline_a_settlement_needs_the_tick(store: Engine) -> None:
+def test_a_settlement_before_the_deadline_needs_confirmation(store: Engine) -> None:
     id = unknown(store, "lost")
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
@@ -474,7 +474,7 @@ def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "a\nb", "a\0b", "\ud800", " "])
-def test_a_name_that_no_audit_trail_can_keep_is_no_name(store: Engine, name: str) -> None:
+def test_a_name_that_the_audit_trail_cannot_store_is_refused(store: Engine, name: str) -> None:
     assert console(store, name).get("/").status_code == 403
 
 
@@ -504,7 +504,7 @@ def test_damaged_records_are_named_and_cannot_be_settled(tmp_path: Path) -> None
     assert main(["settle", ids[1], "--did-not-happen", "--reason", "x", "--url", url]) == 1
 
 
-def test_what_the_store_refuses_is_a_page(tmp_path: Path) -> None:
+def test_a_refusal_of_the_store_is_shown_as_a_page(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url):
         pass
@@ -529,7 +529,7 @@ def test_a_read_only_console_has_no_form_and_refuses_changes(store: Engine) -> N
     assert state_of(store, id) is State.UNKNOWN
 
 
-def test_parked_events_are_tried_again(store: Engine) -> None:
+def test_parked_events_can_be_retried(store: Engine) -> None:
     store.run(command("done"), paid)
     events = Events(dialect_of(store.store, "events"))
     [waiting] = store.perform("events", lambda: events.find(0, 10, parked=False))
@@ -555,7 +555,7 @@ def test_a_store_without_an_outbox_has_no_events() -> None:
         assert client.post("/events", data={"token": token, "place": "1"}).status_code == 404
 
 
-def test_it_may_be_mounted_and_its_links_stay_inside(store: Engine) -> None:
+def test_a_mounted_console_links_within_its_mount(store: Engine) -> None:
     id = unknown(store, "lost")
     mounted = Starlette(routes=[Mount("/ops", Console(store, lambda request: "olga"))])
     client = TestClient(mounted, base_url="http://console.test")
@@ -601,7 +601,7 @@ def test_a_form_that_is_too_long_is_refused(store: Engine) -> None:
     assert console(store).post("/settle", data={f"f{n}": "x" for n in range(400)}).status_code == 400
 
 
-def test_a_store_that_is_away_is_reported_and_comes_back(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_until_it_is_back(tmp_path: Path) -> None:
     path = tmp_path / "semel.db"
     engine = Engine.connect(f"sqlite:///{path}")
     client = console(engine)
@@ -632,7 +632,7 @@ def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.
     assert max(asked) <= 1000
 
 
-def test_the_link_of_the_command_works_once_and_for_this_machine_alone(tmp_path: Path) -> None:
+def test_the_link_of_the_command_works_once_and_only_on_this_machine(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url) as made:
         unknown(made, "lost")

@@ -91,9 +91,7 @@ def test_postgresql_reads_by_the_index(filled: str, statement: Statement, index:
     assert not re.search(r"Seq Scan on semel_(record|inbox)", plan), plan
 
 
-def test_an_inbox_that_was_not_migrated_lacks_the_index_and_works(
-    filled: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_inbox_without_the_index_works(filled: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = new_database()
     with migrated(url) as engine, psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP INDEX semel_inbox_open")
@@ -127,7 +125,7 @@ def test_mariadb_reads_waiting_messages_and_a_census_by_the_index() -> None:
         assert read_census(engine).attention == ()
 
 
-def test_a_census_gives_as_many_unknown_as_open_ones_where_they_do_not_fit(filled: str) -> None:
+def test_a_full_census_has_as_many_unknown_as_open_records(filled: str) -> None:
     with Engine.connect(filled) as engine:
         seen = read_census(engine, 20)
         states = [record.state for record in seen.attention]

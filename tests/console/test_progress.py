@@ -31,7 +31,7 @@ def link_of(page: str, text: str) -> str:
     return found[1].replace("&amp;", "&")
 
 
-def test_a_bulk_shows_its_items_and_goes_on_by_itself_only_while_it_runs(engine: Engine) -> None:
+def test_a_bulks_page_reloads_only_while_the_bulk_runs(engine: Engine) -> None:
     seen: dict[str, Any] = {}
     client = console(engine)
 
@@ -83,7 +83,7 @@ def test_the_command_line_lists_the_same_bulks(tmp_path: Path, capsys: pytest.Ca
     assert "--items needs the KEY of a bulk" in capsys.readouterr().err
 
 
-def test_an_import_shows_its_rows_without_what_the_file_says(tmp_path: Path) -> None:
+def test_an_import_shows_its_rows_without_the_files_contents(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
     with migrated(url) as engine:
         client = console(engine)
@@ -146,7 +146,7 @@ def test_a_parked_message_is_counted_by_the_overview_and_warned_of_by_the_quick_
     assert "semel messages release" in page
 
 
-def test_a_parked_message_is_released_once_and_only_as_it_was_seen(engine: Engine) -> None:
+def test_a_parked_message_is_released_only_in_the_state_that_was_shown(engine: Engine) -> None:
     park(engine, f"order-7{EVIL}")
     client = console(engine)
     page = client.get("/messages?parked=1").text
@@ -207,7 +207,7 @@ def test_bad_parameters_get_an_error_page(engine: Engine, path: str, status: int
     assert "<h1>" in page.text
 
 
-def test_a_store_without_them_is_named() -> None:
+def test_a_store_without_bulks_and_messages_is_reported() -> None:
     with Engine.connect("memory://?persistence=none") as engine:
         for path in ("/bulks", "/imports", "/messages", "/bulks/00000000-0000-7000-8000-000000000000"):
             page = console(engine).get(path)
