@@ -107,7 +107,7 @@ def test_closing_does_not_wait_for_ever_for_an_atomic_command(folder: Folder) ->
     assert folder.sql("SELECT state FROM semel_record") == [(3,)]
 
 
-def test_a_loop_closed_before_it_could_commit(folder: Folder) -> None:
+def test_a_loop_closed_before_its_commit_loses_nothing(folder: Folder) -> None:
     """The next caller writes what was queued, and the next loop is served."""
     engine = folder.async_engine()
     loop = asyncio.new_event_loop()
@@ -179,7 +179,7 @@ def test_callers_cancelled_while_the_file_is_busy(folder: Folder, effects: str) 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_cancelling_a_driver_call_leaves_the_write_whole(folder: Folder) -> None:
+def test_cancelling_a_driver_call_does_not_split_the_write(folder: Folder) -> None:
     async def main() -> None:
         async with folder.async_engine("?busy_seconds=10") as engine:
             claims = [engine.core.attempt(command(f"k{place}", "external")) for place in range(3)]

@@ -224,7 +224,7 @@ def test_a_schema_without_a_version_is_refused(folder: Folder, harm: str) -> Non
 @pytest.mark.parametrize(
     "harm", ["state = 'over'", "answer_until = x'ff'", "forget_after = 'soon'", "forget_after = -1"]
 )
-def test_a_damaged_record_stops_no_upkeep(folder: Folder, harm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_record_does_not_stop_renewal(folder: Folder, harm: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The others are purged, and every look at the store comes to its end."""
     with folder.engine() as engine:
         for key in ("damaged", "sound"):
