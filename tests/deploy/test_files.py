@@ -39,7 +39,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
-def test_a_unit_is_one_that_systemd_reads(file: Path) -> None:
+def test_systemd_can_parse_the_unit(file: Path) -> None:
     unit = configparser.ConfigParser(strict=True, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have case
     unit.read_string(file.read_text("utf-8"))
@@ -81,7 +81,7 @@ def test_the_linter_of_dockerfiles_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["metadata"]["name"])
-def test_a_manifest_is_one_of_the_apis_schema(document: dict[str, Any]) -> None:
+def test_a_manifest_matches_the_schema_of_its_api(document: dict[str, Any]) -> None:
     # Not above: it compiles 38 grammars when it is imported, and each worker of a run imports every module of tests.
     import kubernetes_validate
 
@@ -91,12 +91,12 @@ def test_a_manifest_is_one_of_the_apis_schema(document: dict[str, Any]) -> None:
         kubernetes_validate.validate(misspelled, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_every_file_is_tried_here() -> None:
+def test_every_file_in_deploy_is_tested() -> None:
     assert {file.name for file in DEPLOY.iterdir()} == {*(file.name for file in UNITS), "Dockerfile", "kubernetes.yaml"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["metadata"]["name"])
-def test_a_manifest_has_what_kubernetes_asks_for(document: dict[str, Any]) -> None:
+def test_a_manifest_has_the_fields_that_kubernetes_requires(document: dict[str, Any]) -> None:
     assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
     [container] = pod(document)["containers"]
     assert {"name", "image"} <= set(container)
@@ -109,7 +109,7 @@ def test_a_manifest_has_what_kubernetes_asks_for(document: dict[str, Any]) -> No
             assert probe not in container or container[probe]["httpGet"]["port"] in ports
 
 
-def test_the_workers_probes_are_those_that_it_answers() -> None:
+def test_the_manifests_probes_are_those_that_the_worker_answers() -> None:
     [container] = pod(named("shop-worker"))["containers"]
     assert (container["livenessProbe"]["httpGet"]["path"], container["readinessProbe"]["httpGet"]["path"]) == (
         LIVE,
