@@ -96,7 +96,7 @@ def forget_modules(folder: Path) -> None:
             del sys.modules[name]
 
 
-def test_nothing_that_looks_like_an_example_evades_its_test() -> None:
+def test_every_block_that_looks_like_an_example_is_tested() -> None:
     """Shell and Python are written under one name each, so that none of them is overlooked."""
     found = [
         f"{name_of(page)}:{block.line} {block.language}"
@@ -117,7 +117,7 @@ def test_commands_are_distinguished_from_their_output() -> None:
     assert parse_console("$ echo a \\\n>   b\na b\n$ true\n") == [("echo a \\\n  b", "a b\n"), ("true", "")]
 
 
-def test_what_is_not_printed_is_seen(tmp_path: Path) -> None:
+def test_missing_output_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="shown"):
         run_console(Block("console", "$ echo one\ntwo\n", 1), "page", tmp_path, None)
     with pytest.raises(AssertionError, match="shown"):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals" / "kills.md"
 
 
-def test_every_test_that_it_names_is_there() -> None:
+def test_every_test_that_the_page_names_exists() -> None:
     named, file = 0, ""
     for path, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", PAGE.read_text("utf-8")):
         file = path or file

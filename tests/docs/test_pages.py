@@ -52,7 +52,7 @@ def test_generated_pages_are_current(generator: dict[str, Any], capsys: pytest.C
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_a_stale_page_is_seen(
+def test_a_stale_page_is_reported(
     generator: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = generator["main"].__globals__
@@ -68,7 +68,7 @@ def test_a_stale_page_is_seen(
 
 
 @pytest.mark.parametrize("name", ["tests/house/test_tidy.py::test_nothing", "no_such_case"])
-def test_a_test_that_is_not_there_is_not_named(name: str) -> None:
+def test_a_missing_test_cannot_be_named(name: str) -> None:
     with pytest.raises(LookupError):
         maker("named_tests").linked(name)
 
@@ -263,7 +263,7 @@ def test_variables_of_the_service_are_documented() -> None:
 # --- decisions ---
 
 
-def test_a_page_with_a_test_client_says_what_brings_it() -> None:
+def test_a_page_with_a_test_client_names_the_extra_that_installs_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     assert "httpx2" in extras["testing"]  # Starlette's test client refuses to be imported without
     for path in PAGES:

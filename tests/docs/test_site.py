@@ -85,7 +85,7 @@ def test_every_page_is_there(site: Built) -> None:
     assert [str(page) for page in pages if not (site.folder / page).exists()] == []
 
 
-def test_what_lives_above_the_documents_is_a_page_too(site: Built) -> None:
+def test_files_outside_of_docs_are_pages_too(site: Built) -> None:
     assert "What is not wanted" in (site.folder / "contributing.html").read_text("utf-8")
     assert "0.1.0" in (site.folder / "changelog.html").read_text("utf-8")
     assert 'href="contributing.html"' in (site.folder / "index.html").read_text("utf-8")
@@ -155,7 +155,7 @@ def test_a_function_is_not_taken_for_the_module_of_its_name(reference: Any) -> N
         reference.resolve("semel.nothing")
 
 
-def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     """A link to nowhere, an anchor that is not there, and a page that no list names."""
     (tmp_path / "index.md").write_text("# A\n\n## Start\n\n- [B](b.md)\n- [gone](gone.md)\n", "utf-8")
     (tmp_path / "b.md").write_text("# B\n\n[there](index.md#nothing)\n", "utf-8")
