@@ -158,7 +158,7 @@ def test_a_body_that_its_client_did_not_finish_is_no_command(serve: Serve, engin
     assert (ran, web.records()) == ([], [])
 
 
-def test_a_client_that_leaves_changes_nothing(made: Made) -> None:
+def test_a_client_that_disconnects_changes_nothing(made: Made) -> None:
     async def leave() -> Any:
         made.gate = asyncio.Event()
         call = asyncio.create_task(made.web.ask("/payments", PAYMENT))
