@@ -46,7 +46,9 @@ async def _swallows_an_error(db: Writes) -> None:
 
 
 @pytest.mark.parametrize("habit", [_commits, _swallows_an_error])
-def test_a_habit_changes_nothing(fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]]) -> None:
+def test_a_handlers_commit_or_rollback_does_not_end_the_unit(
+    fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]]
+) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await habit(db)
         assert (outside.rows(), outside.states) == ([], [])
