@@ -105,7 +105,7 @@ PSYCOPGS: list[Callable[[Writes], Awaitable[None]]] = [_commits, _rolls_back, _w
 
 @pytest.mark.parametrize("habit", [*HABITS, *PSYCOPGS, _closes])
 @pytest.mark.parametrize("ends", ["made", "fails", "refuses"])
-def test_a_habit_changes_nothing(
+def test_a_handlers_commit_or_rollback_does_not_end_the_unit(
     fellow: Fellow, outside: Outside, habit: Callable[[Writes], Awaitable[None]], ends: str
 ) -> None:
     if habit in PSYCOPGS and fellow.kind == "asyncpg":
