@@ -46,9 +46,9 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         f"{_GRPC}::test_the_key_may_be_a_field_of_the_request",
         f"{_BERRY}::test_a_key_in_an_input_object_and_arguments_that_do_not_count",
     ),
-    Feature.PERMIT: (f"{_GRPC}::test_a_method_reaches_its_permit", f"{_BERRY}::test_the_permit_is_the_fields_own"),
+    Feature.PERMIT: (f"{_GRPC}::test_a_method_reaches_its_permit", f"{_BERRY}::test_the_permit_belongs_to_the_field"),
     Feature.STEPS: (
-        "tests/grpc/test_stopped.py::test_a_retry_makes_no_finished_step_again",
+        "tests/grpc/test_stopped.py::test_a_retry_repeats_no_finished_step",
         f"{NO}not tested",
     ),
     Feature.SESSION: (_CONNECTION, _CONNECTION),
@@ -61,7 +61,7 @@ _NAMED: Final[Mapping[Feature, tuple[str, str]]] = {
         "tests/frameworks/test_strawberry_served.py::test_a_kill_before_the_commit_of_an_atomic_field_undoes_it",
     ),
     Feature.EXCEPTION: (
-        f"{_GRPC}::test_an_exception_is_unknown_and_the_first_caller_sees_it_as_grpc_has_it",
+        f"{_GRPC}::test_an_exception_is_unknown_and_reaches_the_first_caller_unchanged",
         f"{_BERRY}::test_an_error_of_the_resolver_leaves_the_outcome_unknown",
     ),
     Feature.STREAM: (

@@ -139,7 +139,7 @@ SETTINGS: Final = (
             _KEPT,
             Cell(
                 "kept",
-                ("tests/mariadb/test_faults.py::test_a_killed_server_is_found_again_with_all_that_was_acknowledged",),
+                ("tests/mariadb/test_faults.py::test_a_killed_server_returns_with_all_acknowledged_writes",),
                 played=("server killed mariadb atomic",),
             ),
             _DISK,
@@ -165,7 +165,7 @@ SETTINGS: Final = (
             Cell("kept"),
             Cell(
                 f"**lost**: the last second; {_NOT_STARTED}",
-                ("tests/mariadb/test_global_settings.py::test_a_server_is_asked_for_its_real_settings",),
+                ("tests/mariadb/test_global_settings.py::test_settings_are_read_from_the_server",),
             ),
             Cell("**lost**: the last second"),
             Cell("**lost**: writes that had not arrived"),
@@ -284,7 +284,7 @@ def _played(cell: Cell) -> list[str]:
     for name in cell.played:
         if name not in (losing if lost else sound):
             raise LookupError(f"{name!r} is not played, or something else comes of it than {cell.says!r}")
-    test = "test_the_predicted_loss_is_found" if lost else "test_nothing_is_broken"
+    test = "test_the_predicted_loss_is_found" if lost else "test_no_invariant_is_violated"
     return [f"{_NEMESES}::{test}"] if cell.played else []
 
 

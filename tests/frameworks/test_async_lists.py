@@ -93,7 +93,7 @@ def over(server: Served, job: str) -> dict[str, Any]:
     return found
 
 
-def test_a_list_that_dies_in_a_chunk_or_behind_its_end_has_each_effect_once(shop_to_die: Shop) -> None:
+def test_a_list_killed_in_or_after_a_chunk_has_each_effect_once(shop_to_die: Shop) -> None:
     shop = shop_to_die
 
     def send(server: Served, kill: int) -> None:
@@ -121,7 +121,7 @@ def test_a_list_that_dies_in_a_chunk_or_behind_its_end_has_each_effect_once(shop
     shop.served(replay)
 
 
-def test_an_import_that_dies_books_each_row_once(shop_to_die: Shop) -> None:
+def test_a_killed_import_books_each_row_once(shop_to_die: Shop) -> None:
     shop = shop_to_die
 
     def send(server: Served) -> None:
@@ -140,7 +140,7 @@ def test_an_import_that_dies_books_each_row_once(shop_to_die: Shop) -> None:
     shop.served(go_on)
 
 
-def test_who_is_not_let_in_leaves_nothing(shop: Shop) -> None:
+def test_a_refused_caller_leaves_no_record(shop: Shop) -> None:
     def story(server: Served) -> None:
         for _ in range(2):
             assert server.ask("/cases/7", items(), key="k", caller="mallory").status == 401
@@ -172,7 +172,7 @@ def leave_midway(server: Served, path: str, start: bytes, kind: str) -> None:
     connection.close()
 
 
-def test_a_client_that_leaves_midway_has_done_nothing(shop: Shop) -> None:
+def test_a_client_that_disconnects_midway_has_done_nothing(shop: Shop) -> None:
     lines = b"".join(json.dumps(item).encode() + b"\n" for item in items())
 
     def story(server: Served) -> None:

@@ -126,12 +126,12 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[tuple[str
     return answers
 
 
-def test_another_path_is_never_answered_with_the_first_ones_list(serve: Callable[..., Any]) -> None:
+def test_another_path_never_gets_the_first_paths_answer(serve: Callable[..., Any]) -> None:
     assert serve(BOTH, *BOTH, BOTH[0]) == [(200, None), (422, None), (200, "true")]
     assert len(done) == 2
 
 
-def test_a_view_whose_closure_has_no_value_yet_is_no_list() -> None:
+def test_a_view_with_an_empty_closure_is_not_a_list() -> None:
     def made() -> Callable[[], Any]:
         def view() -> Any:
             return later

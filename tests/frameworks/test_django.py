@@ -45,7 +45,7 @@ VIEWS = (
 )  # where the database makes a difference
 
 
-def test_the_project_passes_its_own_tests_also_under_atomic_requests_and_on_postgresql(tmp_path: Path) -> None:
+def test_the_project_passes_its_tests_under_atomic_requests_and_on_postgresql(tmp_path: Path) -> None:
     """Three processes at once: each waits for more than half of its time."""
     runs: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         "plain": ((SITE,), {}),
@@ -115,7 +115,7 @@ def test_the_command_line_works_on_the_projects_store(servers: dict[str, Served]
     assert "SUCCEEDED" in django(served.folder, "semel", "explain", key)
 
 
-def test_a_worker_and_a_check_set_up_the_project_that_the_environment_names(servers: dict[str, Served]) -> None:
+def test_worker_and_check_set_up_the_project_of_the_environment(servers: dict[str, Served]) -> None:
     folder = servers["gunicorn"].folder
 
     def semel(settings: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +134,7 @@ def test_a_worker_and_a_check_set_up_the_project_that_the_environment_names(serv
     assert "rest.charge" in checked.stdout
 
 
-def test_a_wrong_setting_is_an_error_of_the_check_and_nothing_is_served_with_it(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_a_check_error_and_serves_no_command(tmp_path: Path) -> None:
     """In a process that has not imported the views yet, which declare their operations."""
     (tmp_path / "misspelt.py").write_text(
         f"from {SITE}.settings import *\nSEMEL = {{'TENENT': 'shop', 'CALLER': 'semel.http.caller.single_caller'}}\n"

@@ -125,7 +125,7 @@ def test_a_key_is_required_unless_it_is_optional(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("path", ["/atomic", "/external"])
-def test_what_refuses_before_the_view_leaves_no_record(shop: Shop, path: str) -> None:
+def test_a_refusal_before_the_view_leaves_no_record(shop: Shop, path: str) -> None:
     assert shop.ask(path, {"what": "a"}, caller=None).status_code == 401
     assert shop.ask(path, {"what": "b"}, headers={"X-Csrf": "bad"}).status_code == 400
     assert shop.ask("/numbered/none", {"what": "b"}).status_code == 404
@@ -159,7 +159,9 @@ def test_what_refuses_before_the_view_leaves_no_record(shop: Shop, path: str) ->
         ("redirect", [303, 303], "SUCCEEDED", 1),
     ],
 )
-def test_how_an_atomic_view_ends(shop: Shop, do: str, statuses: list[int], state: str | None, effects: int) -> None:
+def test_an_atomic_view_commits_or_rolls_back_by_its_answer(
+    shop: Shop, do: str, statuses: list[int], state: str | None, effects: int
+) -> None:
     assert [shop.ask("/atomic", {"do": do}).status_code for _ in range(2)] == statuses
     assert (shop.state(), len(shop.effects())) == (state, effects)
 
@@ -178,12 +180,12 @@ def test_how_an_atomic_view_ends(shop: Shop, do: str, statuses: list[int], state
         ("long", [201, 409], "SUCCEEDED"),
     ],
 )
-def test_how_an_external_view_ends(shop: Shop, do: str, statuses: list[int], state: str) -> None:
+def test_an_external_view_settles_by_its_answer(shop: Shop, do: str, statuses: list[int], state: str) -> None:
     assert [shop.ask("/external", {"do": do}).status_code for _ in range(2)] == statuses
     assert shop.state() == state
 
 
-def test_an_exception_behind_the_view_is_no_success(shop: Shop) -> None:
+def test_an_exception_after_the_view_is_not_a_success(shop: Shop) -> None:
     assert shop.ask("/hidden", {"do": "fail above"}).status_code == 200  # an error handler finds it fine
     assert (shop.ask("/hidden", {"do": "fail above"}).status_code, shop.state()) == (409, "UNKNOWN")
     shop.key = "another"
@@ -194,7 +196,7 @@ def test_an_exception_behind_the_view_is_no_success(shop: Shop) -> None:
     assert (shop.state(), "never" in shop.effects()) == (None, False)
 
 
-def test_a_replay_leaves_whatever_the_application_makes_of_it(shop: Shop) -> None:
+def test_a_replay_is_sent_whatever_the_application_makes_of_it(shop: Shop) -> None:
     first = shop.ask("/external")
     replay = shop.ask("/external", headers={"X-Outer": "fail"})
     assert (replay.status_code, replay.data) == (201, first.data)
@@ -211,7 +213,7 @@ def test_an_exception_that_leaves_the_application_is_settled(shop: Shop) -> None
         shop.ask("/external", {"do": "raise"}, headers={"X-Outer": "fail"})
 
 
-def test_a_stream_that_breaks_is_no_success(shop: Shop) -> None:
+def test_a_stream_that_breaks_is_not_a_success(shop: Shop) -> None:
     assert shop.ask("/atomic", {"do": "breaks"}).status_code == 500  # it is read inside the view
     assert (shop.state(), shop.effects()) == (None, [])
     with pytest.raises(ZeroDivisionError):
@@ -219,7 +221,7 @@ def test_a_stream_that_breaks_is_no_success(shop: Shop) -> None:
     assert shop.state() == "UNKNOWN"
 
 
-def test_an_answer_shorter_than_its_length_is_no_success(shop: Shop) -> None:
+def test_an_answer_shorter_than_its_length_is_not_a_success(shop: Shop) -> None:
     with pytest.raises(IncompleteAnswer):
         shop.ask("/external", {"do": "cut"})
     assert shop.state() == "UNKNOWN"
@@ -232,7 +234,7 @@ def test_an_atomic_answer_that_is_too_long_is_rolled_back(shop: Shop) -> None:
     assert (shop.state(), shop.effects()) == (None, [])
 
 
-def test_one_response_object_for_all_gives_each_its_own_answer(shop: Shop) -> None:
+def test_a_shared_response_object_gives_each_request_its_own_answer(shop: Shop) -> None:
     first = shop.ask("/external", {"do": "shared"})
     shop.key = "another"
     second = shop.ask("/external", {"do": "shared"})
@@ -247,7 +249,7 @@ def test_a_decorator_above_may_make_the_response(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("do", ["", "stream"])  # an exception in Flask is a cycle of Flask's own
-def test_no_request_leaves_a_capture_to_the_collector(shop: Shop, do: str) -> None:
+def test_no_request_leaves_a_capture_to_the_garbage_collector(shop: Shop, do: str) -> None:
     shop.ask("/external", {"do": do})
     gc.collect()
     gc.disable()
@@ -262,7 +264,7 @@ def test_no_request_leaves_a_capture_to_the_collector(shop: Shop, do: str) -> No
         gc.enable()
 
 
-def test_a_client_that_goes_away_leaves_the_answer(shop: Shop) -> None:
+def test_an_answer_is_stored_although_the_client_disconnects(shop: Shop) -> None:
     sent: list[str] = []
     body = b'{"do": "long"}'
     environ = {
@@ -283,7 +285,7 @@ def test_a_client_that_goes_away_leaves_the_answer(shop: Shop) -> None:
 # --- what is asked for ------------------------------------------------------------------------------------
 
 
-def test_the_path_counts_where_it_says_what_is_asked_for(shop: Shop) -> None:
+def test_the_path_counts_if_several_rules_lead_to_the_view(shop: Shop) -> None:
     assert shop.ask("/approve").status_code == 201
     assert shop.ask("/reject").status_code == 422
     shop.key = "one"
@@ -318,7 +320,7 @@ def test_a_form_with_a_file_is_read_before_and_after_the_claim(shop: Shop) -> No
     assert shop.effects() == ["n 600000"]
 
 
-def test_bodies_that_are_too_long_are_refused_and_others_pass(shop: Shop) -> None:
+def test_bodies_beyond_the_limit_are_refused(shop: Shop) -> None:
     body = b"x" * 9_000_000
     assert shop.ask("/external", body, form=True).status_code == 413
     assert b"9000000" in shop.ask("/plain", body, form=True, key=None).data
@@ -366,7 +368,7 @@ def test_a_session_that_has_written_before_the_command_is_refused(shop: Shop, ho
     assert shop.ask("/atomic").status_code == 201
 
 
-def test_the_session_is_given_back_where_a_context_outlives_the_request(shop: Shop) -> None:
+def test_the_session_is_returned_if_a_context_outlives_the_request(shop: Shop) -> None:
     with shop.app.app_context():
         session = flask_shop.db.session
         assert session.scalars(session.query(flask_shop.Effect).statement).all() == []
@@ -437,7 +439,7 @@ def test_a_session_of_another_database_is_refused_at_the_first_request(tmp_path:
             app.test_client().post("/")
 
 
-def test_a_scoped_session_of_the_applications_own_joins(tmp_path: Path) -> None:
+def test_the_applications_own_scoped_session_joins(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
     alchemy = sqlalchemy.create_engine(url)
     sessions = scoped_session(sessionmaker(alchemy))
@@ -507,7 +509,7 @@ def test_a_second_session_cannot_commit_outside_of_the_command(tables: Callable[
         closed(app, db)
 
 
-def test_a_session_beside_the_applications_is_its_own(tables: Callable[[], tuple[str, str]]) -> None:
+def test_a_separate_session_stays_separate(tables: Callable[[], tuple[str, str]]) -> None:
     uri, store = tables()
     with migrated(store) as engine:
         app, db, semel = session_app(uri, engine)
@@ -568,7 +570,7 @@ def test_rows_that_were_written_before_the_command_are_never_lost(
         closed(app, db)
 
 
-def test_a_session_that_was_closed_after_it_had_written_is_as_new(tmp_path: Path) -> None:
+def test_a_session_closed_after_a_write_is_usable_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
     alchemy = sqlalchemy.create_engine(url)
     sessions = scoped_session(sessionmaker(alchemy))
@@ -587,7 +589,7 @@ def test_a_session_that_was_closed_after_it_had_written_is_as_new(tmp_path: Path
     alchemy.dispose()
 
 
-def test_an_exception_that_a_view_returns_is_the_answer_that_it_is(tmp_path: Path) -> None:
+def test_an_http_exception_that_a_view_returns_is_its_answer(tmp_path: Path) -> None:
     """Werkzeug's exceptions are applications too, and Flask calls one that a view returns."""
     url = f"sqlite:///{tmp_path}/shop.db"
     with migrated(url) as engine:
@@ -620,7 +622,7 @@ def view() -> str:
     return "made"
 
 
-def test_what_is_given_wrongly_is_refused_at_once() -> None:
+def test_wrong_arguments_are_refused_at_once() -> None:
     engine = Engine.connect("memory://")
     with pytest.raises(ConfigurationError, match="who is calling"):
         Semel(Flask("a"), engine)
@@ -684,7 +686,7 @@ def test_a_decorator_above_a_blueprints_route_is_refused_at_the_first_request() 
             app.test_client().get(path)
 
 
-def test_a_command_that_get_leads_to_is_refused_at_the_first_request() -> None:
+def test_a_command_reachable_by_get_is_refused_at_the_first_request() -> None:
     app, semel = app_with()
     app.route("/", methods=["GET", "POST"])(semel.command("both", effects="external")(view))
     with pytest.raises(ConfigurationError, match="routed to by GET"):

@@ -154,7 +154,7 @@ class Gone:
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError("gone")])
 @pytest.mark.parametrize("prefer", [None, "respond-async"])
-def test_a_client_that_leaves_in_the_middle_of_its_list_has_done_nothing(
+def test_a_client_that_disconnects_during_its_list_has_done_nothing(
     shop: Shop, error: Exception | None, prefer: str | None
 ) -> None:
     headers = {**dict(LINES), "X-User": "alice", "Idempotency-Key": shop.key}
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_list_has_done_nothing(
     assert shop.post(jsonl(CASES), LINES).status_code == 207
 
 
-def test_202_shows_its_progress_and_ends_as_the_other_form_does(shop: Shop) -> None:
+def test_an_accepted_list_shows_its_progress_and_gets_the_same_answer(shop: Shop) -> None:
     shop.gate = threading.Event()
     asked = [*JSON, ("Prefer", "respond-async")]
     first = shop.post(CASES, asked)
@@ -189,12 +189,12 @@ def test_202_shows_its_progress_and_ends_as_the_other_form_does(shop: Shop) -> N
     assert shop.effects == [0, 1, 2, 4]
 
 
-def test_where_there_is_no_place_the_client_waits(shop: Shop) -> None:
+def test_without_a_free_thread_the_client_waits(shop: Shop) -> None:
     shop.bulk._accepted = Accepted(at_once=0)
     assert shop.post(CASES, [*JSON, ("Prefer", "respond-async")]).status_code == 207
 
 
-def test_a_list_that_breaks_goes_on_with_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_failed_continues_with_a_retry(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.raises = HandlerError("wrong for all")
     assert shop.post(CASES).status_code == 500
     told: list[Any] = []
@@ -207,7 +207,7 @@ def test_a_list_that_breaks_goes_on_with_a_retry(shop: Shop, monkeypatch: pytest
     assert shop.effects == [0, 1, 2, 4]
 
 
-def test_what_is_given_wrongly_is_refused_at_once(shop: Shop) -> None:
+def test_wrong_arguments_are_refused_at_once(shop: Shop) -> None:
     async def late(item: BulkItem) -> None:
         return None
 

@@ -129,7 +129,7 @@ def test_without_the_preference_or_a_place_the_client_waits(shop: Shop) -> None:
     assert len(shop.effects) == 4
 
 
-def test_what_is_refused_at_the_door_is_never_accepted(shop: Shop) -> None:
+def test_a_request_refused_before_the_view_gets_no_202(shop: Shop) -> None:
     shop.lets_in = False
     assert shop.ask(ASYNC).status_code == 401
     shop.lets_in = True
@@ -139,7 +139,7 @@ def test_what_is_refused_at_the_door_is_never_accepted(shop: Shop) -> None:
     assert shop.effects == ["charge 7 parcel for bob", "ship 7 parcel for bob"]
 
 
-def test_a_request_that_comes_to_no_view_again_has_done_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_that_reaches_no_view_has_done_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", lambda what: told.append(str(what.exc_value)))
     asked: list[int] = []
@@ -163,7 +163,7 @@ def _raise(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away"), ValueError("which an error handler makes a redirect of")])
-def test_an_error_behind_the_202_goes_on_with_a_completer(shop: Shop, error: Exception) -> None:
+def test_a_completer_continues_after_an_error_behind_the_202(shop: Shop, error: Exception) -> None:
     shop.gate.set()
     right, shop.ends = shop.ends, lambda: _raise(error)
     assert shop.ask(ASYNC).status_code == 202
@@ -206,7 +206,7 @@ def test_a_completer_without_access_reports_it_and_claims_nothing(shop: Shop) ->
     assert shop.ask().headers["Idempotency-Replayed"] == "true"
 
 
-def test_a_long_answer_behind_the_202_is_run_to_its_end(shop: Shop) -> None:
+def test_a_long_answer_behind_the_202_is_read_to_its_end(shop: Shop) -> None:
     shop.gate.set()
     shop.ends = lambda: ((b"x" * 100_000 for _ in range(20)), 201)
     assert shop.ask(ASYNC).status_code == 202

@@ -44,7 +44,7 @@ async def approve(item: BulkItem) -> None: ...
 @pytest.mark.parametrize(
     ("of_handler", "body_bytes_max", "status"), [({}, 10_000, 200), ({"request_max_body_size": 500}, 10_000, 413)]
 )
-def test_a_list_may_be_as_long_as_it_says_and_not_as_litestar_does(
+def test_a_list_is_limited_by_its_own_option_not_litestars(
     engine: AsyncEngine, of_handler: dict[str, Any], body_bytes_max: int, status: int
 ) -> None:
     semel = LitestarSemel(engine, caller=single_caller)
@@ -114,7 +114,7 @@ async def read_in_pieces_to_nowhere() -> None:
 )
 @pytest.mark.parametrize("path", ["/cases", "/logged", "/own"])
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_a_hook_that_reads_a_lists_body_in_quart_gets_it(
+def test_a_quart_hook_can_read_a_lists_body(
     engine: AsyncEngine, before: Any, config: dict[str, Any], status: int, path: str, in_pieces: bool
 ) -> None:
     async def story(client: Any) -> None:

@@ -148,7 +148,7 @@ def test_handlers_of_each_kind_are_protected(client: Client, shop: Shop) -> None
     assert shop.done == [5, "x", 7, -7, "stream", "behind"]
 
 
-def test_callers_of_semels_own_read_litestars_state() -> None:
+def test_from_state_reads_litestars_state() -> None:
     semel = made(caller=from_state("user"))
 
     @post("/pay")
@@ -232,7 +232,7 @@ def test_one_handler_under_two_prefixes_is_two_commands() -> None:
     assert done == ["/a/pay"]
 
 
-def test_options_that_cannot_be_are_refused() -> None:
+def test_impossible_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs an AsyncEngine"):
         Semel(Engine.connect("memory://?persistence=none"), caller=caller)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="caller"):

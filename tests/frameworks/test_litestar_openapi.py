@@ -124,7 +124,7 @@ def test_a_key_that_is_derived_needs_no_header(document: dict[str, Any]) -> None
     assert operation["x-semel"]["keyFrom"] == "path:number"
 
 
-def test_what_is_no_command_is_as_litestar_describes_it(document: dict[str, Any]) -> None:
+def test_other_handlers_keep_litestars_description(document: dict[str, Any]) -> None:
     free = document["paths"]["/free"]["get"]
     assert ("x-semel" in free, list(free["responses"])) == (False, ["200"])
 

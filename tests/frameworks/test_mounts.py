@@ -204,7 +204,9 @@ EVERYWHERE = [*((make, place) for make in ASYNC for place in (mounted, dispatche
 
 
 @pytest.mark.parametrize(("make", "place"), EVERYWHERE)
-def test_another_place_is_refused_the_answer_of_the_first(serve: Callable[..., Ask], make: Any, place: Any) -> None:
+def test_another_mount_point_does_not_get_the_answer_of_the_first(
+    serve: Callable[..., Ask], make: Any, place: Any
+) -> None:
     ask = serve(make, place)
     status, _, replayed, effects = ask("/eu/payments")
     assert (status < 300, replayed, effects) == (True, False, 1)
@@ -214,7 +216,7 @@ def test_another_place_is_refused_the_answer_of_the_first(serve: Callable[..., A
 
 
 @pytest.mark.parametrize("make", DECLARED)
-def test_places_that_were_declared_as_one_share_their_answers(serve: Callable[..., Ask], make: Any) -> None:
+def test_mount_points_declared_as_one_share_their_answers(serve: Callable[..., Ask], make: Any) -> None:
     ask = serve(make, paths="one")
     assert ask("/eu/payments")[2:] == (False, 1)
     assert ask("/us/payments")[2:] == (True, 1)

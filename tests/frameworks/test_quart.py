@@ -171,7 +171,7 @@ def test_a_body_that_quart_refuses_leaves_no_record(shop: Shop) -> None:
     shop.run(story)
 
 
-def test_a_body_that_comes_too_slowly_is_refused_and_leaves_no_record() -> None:
+def test_a_slow_body_is_refused_and_leaves_no_record() -> None:
     shop = Shop(body_seconds_max=1)
 
     async def story(client: QuartClient) -> None:
@@ -196,7 +196,7 @@ def test_an_abort_with_a_redirect_is_the_answer(shop: Shop) -> None:
     shop.run(story)
 
 
-def test_an_exception_behind_the_view_is_no_success(shop: Shop) -> None:
+def test_an_exception_after_the_view_is_not_a_success(shop: Shop) -> None:
     @shop.app.errorhandler(500)
     async def fine(error: Exception) -> Any:
         return "a page", 200
@@ -293,7 +293,7 @@ def file(tmp_path: Path) -> str:
     return url
 
 
-def test_the_applications_completer_runs_what_another_worker_has_left(file: str) -> None:
+def test_the_applications_completer_finishes_what_another_worker_abandoned(file: str) -> None:
     shop, left = Shop(file), asyncio.Event()
 
     @shop.app.post("/jobs")
@@ -342,7 +342,7 @@ def test_an_atomic_view_that_aborts_with_a_redirect_has_written_nothing(file: st
 HYPERCORN = ("hypercorn", "tests.frameworks.quart_shop:app", "--bind", "127.0.0.1:{port}")
 
 
-def test_clients_that_go_away(tmp_path: Path, file: str) -> None:
+def test_a_disconnected_client_ends_only_unprotected_views(tmp_path: Path, file: str) -> None:
     """A view that has claimed runs to its end; an endless stream ends behind its client."""
     what, key = uuid.uuid4().hex[:12], uuid.uuid4().hex
     with serving(tmp_path, *HYPERCORN) as server:

@@ -234,7 +234,7 @@ def test_variables_count_and_the_text_of_the_query_does_not(shop: Shop) -> None:
     assert code(other) == "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
 
 
-def test_each_field_of_a_request_has_a_key_of_its_own(shop: Shop) -> None:
+def test_each_field_of_a_request_has_its_own_key(shop: Shop) -> None:
     one, other = 'one: pay(amount: 50, key: "a") {number}', 'other: pay(amount: 50, key: "b") {number}'
     same = 'same: pay(amount: 50, key: "a") {number}'
     [both, swapped] = shop.ask(f"mutation {{ {one} {other} {same} }}", f"mutation {{ {other} {one} }}")
@@ -341,7 +341,7 @@ def test_a_declared_refusal_is_kept_with_its_code(mode: Mode) -> None:
     assert shop.paid == [50]
 
 
-def test_a_verdict_that_the_resolver_met_elsewhere_is_its_own_error(shop: Shop) -> None:
+def test_a_verdict_from_another_command_is_the_resolvers_own_error(shop: Shop) -> None:
     class Other(ConfigurationError):
         pass
 
@@ -394,7 +394,7 @@ def test_duplicates_at_once_have_one_effect() -> None:
     assert shop.paid == [50]
 
 
-def test_a_command_still_in_flight_says_when_to_ask_again() -> None:
+def test_a_running_command_states_when_to_retry() -> None:
     shop = Shop("async", wait_seconds=0)
 
     async def twice() -> Any:
@@ -426,7 +426,7 @@ def test_a_command_still_in_flight_says_when_to_ask_again() -> None:
     assert extensions["retryAfter"] >= 1
 
 
-def test_the_permit_is_the_fields_own(mode: Mode) -> None:
+def test_the_permit_belongs_to_the_field(mode: Mode) -> None:
     shop = Shop(mode)
     keys = []
     pay_ = shop.pay
@@ -484,7 +484,7 @@ def test_rows_and_record_of_an_atomic_field_are_committed_together(mode: Mode, t
     assert rows == [1]
 
 
-def test_a_client_that_goes_away_does_not_end_the_command() -> None:
+def test_a_client_that_disconnects_does_not_end_the_command() -> None:
     engine = AsyncEngine.connect("memory://")
     ended: list[int] = []
 
@@ -520,7 +520,7 @@ def test_a_client_that_goes_away_does_not_end_the_command() -> None:
         ({"effects": "atomic"}, ["IDEMPOTENCY_ANSWER_TOO_LARGE"] * 2, 2),
     ],
 )
-def test_a_result_that_is_another_than_declared(
+def test_a_result_of_another_type_than_declared_is_refused(
     settings: dict[str, Any], expected: list[str], effects: int, tmp_path: Path
 ) -> None:
     shop = Shop("sync", f"sqlite:///{tmp_path / 'shop.db'}", **settings)
@@ -543,7 +543,7 @@ def test_a_result_that_is_another_than_declared(
         (StoreTimeout("db1.internal is silent"), True, "The commit was not confirmed"),
     ],
 )
-def test_a_store_that_fails_is_reported_without_its_own_words(error: SemelError, maybe_done: bool, detail: str) -> None:
+def test_a_store_error_is_reported_without_its_text(error: SemelError, maybe_done: bool, detail: str) -> None:
     why = RefusedCall.of(error, maybe_done=maybe_done)
 
     assert why is not None
@@ -551,7 +551,7 @@ def test_a_store_that_fails_is_reported_without_its_own_words(error: SemelError,
     assert why.detail.startswith(detail)
 
 
-def test_a_commit_that_the_database_refuses_is_an_error_of_the_field_and_no_outage(mode: Mode, tmp_path: Path) -> None:
+def test_a_refused_commit_is_an_error_of_the_field_not_an_outage(mode: Mode, tmp_path: Path) -> None:
     shop = Shop(mode, f"sqlite:///{tmp_path / 'shop.db'}", effects="atomic")
 
     def write(info: strawberry.Info, amount: int, note: Any) -> Payment:
@@ -680,7 +680,7 @@ def test_an_inherited_field_is_the_same_command_whatever_kind_of_method_it_is() 
     assert paid == [5, 0]
 
 
-def test_a_verdict_passes_where_other_errors_are_masked(shop: Shop) -> None:
+def test_verdicts_pass_although_other_errors_are_masked(shop: Shop) -> None:
     def is_hidden(error: GraphQLError) -> bool:
         return "keyAction" not in (error.extensions or {})
 

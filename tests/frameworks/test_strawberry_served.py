@@ -96,7 +96,7 @@ def _is_cut(status: int) -> None:
     assert status == 0
 
 
-def test_a_kill_behind_the_commit_of_an_atomic_field_loses_the_answer_alone(folder: Path) -> None:
+def test_a_kill_after_the_commit_of_an_atomic_field_loses_only_the_answer(folder: Path) -> None:
     die(folder, lambda server: _is_cut(write(server, path="/graphql/?die=after").status))
 
     def again(server: Served) -> None:
@@ -160,7 +160,7 @@ def schema_on(engine: Engine | AsyncEngine, seen: list[Any], **options: Any) -> 
 SEND: Final = "mutation ($key: String!, $letter: Letter!) { send(key: $key, letter: $letter) }"
 
 
-def test_files_inside_of_inputs_count_and_are_given_from_where_they_stood() -> None:
+def test_files_inside_inputs_count_and_keep_their_position() -> None:
     seen: list[Any] = []
     with closing(Engine.connect("memory://")) as engine:
         engine.open()

@@ -101,13 +101,13 @@ def test_two_calls_have_two_keys(send: Send) -> None:
     assert one.keys != other.keys
 
 
-def test_a_key_of_the_callers_own_stays(send: Send) -> None:
+def test_a_key_given_by_the_caller_stays(send: Send) -> None:
     _, server = send(Code.UNAVAILABLE, metadata=(("idempotency-key", "stored-with-the-intent"),))
     assert server.keys == ["stored-with-the-intent"] * 2
 
 
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.INTERNAL, Code.UNKNOWN, Code.RESOURCE_EXHAUSTED])
-def test_a_call_that_a_retry_cannot_help_is_not_sent_again(send: Send, code: Code) -> None:
+def test_a_final_error_is_not_retried(send: Send, code: Code) -> None:
     ended, server = send(code)
     assert (ended, len(server.keys)) == (code, 1)
 
@@ -131,7 +131,7 @@ def test_impossible_options_are_refused(options: Any) -> None:
             kind(METHOD)
 
 
-def test_details_that_cannot_be_read_ask_for_no_delay() -> None:
+def test_unreadable_details_request_no_delay() -> None:
     from semel.integrations.grpc.status import DETAILS, retry_delay
 
     assert retry_delay([(DETAILS, b"\xff\xff not a status")]) is None

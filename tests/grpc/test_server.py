@@ -57,7 +57,7 @@ def test_a_retry_gets_the_first_response_and_nothing_happens_again(serve: Serve)
     assert trailing(first)["semel-operation"] == trailing(second)["semel-operation"]
 
 
-def test_another_key_another_caller_and_another_method_are_other_commands(serve: Serve) -> None:
+def test_key_caller_and_method_distinguish_commands(serve: Serve) -> None:
     service = serve(operations={METHOD: Policy(), OTHER: Policy()})
     calls = [
         service.send("one"),
@@ -110,13 +110,13 @@ def test_a_call_without_a_caller_does_nothing(serve: Serve) -> None:
     )
 
 
-def test_where_the_key_is_optional_a_call_without_one_runs_each_time(serve: Serve) -> None:
+def test_without_its_optional_key_a_call_runs_each_time(serve: Serve) -> None:
     service = serve(operations={METHOD: Policy(key="optional")})
     assert [service.send(key=None).code() for _ in range(2)] == [Code.OK, Code.OK]
     assert len(service.seen) == 2
 
 
-def test_a_method_that_is_not_declared_passes_as_it_is(serve: Serve) -> None:
+def test_an_undeclared_method_passes_unchanged(serve: Serve) -> None:
     service = serve()
     assert [service.send(method=OTHER).code() for _ in range(2)] == [Code.OK, Code.OK]
     assert len(service.seen) == 2
@@ -131,7 +131,7 @@ def test_the_key_may_be_a_field_of_the_request(serve: Serve) -> None:
     assert (empty.code(), reason(empty)[0]) == (Code.INVALID_ARGUMENT, "MISSING_IDEMPOTENCY_KEY")
 
 
-def test_counted_metadata_tells_requests_apart(serve: Serve) -> None:
+def test_counted_metadata_distinguishes_requests(serve: Serve) -> None:
     service = serve(operations={METHOD: Rpc(policy=Policy(), counts=("region",))})
     sent = [service.send(more=(("region", where),)).code() for where in ("eu", "eu", "us")]
     assert sent == [Code.OK, Code.OK, Code.FAILED_PRECONDITION]
@@ -191,14 +191,14 @@ def test_a_definite_refusal_is_replayed_with_its_code_and_text(serve: Serve, cod
 
 
 @pytest.mark.parametrize("code", [Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED])
-def test_a_refusal_that_may_pass_frees_the_key(serve: Serve, code: Code) -> None:
+def test_a_temporary_refusal_frees_the_key(serve: Serve, code: Code) -> None:
     service = serve(ends(code))
     assert [service.send().code() for _ in range(2)] == [code, code]
     assert len(service.seen) == 2
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL, Code.DEADLINE_EXCEEDED])
-def test_an_end_that_proves_nothing_is_unknown(serve: Serve, code: Code) -> None:
+def test_an_ambiguous_code_is_unknown(serve: Serve, code: Code) -> None:
     service = serve(ends(code))
     assert service.send().code() is code
     call = service.send()
@@ -206,7 +206,7 @@ def test_an_end_that_proves_nothing_is_unknown(serve: Serve, code: Code) -> None
     assert len(service.seen) == 1
 
 
-def test_an_exception_is_unknown_and_the_first_caller_sees_it_as_grpc_has_it(serve: Serve) -> None:
+def test_an_exception_is_unknown_and_reaches_the_first_caller_unchanged(serve: Serve) -> None:
     def method(request: RequestInfo, context: Any) -> Any:
         raise RuntimeError("the provider went away")
 
@@ -229,7 +229,7 @@ def test_a_code_that_is_set_without_abort_counts_too(serve: Serve) -> None:
     assert len(service.seen) == 1
 
 
-def test_an_abort_that_the_method_catches_ends_the_call_all_the_same(serve: Serve) -> None:
+def test_a_caught_abort_still_ends_the_call(serve: Serve) -> None:
     def method(request: RequestInfo, context: Any) -> Any:
         def aborted() -> Status:
             return Status(message="as if nothing had been")
@@ -250,7 +250,7 @@ def test_an_abort_that_the_method_catches_ends_the_call_all_the_same(serve: Serv
     assert [service.send().code() for _ in range(2)] == [Code.NOT_FOUND, Code.NOT_FOUND]
 
 
-def test_of_trailing_metadata_what_is_named_is_kept(serve: Serve) -> None:
+def test_only_named_trailing_metadata_is_stored(serve: Serve) -> None:
     def method(request: RequestInfo, context: Any) -> Any:
         context.set_trailing_metadata((("receipt", "r-1"), ("trace-bin", b"\x00\xff"), ("secret", "s")))
         return Status(message="paid")
@@ -293,7 +293,7 @@ def test_an_invalid_response_leaves_a_doubt_and_is_not_repeated(serve: Serve, ma
     assert len(service.seen) == 1
 
 
-def test_bytes_that_are_no_request_claim_nothing(serve: Serve) -> None:
+def test_an_unparsable_request_claims_nothing(serve: Serve) -> None:
     service = serve()
     stub = service.channel.unary_unary(METHOD, None, Status.FromString)
     metadata = (("idempotency-key", "8e03978e-40d5-43dd-bc93-6894a57f9324"), ("account", "alice"))
@@ -341,7 +341,7 @@ def test_rows_and_record_are_committed_together_or_not_at_all(serve: Serve, tmp_
     assert len(service.seen) == 1
 
 
-def test_a_commit_that_the_database_refuses_is_the_methods_failure_and_no_outage(serve: Serve, tmp_path: Path) -> None:
+def test_a_refused_commit_is_the_methods_failure_not_an_outage(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     with sqlite3.connect(file) as made:
         made.execute("CREATE TABLE effect (n INTEGER UNIQUE)")
@@ -360,7 +360,7 @@ def test_a_commit_that_the_database_refuses_is_the_methods_failure_and_no_outage
     assert len(service.seen) == 2  # nothing of the first one remained
 
 
-def test_calls_that_wait_leave_threads_to_others() -> None:
+def test_waiting_calls_leave_threads_for_others() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def method(request: RequestInfo, context: Any) -> Any:
@@ -381,7 +381,7 @@ def test_calls_that_wait_leave_threads_to_others() -> None:
         assert running.result().result() == Status(message="paid")
 
 
-def test_trailing_metadata_that_are_not_kept_are_reported_once_with_the_remedy(
+def test_unstored_trailing_metadata_is_reported_once_with_the_remedy(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     def method(request: RequestInfo, context: Any) -> Any:
@@ -525,7 +525,7 @@ def test_every_refusal_has_a_code_of_grpcs(kind: type) -> None:
         assert (refuse(error) is None) is (RefusedCall.of(error) is None)
 
 
-def test_bytes_under_a_name_for_texts_are_sent_again_as_they_came() -> None:
+def test_bytes_in_text_metadata_are_replayed_unchanged() -> None:
     end = RpcEnd(Code.OK, "", (("receipt", b"\xff\xfe"),), b"body")
     assert RpcEnd.of_answer(end.answer(frozenset({"receipt"}))) == end
 

@@ -109,7 +109,7 @@ def stepped(colour: str, effects: list[str], fails: list[Exception]) -> Callable
     return plain if colour == "sync" else coroutine
 
 
-def test_a_retry_makes_no_finished_step_again(serve: Serve, colour: str, tmp_path: Path) -> None:
+def test_a_retry_repeats_no_finished_step(serve: Serve, colour: str, tmp_path: Path) -> None:
     effects: list[str] = []
     method = stepped(colour, effects, [ConnectionError("away")])
     policy = Policy(effects="external", steps=True, wait_seconds=0)

@@ -42,9 +42,7 @@ def test_memory_does_not_grow_with_the_file(here: Place) -> None:
     assert digest == hashlib.sha256(bytes(192 * MIB)).hexdigest()
 
 
-def test_a_duplicate_costs_one_look_by_its_key_and_writes_by_its_id(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_duplicate_costs_one_read_by_key_and_writes_by_id(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     imports = place.imports()
     place.tell(imports.submit(csv_of(1), supplier="ACME", filename="a.csv"))
     seen: list[str] = []
@@ -71,7 +69,7 @@ CELLS = st.lists(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=CELLS, second=CELLS, chunk=st.sampled_from([1, 2, 500]), refuses=st.booleans(), skips=st.booleans())
-def test_a_preview_says_what_the_run_does(
+def test_a_preview_reports_what_the_run_does(
     here: Place, first: list[str], second: list[str], chunk: int, refuses: bool, skips: bool
 ) -> None:
     here.home.fetch("DELETE FROM effect")

@@ -78,7 +78,7 @@ def test_an_operator_sees_jobs_and_rows_and_has_one_processed_again(
     assert _semel(capsys, url, "show", job.id)[0] == 4
 
 
-def test_an_invalid_question_is_refused(here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path / 'imports.db'}"
     here.tell(here.imports().submit(csv_of(1), supplier="ACME"))
     here.tell(here.imports().submit(csv_of(2), supplier="ACME"))
@@ -95,7 +95,7 @@ def test_an_invalid_question_is_refused(here: Place, tmp_path: Any, capsys: pyte
         assert said in told, words
 
 
-def test_watching_tells_the_pace_until_it_is_asked_to_end(
+def test_watch_shows_the_pace_until_it_is_stopped(
     here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = here.tell(here.imports().submit(csv_of(1), supplier="ACME"))
@@ -130,7 +130,7 @@ def _abandon(place: Place) -> ImportJob:
     return found
 
 
-def test_the_tools_say_that_no_process_goes_on_with_an_import(
+def test_the_tools_report_an_import_that_no_process_runs(
     place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = _url(place, tmp_path)
@@ -155,7 +155,7 @@ def test_the_tools_say_that_no_process_goes_on_with_an_import(
     assert "ImportWorker" in said
 
 
-def test_the_story_of_an_imports_rows_is_the_imports(
+def test_explain_describes_rows_by_their_import(
     place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No client has its key: nobody is told to retry with it, and nothing is said of effects that it has not."""
@@ -177,7 +177,7 @@ def test_the_story_of_an_imports_rows_is_the_imports(
     assert f"semel imports retry {job.id} --reason" in said
 
 
-def test_an_import_that_goes_on_is_called_neither_stuck_nor_overdue(
+def test_a_running_import_is_neither_stuck_nor_overdue(
     place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = _url(place, tmp_path)

@@ -148,7 +148,7 @@ def test_a_preview_keeps_nothing(client: TestClient) -> None:
     assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
 
 
-def test_the_jobs_of_others_are_not_found(client: TestClient) -> None:
+def test_jobs_of_other_tenants_are_not_found(client: TestClient) -> None:
     first = client.post(PATH, content=csv_of(1), headers=CSV).json()
     job = f"/imports/{first['id']}"
     assert client.get(job, headers={"x-tenant": "other"}).status_code == 404
@@ -252,13 +252,13 @@ def test_a_form_may_begin_with_a_line_break(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "key=", "key=noSupplier", "key=A%20B:aa", "key=ACME:%00"])
-def test_a_question_without_a_suppliers_key_is_refused(client: TestClient, query: str) -> None:
+def test_a_search_without_a_suppliers_key_is_refused(client: TestClient, query: str) -> None:
     answer = client.get(f"/imports?{query}")
     assert (answer.status_code, answer.json()["code"]) == (400, "IMPORT_INVALID_QUERY")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=-1", "state=SOME", "limit=9999999999999999999999"])
-def test_a_question_about_rows_that_cannot_be_answered_is_refused(client: TestClient, query: str) -> None:
+def test_an_invalid_query_for_rows_is_refused(client: TestClient, query: str) -> None:
     job = client.post(PATH, content=csv_of(1), headers=CSV).json()["id"]
     assert client.get(f"/imports/{job}/rows?{query}").json()["code"] == "IMPORT_INVALID_QUERY"
     assert client.get("/imports/not-an-id").status_code == 404
@@ -317,7 +317,7 @@ async def _ask(app: Any, messages: list[dict[str, Any]], headers: list[tuple[byt
     return answered[0]["status"], taken
 
 
-def test_a_client_that_leaves_in_the_middle_keeps_nothing(client: TestClient) -> None:
+def test_a_client_that_disconnects_during_the_upload_stores_nothing(client: TestClient) -> None:
     piece = {"type": "http.request", "body": b"n\n1\n" * 100, "more_body": True}
     status, _ = asyncio.run(_ask(client.app, [piece, piece], [(b"content-type", b"text/csv")]))
     assert status == 400
@@ -359,7 +359,7 @@ def test_the_document_describes_uploads(tmp_path: Path, made: Callable[[AsyncEng
     assert (upload["x-semel"]["effects"], upload["parameters"][0]["name"]) == ("IMPORT", "supplier")
 
 
-def test_a_bad_upload_is_no_failure_of_the_store(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_upload_is_not_a_store_error(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     wrong = {**CSV, "Content-Digest": _digest(b"another")}
     assert client.post(PATH, content=csv_of(1), headers=wrong).status_code == 400
     assert "the store failed" not in caplog.text

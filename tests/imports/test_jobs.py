@@ -37,7 +37,7 @@ async def _outcomes(imports: Imports, id: str, **asked: Any) -> list[RowOutcome]
     return rows
 
 
-def test_the_same_bytes_are_one_job_under_whatever_name(place: Place) -> None:
+def test_the_same_bytes_are_one_job_under_any_name(place: Place) -> None:
     imports = place.imports()
 
     async def story() -> None:
@@ -193,7 +193,7 @@ def test_all_or_nothing_books_nothing_of_a_file_with_a_wrong_row(place: Place) -
     assert place.home.effects() == [1, 2]
 
 
-def test_an_operator_has_the_same_bytes_processed_again(place: Place) -> None:
+def test_an_operator_can_process_the_same_bytes_again(place: Place) -> None:
     place.home.fetch("DROP TABLE IF EXISTS child")
     place.home.fetch("DROP TABLE effect")
     place.home.fetch("CREATE TABLE effect (n integer)")
@@ -248,7 +248,7 @@ def test_bytes_are_kept_in_parts_and_dropped_when_no_job_needs_them(place: Place
     place.tell(story())
 
 
-def test_what_an_upload_has_just_touched_is_not_dropped(place: Place) -> None:
+def test_bytes_of_a_recent_upload_are_not_dropped(place: Place) -> None:
     imports = place.imports()
 
     async def story() -> None:
@@ -282,7 +282,7 @@ def test_jobs_are_found_by_the_beginning_of_their_key(place: Place) -> None:
     place.tell(story())
 
 
-def test_keys_of_a_period_a_version_and_the_clients_own(place: Place) -> None:
+def test_a_key_may_come_from_a_period_a_version_or_the_client(place: Place) -> None:
     async def story() -> None:
         monthly = place.imports(operation="monthly", key=PeriodKey("%Y-%m"))
         job = await monthly.submit(csv_of(1), supplier="ACME")
@@ -463,7 +463,7 @@ def test_a_wrong_option_is_named(here: Place, options: dict[str, Any], said: str
 
 
 @pytest.mark.parametrize("url", ["memory://", "redis://127.0.0.1:1/0"])
-def test_a_store_that_cannot_hold_imports_says_why(url: str) -> None:
+def test_a_store_without_imports_states_why(url: str) -> None:
     engine = AsyncEngine.connect(url)
     with pytest.raises(ConfigurationError, match="unique by an index"):
         Imports(engine, operation="stock.import")

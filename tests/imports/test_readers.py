@@ -72,7 +72,7 @@ def test_lines_inside_of_a_row_that_cannot_be_read_are_no_rows(wrong: bytes) -> 
     assert found[2:] == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
 
 
-def test_what_is_behind_a_quoted_text_that_does_not_end_is_never_booked() -> None:
+def test_text_after_an_unterminated_quote_is_never_booked() -> None:
     found = read(Csv(row_bytes_max=64), b'a,b\n1,2\n"x,3\n' + b"evil,1\n" * 1000)
     assert found == [{"a": "1", "b": "2"}, (3, None, "ROW_MALFORMED")]
 
@@ -91,13 +91,13 @@ def test_what_is_behind_a_quoted_text_that_does_not_end_is_never_booked() -> Non
         (JsonArray(), b"[1] x", "FILE_MALFORMED"),
     ],
 )
-def test_a_file_without_rows_to_read_says_why(form: Format, file: bytes, code: str) -> None:
+def test_a_file_without_readable_rows_states_why(form: Format, file: bytes, code: str) -> None:
     with pytest.raises(UnreadableFile) as unreadable:
         read(form, file)
     assert unreadable.value.code == code
 
 
-def test_the_order_of_columns_and_members_is_no_other_row() -> None:
+def test_the_order_of_columns_and_members_does_not_change_a_row() -> None:
     [one] = Csv().rows(BytesIO(b"a,b\n1,2\n"))
     [two] = Csv().rows(BytesIO(b"b,a\n2,1\n"))
     assert one == two
@@ -105,7 +105,7 @@ def test_the_order_of_columns_and_members_is_no_other_row() -> None:
     assert three == one
 
 
-def test_lines_are_known_behind_quoted_line_breaks_and_blank_lines() -> None:
+def test_line_numbers_stay_right_after_quoted_line_breaks_and_blank_lines() -> None:
     lines = Lines()
     list(Csv().rows(BytesIO(b'a\n"1\n1"\n\n2\nx,y\n3\n'), lines))
     assert [lines.line_of(place) for place in range(4)] == [2, 5, 6, 7]

@@ -257,7 +257,7 @@ def test_a_file_that_is_sent_again_after_its_time_is_not_kept_in_clear(here: Pla
     assert parts(here.home) == []
 
 
-def test_the_same_bytes_lie_plain_and_sealed_side_by_side(place: Place) -> None:
+def test_the_same_bytes_are_stored_plain_and_sealed_side_by_side(place: Place) -> None:
     sealed_by(place, {"2026": NEW})
     plain = place.imports(operation="plain", keep_content_seconds=0)
     sealed = place.imports(operation="sealed", answers="seal", keep_content_seconds=0)
@@ -282,7 +282,7 @@ def test_the_same_bytes_lie_plain_and_sealed_side_by_side(place: Place) -> None:
 
 
 @pytest.mark.parametrize("detail", [b'{"invoice": 7}', b'{"line":3,"column":null,"reason":"","n":1}', b"\xff", b"[]"])
-def test_a_detail_of_the_applications_own_is_in_the_sealed_one(detail: bytes) -> None:
+def test_an_applications_detail_is_inside_the_sealed_one(detail: bytes) -> None:
     hidden = hide_ids(detail, "stock-7", None)
     assert read_hidden_ids(hidden) == ("stock-7", None)
     assert base64.b64decode(json.loads(hidden)["detail"]) == detail
@@ -326,7 +326,7 @@ def test_a_header_with_the_same_name_twice_is_refused_without_the_name(here: Pla
     assert (failed.error_code, failed.reason) == ("BAD_HEADER", "the header line: columns 2 and 3 have the same name")
 
 
-def test_rows_that_do_not_open_are_no_servers_error_page(tmp_path: Path) -> None:
+def test_rows_that_do_not_open_are_not_a_500(tmp_path: Path) -> None:
     shop = Shop(tmp_path, _with_sealer, answers="seal")
     with TestClient(shop.app) as client:
         job = over(client, client.post(PATH, content=csv_of("1,2", 1), headers=CSV).headers["Location"])

@@ -144,7 +144,7 @@ class Gone(io.RawIOBase):
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError("gone")])
-def test_a_client_that_goes_away_leaves_nothing(wsgi: Wsgi, error: Exception | None) -> None:
+def test_a_client_that_disconnects_leaves_nothing(wsgi: Wsgi, error: Exception | None) -> None:
     cut = {"wsgi.input": Gone(error), "CONTENT_LENGTH": "5000"}
     if error is not None:
         wsgi_only = {"wsgi.input": Gone(error), "wsgi.input_terminated": True}
@@ -154,7 +154,7 @@ def test_a_client_that_goes_away_leaves_nothing(wsgi: Wsgi, error: Exception | N
     assert wsgi.kept() == (0, 0)
 
 
-def test_a_body_ends_where_its_server_says(wsgi: Wsgi) -> None:
+def test_a_body_ends_at_the_length_that_the_server_gives(wsgi: Wsgi) -> None:
     longer = {"wsgi.input": io.BytesIO(csv_of(1) + b"GET /next"), "CONTENT_LENGTH": str(len(csv_of(1)))}
     assert wsgi.ask("POST", PATH, b"", CSV, **longer).status == 202
     assert longer["wsgi.input"].read() == b"GET /next"  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ def test_a_client_that_sends_nothing_is_cut_off(tmp_path: Path) -> None:
     wsgi.app.close()
 
 
-def test_what_the_application_raises_reaches_its_thread(tmp_path: Path) -> None:
+def test_an_exception_of_the_application_reaches_its_thread(tmp_path: Path) -> None:
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError
 
@@ -214,7 +214,7 @@ def test_what_the_application_raises_reaches_its_thread(tmp_path: Path) -> None:
         wsgi.app.close()
 
 
-def test_a_store_that_is_away_is_reported_and_asked_again(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported_and_retried(tmp_path: Path) -> None:
     engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/later.db")
     stock = Imports(engine, operation="stock.import")
     stock.row(_nothing)
@@ -261,7 +261,7 @@ def test_invalid_arguments_are_refused(wsgi: Wsgi) -> None:
         ImportsOverWsgi([], **given)
 
 
-def test_flask_lets_its_own_decide_first(tmp_path: Path) -> None:
+def test_flasks_before_request_decides_first(tmp_path: Path) -> None:
     home = sqlite_home(str(tmp_path / "flask.db"))
     app = Flask("imports")
     semel = Semel(app, Engine(home.backend("sqlite")), caller=lambda: g.user)
@@ -298,7 +298,7 @@ def test_flask_lets_its_own_decide_first(tmp_path: Path) -> None:
         semel.imports(app, stock, path="/other/{supplier}", **given)
 
 
-def test_several_imports_share_the_questions(tmp_path: Path) -> None:
+def test_several_imports_share_the_query_paths(tmp_path: Path) -> None:
     home = sqlite_home(str(tmp_path / "two.db"))
     engine = AsyncEngine(home.backend("sqlite-async"))
     both = [Imports(engine, operation=name) for name in ("stock", "prices")]

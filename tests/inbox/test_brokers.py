@@ -152,7 +152,7 @@ class Delivery:
         self.said.append(f"nack {requeue}")
 
 
-def test_what_a_rabbitmq_adapter_says(tmp_path: Path, home: Home) -> None:
+def test_a_rabbitmq_adapter_acknowledges_or_requeues(tmp_path: Path, home: Home) -> None:
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
             inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
@@ -183,7 +183,7 @@ def test_what_a_rabbitmq_adapter_says(tmp_path: Path, home: Home) -> None:
     asyncio.run(story())
 
 
-def test_kafka_tries_a_record_again_before_those_behind_it(home: Home) -> None:
+def test_kafka_retries_a_record_before_later_ones(home: Home) -> None:
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
             inbox = AsyncInbox(engine, consumer="billing", tries_max=3)
@@ -235,7 +235,7 @@ def test_a_message_that_makes_an_impossible_event_is_parked_and_ends_no_consumer
     asyncio.run(story())
 
 
-def test_ids_that_no_inbox_takes_stop_no_consumer(home: Home) -> None:
+def test_invalid_ids_stop_no_consumer(home: Home) -> None:
     """Whoever may publish could end it otherwise, again and again."""
     given = [b"x" * 600, b"x" * 599 + b"y", b"\xff", b"\xfe", "\U0001f600".encode() * 500, b"x" * 600]
 
@@ -296,7 +296,7 @@ class Group:
     ("named", "reason"),
     [(lambda delivery: delivery.order, "has no attribute 'order'"), (lambda _: None, "found no id in the message")],
 )
-def test_a_message_whose_name_is_not_found_is_parked_under_its_place_and_ends_no_consumer(
+def test_a_message_without_an_id_is_parked_under_its_position_and_ends_no_consumer(
     home: Home, named: Callable[[Any], str], reason: str
 ) -> None:
     """Otherwise any publisher could stop it: the broker delivers the message first again, after each restart."""

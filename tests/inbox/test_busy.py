@@ -38,7 +38,7 @@ class Busy(Inbox):
         return Receipt.HANDLED
 
 
-def test_celery_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+def test_celery_reports_a_busy_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.consumers")
     app = Celery(broker="memory://", set_as_current=False)
 
@@ -52,7 +52,7 @@ def test_celery_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_celery_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_celery_reports_a_failed_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.consumers")
 
     class Failing(Busy):
@@ -71,7 +71,7 @@ def test_celery_says_that_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog) == [(logging.WARNING, "message order-9 failed (ValueError); it is delivered again")]
 
 
-def test_dramatiq_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+def test_dramatiq_reports_a_busy_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.consumers")
     broker = StubBroker()
     broker.add_middleware(InboxMiddleware())
@@ -89,7 +89,7 @@ def test_dramatiq_says_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_consumers_of_brokers_say_that_it_is_busy(caplog: pytest.LogCaptureFixture) -> None:
+def test_consumers_report_a_busy_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "semel.consumers")
 
     class AsyncBusy:

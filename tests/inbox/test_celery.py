@@ -87,7 +87,7 @@ def _ended(worker: subprocess.Popen[bytes], folder: Path, port: int) -> list[str
     return told.read_text().splitlines()
 
 
-def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home: Home) -> None:
+def test_an_eager_task_returns_its_result_and_a_duplicate_none(inbox: Inbox, home: Home) -> None:
     app = Celery()
 
     @app.task(base=inbox_task(inbox, id_of=lambda n: f"order-{n}"), shared=False)  # type: ignore[untyped-decorator]
@@ -103,7 +103,7 @@ def test_what_is_eager_gets_the_result_and_a_repetition_none(inbox: Inbox, home:
     assert home.effects() == [7, 8]
 
 
-def test_what_is_eager_and_propagates_raises_the_tasks_own_error(inbox: Inbox) -> None:
+def test_an_eager_task_that_propagates_raises_its_own_error(inbox: Inbox) -> None:
     app = Celery()
     app.conf.update(task_always_eager=True, task_eager_propagates=True)
 
@@ -138,7 +138,7 @@ def test_a_task_that_is_called_without_an_id_is_refused(inbox: Inbox) -> None:
 @pytest.mark.parametrize(
     "options", [{"acks_late": False}, {"max_retries": 3}, {"reject_on_worker_lost": False}, {"acks_on_timeout": True}]
 )
-def test_a_task_that_is_acknowledged_otherwise_is_refused(inbox: Inbox, options: dict[str, object]) -> None:
+def test_a_task_that_acknowledges_early_is_refused(inbox: Inbox, options: dict[str, object]) -> None:
     app = Celery()
 
     @app.task(base=inbox_task(inbox), shared=False, **options)  # type: ignore[untyped-decorator]
@@ -149,7 +149,7 @@ def test_a_task_that_is_acknowledged_otherwise_is_refused(inbox: Inbox, options:
         app.finalize()
 
 
-def test_a_task_that_retries_itself_is_sent_once_more_and_not_twice(inbox: Inbox, home: Home) -> None:
+def test_a_task_that_retries_itself_is_sent_again_once(inbox: Inbox, home: Home) -> None:
     app = Celery(broker="memory://", set_as_current=False)
     app.conf.task_default_queue = "retries-itself"
 
@@ -165,7 +165,7 @@ def test_a_task_that_retries_itself_is_sent_once_more_and_not_twice(inbox: Inbox
     assert home.fetch("SELECT message_id, tries FROM semel_inbox") == [("t-1", 1)]
 
 
-def test_a_task_whose_message_cannot_be_named_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
+def test_a_task_without_a_message_id_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
     app = Celery()
 
     @app.task(base=inbox_task(inbox, id_of=lambda order: order["id"], retry_seconds=0), shared=False)  # type: ignore[untyped-decorator]

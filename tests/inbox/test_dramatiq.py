@@ -73,7 +73,7 @@ def _asked(asked: Any, *messages: Any) -> None:
     broker.close()
 
 
-def test_a_repetition_goes_on_to_no_callback_and_a_business_key_names_a_message(inbox: Inbox, home: Home) -> None:
+def test_a_duplicate_calls_no_callback_and_a_business_key_identifies_a_message(inbox: Inbox, home: Home) -> None:
     broker, ran = StubBroker(), []
     broker.add_middleware(InboxMiddleware())
 
@@ -93,7 +93,7 @@ def test_a_repetition_goes_on_to_no_callback_and_a_business_key_names_a_message(
     assert home.effects() == [7, 8]
 
 
-def test_a_message_that_cannot_be_named_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
+def test_a_message_without_a_business_id_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:
     broker = StubBroker()
     broker.add_middleware(InboxMiddleware())
 
@@ -129,7 +129,7 @@ def test_an_actor_that_another_one_calls_is_not_handled_as_its_message(inbox: In
     assert home.fetch("SELECT count(*) FROM semel_inbox") == [(0,)]
 
 
-def test_what_takes_longer_than_its_time_limit_is_counted(inbox: Inbox, home: Home) -> None:
+def test_a_message_beyond_its_time_limit_is_counted(inbox: Inbox, home: Home) -> None:
     broker = StubBroker()
     broker.add_middleware(InboxMiddleware())
 

@@ -122,7 +122,7 @@ def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: 
     assert home.effects() == [0, 1, 3, 9]
 
 
-def test_a_lost_acknowledgement_is_no_second_effect(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_acknowledgement_causes_no_second_effect(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     name, lost = unique("faststream-lost"), [True]
     acknowledge = Msg.ack
 
@@ -156,7 +156,7 @@ def test_a_lost_acknowledgement_is_no_second_effect(home: Home, monkeypatch: pyt
     assert home.effects() == [7]
 
 
-def test_kafka_s_records_are_tried_again_in_their_place(home: Home) -> None:
+def test_kafka_records_are_retried_in_place(home: Home) -> None:
     async def story(servers: str) -> None:
         lines, failed = Lines(), [True]
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
@@ -185,7 +185,7 @@ def test_kafka_s_records_are_tried_again_in_their_place(home: Home) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("rabbitmq", marks=rabbitmq.MARK), "redis"])
-def test_what_fails_comes_again_on_other_brokers(kind: str, home: Home) -> None:
+def test_a_failed_message_is_redelivered_on_other_brokers(kind: str, home: Home) -> None:
     """On Redis Streams from a second subscriber, which takes over what is pending."""
     name = unique("faststream-other")
 
@@ -240,7 +240,7 @@ def test_a_policy_that_acknowledges_first_is_reported(home: Home, caplog: pytest
     assert "ack_policy=AckPolicy.ACK_FIRST does not acknowledge after the inbox" in caplog.text
 
 
-def test_a_message_whose_name_is_not_found_is_delivered_again(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_without_an_id_is_redelivered(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
             inbox = AsyncInbox(engine, consumer="billing")
@@ -253,7 +253,7 @@ def test_a_message_whose_name_is_not_found_is_delivered_again(home: Home, caplog
     assert "KeyError: 'order'" in caplog.text
 
 
-def test_a_message_whose_name_is_not_found_is_parked_under_its_place(home: Home) -> None:
+def test_a_message_without_an_id_is_parked_under_its_position(home: Home) -> None:
     async def story() -> None:
         async with AsyncEngine(home.backend("sqlite-async")) as engine:
             inbox = AsyncInbox(engine, consumer="billing", tries_max=2)
@@ -277,7 +277,7 @@ def _seen(raw: Any, **headers: str) -> Any:
     return SimpleNamespace(raw_message=raw, headers=headers, message_id="made up", correlation_id="of many")
 
 
-def test_an_id_is_what_the_publisher_gave_or_a_place() -> None:
+def test_an_id_is_the_publishers_or_the_position() -> None:
     assert message_id(_seen(None, **{"semel-id": "e-1", "Nats-Msg-Id": "n-1"})) == "e-1"
     assert message_id(_seen(None, **{"Nats-Msg-Id": "n-1"})) == "n-1"
     assert message_id(_seen(SimpleNamespace(message_id="a-1"))) == "a-1"
@@ -298,6 +298,6 @@ def test_an_id_is_what_the_publisher_gave_or_a_place() -> None:
         {"type": "blist", "channel": "orders"},
     ],
 )
-def test_a_batch_is_not_named_by_its_first_message(raw: Any) -> None:
+def test_a_batch_is_not_identified_by_its_first_message(raw: Any) -> None:
     with pytest.raises(ConfigurationError, match="batch=False"):
         message_id(_seen(raw, **{"semel-id": "that-of-its-first"}))

@@ -31,7 +31,7 @@ async def never(message: Message) -> None:
     raise AssertionError("this must not run")
 
 
-def test_a_second_delivery_does_nothing_again(make_consumer: Make, home: Home) -> None:
+def test_a_second_delivery_does_nothing(make_consumer: Make, home: Home) -> None:
     worker = make_consumer()
     assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
     assert worker.handle("m-1", never) is Receipt.DUPLICATE
@@ -60,7 +60,7 @@ def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Ma
     assert home.effects() == [1]
 
 
-def test_what_fails_too_often_is_parked_with_its_reason(make_consumer: Make, home: Home) -> None:
+def test_a_message_that_fails_too_often_is_parked_with_its_reason(make_consumer: Make, home: Home) -> None:
     async def fails(message: Message) -> None:
         await write(message, 1)
         raise ValueError("no such currency\x00")
@@ -88,7 +88,7 @@ def test_poison_is_parked_at_once(make_consumer: Make) -> None:
     assert [parked.reason for parked in worker.parked()] == ["its schema is version 9"]
 
 
-def test_what_ends_its_workers_is_parked_in_the_end(make_consumer: Make) -> None:
+def test_a_message_that_kills_its_workers_is_parked_in_the_end(make_consumer: Make) -> None:
     async def kills(message: Message) -> None:
         raise Killed
 
@@ -102,7 +102,7 @@ def test_what_ends_its_workers_is_parked_in_the_end(make_consumer: Make) -> None
 
 
 @pytest.mark.parametrize("tries_max", [1, 3])
-def test_deliveries_that_met_no_handler_park_nothing(tries_max: int, make_consumer: Make, home: Home) -> None:
+def test_deliveries_that_reach_no_handler_park_nothing(tries_max: int, make_consumer: Make, home: Home) -> None:
     """The broker counts those, too, that found the store away or another worker at it."""
     worker = make_consumer(tries_max=tries_max)
     assert worker.handle("m-1", writes(1), deliveries=50) is Receipt.HANDLED
@@ -135,7 +135,7 @@ def test_a_message_that_failed_once_is_handled_later(make_consumer: Make, home: 
     assert worker.handle("m-1", never) is Receipt.DUPLICATE
 
 
-def test_a_redelivery_while_the_first_is_at_it_is_not_run(make_consumer: Make, home: Home) -> None:
+def test_a_redelivery_during_the_first_delivery_is_not_run(make_consumer: Make, home: Home) -> None:
     first = make_consumer()
     if first.runner is not None:  # the second worker would need a loop of its own inside the first's
         return
@@ -170,7 +170,7 @@ def test_a_message_that_another_worker_handles_after_the_look_is_not_run(make_co
     assert home.effects() == [1]
 
 
-def test_what_is_over_is_forgotten_in_chunks(make_consumer: Make, home: Home) -> None:
+def test_expired_messages_are_deleted_in_chunks(make_consumer: Make, home: Home) -> None:
     worker = make_consumer(keep_seconds=0.000001)
     for n in range(5):
         worker.handle(f"m-{n}", writes(n))
@@ -179,7 +179,7 @@ def test_what_is_over_is_forgotten_in_chunks(make_consumer: Make, home: Home) ->
     assert home.fetch("SELECT message_id FROM semel_inbox") in ([("kept",)], (("kept",),))
 
 
-def test_names_that_cannot_be_kept_are_refused(make_consumer: Make) -> None:
+def test_ids_and_consumers_that_cannot_be_stored_are_refused(make_consumer: Make) -> None:
     worker = make_consumer()
     for wrong in ("", "x" * 501, "\ud800", None):
         with pytest.raises(PolicyError, match="a message's id"):

@@ -87,7 +87,7 @@ def run(home: Home, story: Callable[[Story], Awaitable[None]], kind: str = "sqli
 
 
 @pytest.mark.parametrize("kind", ["sqlite-async", "asyncpg"])
-def test_messages_are_handled_once_and_failures_come_again_or_are_parked(kind: str, tmp_path: Path) -> None:
+def test_messages_are_handled_once_and_failures_are_redelivered_or_parked(kind: str, tmp_path: Path) -> None:
     home = make_home(kind, tmp_path)
 
     async def story(one: Story) -> None:
@@ -125,7 +125,7 @@ def test_an_ordering_key_waits_behind_its_failure_and_a_slow_handler_is_extended
     assert home.effects() == [1, 2, 3]
 
 
-def test_stop_gives_the_rest_back_and_what_a_person_must_put_right_is_reported(home: Home) -> None:
+def test_stop_returns_the_rest_and_configuration_errors_are_reported(home: Home) -> None:
     async def story(one: Story) -> None:
         one.send("1", "2", "3")
 

@@ -21,7 +21,7 @@ MESSAGES = 6
 pytestmark = MARK
 
 
-def test_what_was_not_acknowledged_comes_again_and_is_not_done_again(tmp_path: Path) -> None:
+def test_an_unacknowledged_message_is_redelivered_and_does_nothing(tmp_path: Path) -> None:
     home = sqlite_home(str(tmp_path / "inbox.db"))
     asyncio.run(asyncio.wait_for(_story(home, rabbitmq(), f"semel-inbox-{os.getpid()}"), 60))
     assert home.effects() == list(range(MESSAGES))

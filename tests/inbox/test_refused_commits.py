@@ -51,7 +51,7 @@ def test_a_handler_that_is_corrected_handles_the_next_delivery(make_consumer: Ma
 
 
 @pytest.mark.parametrize("kind", ["sqlite-async", "psycopg-async", "asyncpg", "asyncmy"])
-def test_a_broker_is_not_told_that_the_store_is_away(make_consumer: Make) -> None:
+def test_a_refused_commit_is_not_reported_as_an_outage(make_consumer: Make) -> None:
     worker = make_consumer(tries_max=2)
     told: list[str] = []
 

@@ -132,7 +132,7 @@ def test_a_message_is_handled_once_and_deleted_after_its_commit(kind: str, tmp_p
     assert home.effects() == list(range(12))
 
 
-def test_what_was_not_deleted_comes_again_and_is_not_done_again(home: Home) -> None:
+def test_a_message_that_was_not_deleted_is_redelivered_and_does_nothing(home: Home) -> None:
     def refuse(given: dict[str, Any]) -> dict[str, Any]:
         return {"Failed": [{"Id": "0", "Code": "ReceiptHandleIsInvalid", "SenderFault": True}]}
 
@@ -159,7 +159,7 @@ def _last_handle(one: Story) -> str:
     return str(entries[-1]["ReceiptHandle"])
 
 
-def test_a_failure_comes_again_until_it_is_parked_and_others_go_on(home: Home) -> None:
+def test_a_failure_is_redelivered_until_it_is_parked_and_others_continue(home: Home) -> None:
     async def story(one: Story) -> None:
         one.fails = {"1": [ValueError("no")] * 9, "2": [ValueError("once")], "3": [Poison("its schema is version 9")]}
         for id in ("1", "2", "3", "4"):
@@ -175,14 +175,14 @@ def test_a_failure_comes_again_until_it_is_parked_and_others_go_on(home: Home) -
     assert sorted(home.effects()) == [2, 4]
 
 
-def test_what_failed_waits_longer_each_time() -> None:
+def test_a_failed_message_waits_longer_each_time() -> None:
     waits = SqsConsumer.backoff  # of any consumer
     made = SqsConsumer.__new__(SqsConsumer)
     made._retry_seconds, made._retry_seconds_max = 1.0, 300.0
     assert [waits(made, n) for n in (1, 2, 3, 9, 10, 10_000)] == [1, 2, 4, 256, 300, 300]
 
 
-def test_a_slow_handler_keeps_its_message_and_those_behind_it_from_others(home: Home) -> None:
+def test_a_slow_handler_extends_its_message_and_the_rest_of_its_batch(home: Home) -> None:
     async def story(one: Story) -> None:
         for id in ("1", "2"):
             one.send(id)
@@ -265,7 +265,7 @@ def test_a_message_without_its_declared_id_is_parked_under_sqs_own(home: Home) -
     run(home, story)
 
 
-def test_a_store_that_is_away_is_waited_for_without_another_receive(home: Home) -> None:
+def test_an_unavailable_store_is_waited_for_without_another_receive(home: Home) -> None:
     """A redrive policy counts receives: an outage of the database must not empty the queue into its dead letters."""
 
     async def story(one: Story) -> None:
@@ -280,7 +280,7 @@ def test_a_store_that_is_away_is_waited_for_without_another_receive(home: Home) 
     assert home.effects() == [1]
 
 
-def test_stop_ends_after_the_message_at_hand_and_gives_the_rest_back(home: Home) -> None:
+def test_stop_ends_after_the_current_message_and_returns_the_rest(home: Home) -> None:
     async def story(one: Story) -> None:
         for n in range(5):
             one.send(str(n))
@@ -307,7 +307,7 @@ def test_a_consumer_that_was_stopped_before_it_served_receives_nothing(home: Hom
     run(home, story)
 
 
-def test_a_cancelled_consumer_undoes_what_it_is_at_and_gives_all_back(home: Home) -> None:
+def test_a_cancelled_consumer_rolls_back_and_returns_all_messages(home: Home) -> None:
     async def story(one: Story) -> None:
         for n in range(3):
             one.send(str(n))
@@ -338,7 +338,7 @@ def test_a_cancelled_consumer_undoes_what_it_is_at_and_gives_all_back(home: Home
         (NoCredentialsError(), "AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_what_a_person_must_put_right_ends_the_consumer_in_words(
+def test_a_configuration_error_ends_the_consumer_with_a_message(
     raised: Exception | None, says: str, home: Home
 ) -> None:
     async def story(one: Story) -> None:
@@ -383,7 +383,7 @@ def test_an_outage_of_sqs_is_waited_for_and_logged_once(home: Home, caplog: pyte
         {"retry_seconds_max": "x"},
     ],
 )
-def test_an_option_that_cannot_be_is_named(options: dict[str, Any], home: Home) -> None:
+def test_an_impossible_option_is_named(options: dict[str, Any], home: Home) -> None:
     inbox = AsyncInbox(AsyncEngine(home.backend("sqlite-async")), consumer="billing")
     given = {"queue": "https://sqs.example/1/orders", **options}
     with pytest.raises(PolicyError, match=next(iter(options))):
@@ -458,7 +458,7 @@ def test_a_fifo_queue_drops_an_event_that_is_sent_again_and_keeps_its_aggregates
         assert numbers == sorted(numbers)
 
 
-def test_each_event_hears_what_became_of_it() -> None:
+def test_each_event_gets_its_own_result() -> None:
     client = Client(sqs_client())
     queue = make_queue(client._client)
     sink = SqsSink(client, queue)

@@ -86,7 +86,7 @@ def test_a_task_is_handled_once_by_its_id_and_keeps_its_first_result(home: Home)
     assert home.effects() == [7]
 
 
-def test_what_was_not_acknowledged_comes_again_and_is_not_done_again(home: Home) -> None:
+def test_an_unacknowledged_message_is_redelivered_and_does_nothing(home: Home) -> None:
     async def story(inbox: AsyncInbox) -> None:
         broker = Redelivers()
 
@@ -106,7 +106,7 @@ def test_what_was_not_acknowledged_comes_again_and_is_not_done_again(home: Home)
     assert home.effects() == [7]
 
 
-def test_a_failure_is_tried_again_until_it_is_parked_and_fails_the_task(home: Home) -> None:
+def test_a_failure_is_retried_until_it_is_parked_and_fails_the_task(home: Home) -> None:
     async def story(inbox: AsyncInbox) -> None:
         broker = Redelivers()
         errors: list[Exception] = [StoreUnavailable("away")] * 5 + [ValueError("once")]
@@ -162,7 +162,7 @@ def test_a_cancelled_worker_acknowledges_nothing(home: Home) -> None:
     assert home.effects() == [7]
 
 
-def test_an_id_that_cannot_be_found_is_parked_under_the_tasks_own(home: Home) -> None:
+def test_a_message_without_an_id_is_parked_under_the_tasks_id(home: Home) -> None:
     async def story(inbox: AsyncInbox) -> None:
         broker = Redelivers()
 

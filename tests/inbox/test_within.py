@@ -25,7 +25,7 @@ def _connections(kind: str, tmp_path: Path) -> tuple[Home, Any]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "psycopg"])
-def test_the_row_goes_with_the_users_transaction(kind: str, tmp_path: Path) -> None:
+def test_the_row_commits_with_the_users_transaction(kind: str, tmp_path: Path) -> None:
     home, connection = _connections(kind, tmp_path)
     with closing(Engine(home.backend(kind))) as engine, closing(connection):
         inbox = Inbox(engine, consumer="billing", tries_max=2)

@@ -23,7 +23,7 @@ SERVERS: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("store", ["postgresql", "redis", "cluster", pytest.param("mariadb", marks=mariadb.MARK)])
-def test_a_ground_on_a_server(tmp_path: Path, store: str) -> None:
+def test_a_store_on_a_server_is_prepared(tmp_path: Path, store: str) -> None:
     ours = ground(SERVERS[store](), tmp_path, 0)
     again = ground(SERVERS[store](), tmp_path, 1)
     assert ours.url == again.url  # the folder's own, for whoever goes on with it
@@ -52,7 +52,7 @@ def test_a_ground_on_a_server(tmp_path: Path, store: str) -> None:
     ours.drop()
 
 
-def test_a_ground_in_a_file(tmp_path: Path) -> None:
+def test_a_store_in_a_file_is_prepared(tmp_path: Path) -> None:
     assert isinstance(ground(None, tmp_path, 0), SqliteGround)
     ours = SqliteGround(tmp_path, 0)
     ours.prepare()

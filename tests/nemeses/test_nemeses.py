@@ -50,13 +50,13 @@ def as_the_documents_say(folder: Path, line: Line, record_property: Callable[[st
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("line", cases(SOUND))
-def test_nothing_is_broken(tmp_path: Path, line: Line, record_property: Callable[[str, object], None]) -> None:
+def test_no_invariant_is_violated(tmp_path: Path, line: Line, record_property: Callable[[str, object], None]) -> None:
     as_the_documents_say(tmp_path, line, record_property)
 
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("line", cases(RISKY))
-def test_no_more_than_a_moment_is_lost(
+def test_only_the_last_moment_is_lost(
     tmp_path: Path, line: Line, record_property: Callable[[str, object], None]
 ) -> None:
     as_the_documents_say(tmp_path, line, record_property)

@@ -67,7 +67,7 @@ def test_the_help_option_starts_nothing() -> None:
         ("nothing://x", "unknown store 'nothing'"),
     ],
 )
-def test_urls_that_a_soak_cannot_use(tmp_path: Path, url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_soak_refuses_unusable_urls(tmp_path: Path, url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert soak(["--url", url, "--simulations", "0", "--folder", str(tmp_path)]) == USAGE
     assert said in capsys.readouterr().err
 

@@ -95,7 +95,7 @@ def test_a_member_of_the_body_is_the_key_in_one_piece_or_many(make_web: MakeWeb)
     ],
     ids=lambda value: value[:20].decode("ascii", "replace") if isinstance(value, bytes) else None,
 )
-def test_a_value_that_is_no_key_is_reported_by_its_name(make_web: MakeWeb, sent: bytes, code: str, names: str) -> None:
+def test_an_invalid_key_value_is_reported_by_its_source(make_web: MakeWeb, sent: bytes, code: str, names: str) -> None:
     orders = Orders()
     reply = make_web(orders, operations=[FROM_BODY]).call(path="/orders", body=sent, key=KEY)
     assert (reply.status, reply.code, orders.ran) == (400, code, 0)
@@ -154,7 +154,7 @@ def test_a_hidden_field_of_a_form_is_the_key(
         (MULTIPART, part('name="_key"', "a"), UNREADABLE),
     ],
 )
-def test_a_form_field_that_is_no_key_is_reported_by_its_name(
+def test_an_invalid_form_key_is_reported_by_its_field(
     make_web: MakeWeb, media_type: str, sent: bytes, code: str
 ) -> None:
     orders = Orders()
@@ -164,7 +164,7 @@ def test_a_form_field_that_is_no_key_is_reported_by_its_name(
     assert "form field '_key'" in reply.problem["detail"]
 
 
-def test_a_body_that_names_its_command_is_not_endless(make_web: MakeWeb) -> None:
+def test_a_body_with_a_key_has_a_size_limit(make_web: MakeWeb) -> None:
     reply = make_web(operations=[FROM_BODY]).call(path="/orders", body=b" " * (1024 * 1024 + 1), key=None)
     assert (reply.status, reply.code) == (413, "IDEMPOTENCY_REQUEST_TOO_LARGE")
 
@@ -201,7 +201,7 @@ def test_pointers_are_escaped_as_json_pointers() -> None:
     assert Source.of("key_from", "body:/a~1b/c~0d").find((), b'{"a/b": {"c~d": "x"}}') == "x"
 
 
-def test_numbers_are_what_is_written_however_many_digits_they_have() -> None:
+def test_numbers_count_digit_by_digit() -> None:
     source = Source.of("key_from", "body:/id")
     digits = "9" * 5000
     assert source.find((), b'{"id": 42, "note": %s}' % digits.encode()) == "42"
@@ -291,7 +291,7 @@ def test_a_business_reference_may_be_the_key(shop: tuple[Any, Shop]) -> None:
     assert made.ran == ["INV-1"]
 
 
-def test_openapi_says_where_names_come_from(shop: tuple[Any, Shop]) -> None:
+def test_openapi_states_where_keys_come_from(shop: tuple[Any, Shop]) -> None:
     _, made = shop
     paths = made.app.openapi()["paths"]
     put = paths["/orders/{order_id}"]["put"]

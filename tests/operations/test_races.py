@@ -26,7 +26,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_of_several_processes_with_one_reference_one_runs(stage: World, effects: str) -> None:
+def test_one_of_several_processes_with_one_reference_runs(stage: World, effects: str) -> None:
     racers = []
     for name in ("a", "b", "c"):
         options = {"name": name, "url": stage.url, "rounds": ROUNDS, "effects": effects, "asynchronous": name != "a"}

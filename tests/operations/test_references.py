@@ -32,7 +32,7 @@ SERVERS = [kind for kind in KINDS if not kind.startswith("sqlite")]
 REF = reference_id(SCOPE.tenant, SCOPE.operation, "inv-1")
 
 
-def test_another_key_with_the_same_reference_learns_that_it_was_done(world: World, policy: Policy) -> None:
+def test_another_key_with_a_used_reference_is_not_replayable(world: World, policy: Policy) -> None:
     shell, other, cashier = world.shell(), world.shell(), Cashier()
     first = shell.run(paying("a", policy=policy), cashier)
     assert other.run(paying("a", policy=policy), cashier) == Result(MADE, True, first.operation_id)
@@ -55,7 +55,7 @@ def test_another_reference_another_operation_and_another_tenant_are_free(each: W
     assert len(each.states()) == 2  # what declares nothing has no row
 
 
-def test_another_caller_of_the_tenant_learns_that_it_is_taken_and_no_more(each: World) -> None:
+def test_another_caller_of_the_tenant_learns_only_that_the_reference_is_taken(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
     permit = shell.permit(paying("a"))
     assert shell.claim(paying("a", caller="bob"), wait_seconds=5) == ReferenceTaken()  # at once
@@ -106,7 +106,7 @@ def test_while_an_atomic_unit_runs_another_key_is_refused_at_once(world: World) 
     assert isinstance(other.claim(paying("b", policy=atomic)), NotReplayable)
 
 
-def test_what_did_not_happen_frees_the_reference(each: World, policy: Policy) -> None:
+def test_did_not_happen_frees_the_reference(each: World, policy: Policy) -> None:
     shell, cashier = each.shell(), Cashier()
     with pytest.raises(NothingHappened):
         shell.run(paying("a", policy=policy), Cashier(error=NothingHappened("refused before")))
@@ -155,7 +155,7 @@ def test_a_lapsed_holder_is_unknown_before_and_after_the_reaper_looks(each: Worl
     assert isinstance(other.claim(paying("b")), NotReplayable)
 
 
-def test_it_protects_when_the_key_has_expired_and_is_forgotten(each: World) -> None:
+def test_a_reference_protects_after_the_key_has_expired_and_is_forgotten(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
     new = Policy(answer_seconds=60, tombstone_seconds=120, after_expiry="new")
     first = shell.run(paying("a", policy=new), cashier)
@@ -172,7 +172,7 @@ def test_it_protects_when_the_key_has_expired_and_is_forgotten(each: World) -> N
     assert operation[2:10] == ("acme", "alice", "pay", "inv-1", State.SUCCEEDED, "charge", "ch-1", None)
 
 
-def test_operations_are_forgotten_by_their_own_retention_in_chunks(each: World) -> None:
+def test_operations_are_deleted_after_their_own_retention_in_chunks(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
     kept = Policy(answer_seconds=60, tombstone_seconds=120, operation_seconds=3600)
     for number in range(5):
@@ -188,9 +188,7 @@ def test_operations_are_forgotten_by_their_own_retention_in_chunks(each: World) 
     shell.settle(permit)
 
 
-def test_the_reaper_forgets_operations_too_and_rests_after_those(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reaper_deletes_operations_and_rests_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrote: list[tuple[int, float]] = []
 
     def rest(done: Walked, took: float) -> float:
@@ -222,7 +220,7 @@ def test_a_claim_repeated_by_its_nonce_is_granted_again(each: World) -> None:
     assert each.states() == [(State.PROCESSING, True)]
 
 
-def test_a_claim_that_is_given_up_frees_the_reference(each: World) -> None:
+def test_a_released_claim_frees_the_reference(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
     claim = shell.engine.core.attempt(paying("a"))
     shell._end(shell.engine._performer.claim_one(claim, None))
@@ -234,7 +232,7 @@ def test_a_claim_that_is_given_up_frees_the_reference(each: World) -> None:
     assert len(cashier.ran) == 1
 
 
-def test_what_was_settled_behind_the_operation_is_seen(each: World) -> None:
+def test_a_settlement_that_missed_the_operation_is_repaired(each: World) -> None:
     """By a process of an older version, say: the record tells, and the row is mended on the way."""
     shell, cashier = each.shell(), Cashier()
     permit = shell.permit(paying("a"))
@@ -245,7 +243,7 @@ def test_what_was_settled_behind_the_operation_is_seen(each: World) -> None:
     assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False), (State.SUCCEEDED, True)]
 
 
-def test_a_store_without_sql_refuses_what_it_cannot_keep() -> None:
+def test_a_store_without_sql_refuses_references() -> None:
     shell = Shell("sync", memory())
     shell.open()
     with pytest.raises(ConfigurationError, match="need a SQL database"):

@@ -145,7 +145,7 @@ def test_a_reference_of_several_operations_needs_the_name(bank: tuple[Web, Bank]
     assert status(web)[0] == 400
 
 
-def test_while_it_runs_it_says_when_to_ask_again(bank: tuple[Web, Bank]) -> None:
+def test_a_running_execution_has_retry_after(bank: tuple[Web, Bank]) -> None:
     web, made = bank
 
     async def story() -> tuple[Any, Any]:
@@ -215,7 +215,7 @@ def test_the_command_line_finds_it(tmp_path: Path, capsys: pytest.CaptureFixture
         ((NEVER, "--ref", "x"), "not both"),
     ],
 )
-def test_the_command_line_says_what_is_missing(
+def test_the_command_line_names_missing_arguments(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, document = run(capsys, "operation", *arguments)
@@ -223,9 +223,7 @@ def test_the_command_line_says_what_is_missing(
     assert said in document["error"]
 
 
-def test_what_reconcilers_gave_up_on_is_seen_in_list_explain_and_doctor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_abandoned_doubts_appear_in_list_explain_and_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = with_schema(tmp_path / "app.db")
     what = Command(Scope("acme", "alice", "pay"), "k", bytes(32), "test", Policy())
 

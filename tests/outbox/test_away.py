@@ -64,7 +64,7 @@ def each_in_order(place: Place, sink: Routed) -> bool:
     return all(order == sorted(order) for order in orders.values())
 
 
-def test_a_stream_that_fills_more_than_a_batch_is_passed_over(place: Place) -> None:
+def test_a_stream_with_more_than_a_batch_waiting_is_skipped(place: Place) -> None:
     away = write(place, *(("orders", f"{n % 70}") for n in range(3 * BATCH)))
     mixed = write(
         place, *(("mails", "mixed"), ("orders", "mixed"), ("mails", "mixed")), ("mails", "own"), ("Orders", "b")
@@ -112,7 +112,7 @@ def test_a_parked_event_holds_its_aggregate_back_if_configured(place: Place, hol
     assert sink.brokers["mails"].ids == ([] if hold else [next_one.id])
 
 
-def test_a_running_relay_goes_on_with_the_others_and_with_what_comes_back(quick_place: Place) -> None:
+def test_a_running_relay_continues_with_other_streams_and_with_recovered_ones(quick_place: Place) -> None:
     away = write(quick_place, *(("orders", f"{n % 70}") for n in range(2 * BATCH)))
     sink = Routed()
     sink.down.add("orders")
@@ -135,7 +135,7 @@ def test_a_running_relay_goes_on_with_the_others_and_with_what_comes_back(quick_
     assert each_in_order(quick_place, sink)
 
 
-def test_a_topic_is_tried_after_longer_and_longer_until_one_of_them_is_back() -> None:
+def test_an_unavailable_topic_is_retried_with_growing_pauses() -> None:
     away = Away()
     assert away.note_outcome({"a", "b"}, (), 100.0, 1.0)
     assert (away.find_passed_over(100.05), away.find_passed_over(100.2), away.wait_seconds(100.2)) == (
@@ -152,7 +152,7 @@ def test_a_topic_is_tried_after_longer_and_longer_until_one_of_them_is_back() ->
     assert away.wait_seconds(102.0) == float("inf")
 
 
-def test_a_bounded_number_of_topics_is_passed_over() -> None:
+def test_a_bounded_number_of_topics_is_skipped() -> None:
     away = Away()
     assert away.note_outcome([f"t{n}" for n in range(AWAY_MAX)], (), 0.0, 1.0)
     assert not away.note_outcome(["one more"], (), 0.0, 1.0)

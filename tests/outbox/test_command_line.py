@@ -42,7 +42,7 @@ def run(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def test_once_publishes_reaps_and_says_what_it_did(place: Place, run: Run) -> None:
+def test_once_publishes_reaps_and_reports(place: Place, run: Run) -> None:
     place.fill(5, aggregates=5)
     code, said = run("worker", "--once", "--sink", SINK, "--tries", "1")
     assert (code, said["published"], said["parked"], said["lapsed"], said["outage"]) == (0, 4, 1, 0, None)
@@ -70,7 +70,7 @@ def test_once_takes_over_what_a_killed_relay_holds(place: Place, run: Run) -> No
     assert (code, said["published"], said["parked"], said["heldElsewhere"]) == (0, 4, 1, False)
 
 
-def test_once_says_that_another_relay_holds_what_waits(
+def test_once_reports_that_another_relay_holds_events(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semel.cli.commands.serve.worker.ONCE_WAITS_SECONDS", 0.1)
@@ -88,7 +88,7 @@ def test_a_sink_that_cannot_be_reached_is_an_exit_code(place: Place, run: Run) -
     assert "onnection" in said["outage"]
 
 
-def test_once_says_that_what_was_refused_is_not_due(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_reports_that_refused_events_are_not_due(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     """No sink is asked for it, so that none can be found away: the exit code says nothing of the sink."""
     place.fill(1)
     command = ["--url", place.url, "worker", "--once", "--no-reaper", "--sink"]

@@ -121,7 +121,7 @@ def test_a_parked_event_is_named_by_its_place(place: Place, capsys: pytest.Captu
     assert place.waiting == [made[1].id]
 
 
-def test_an_event_whose_id_cannot_be_read_is_retried_once_it_is_mended(
+def test_an_event_with_an_unreadable_id_is_retried_after_a_repair(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = make_place(SQLITE, tmp_path)
@@ -138,7 +138,7 @@ def test_an_event_whose_id_cannot_be_read_is_retried_once_it_is_mended(
 
 
 @pytest.mark.parametrize("given", ["", "x", "-", "0", "1.5", "9223372036854775808", "\u0661"])
-def test_what_is_neither_an_id_nor_a_place_is_refused(
+def test_an_argument_that_is_neither_id_nor_place_is_refused(
     given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = make_place(SQLITE, tmp_path)
@@ -148,7 +148,7 @@ def test_what_is_neither_an_id_nor_a_place_is_refused(
 
 
 @pytest.mark.parametrize("damage", ODD)
-def test_whatever_a_column_holds_the_other_events_are_published_and_it_is_named(
+def test_an_event_with_any_damaged_column_is_named_and_the_others_are_published(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = make_place(SQLITE, tmp_path)

@@ -87,7 +87,7 @@ def _routed(router: dict[str, str], row: dict[str, Any]) -> tuple[str, str, byte
     return topic, row[router["table.field.event.key"]], bytes(row[router["table.field.event.payload"]]), headers
 
 
-def test_the_router_sends_what_the_sink_of_kafka_sends(place: Place) -> None:
+def test_the_router_sends_the_same_as_the_kafka_sink(place: Place) -> None:
     event = own_event(None, "orders.placed", {"n": 1}, "OrderPlaced", ("order", "7é"), {"trace": "1"}, "acme")
     with closing(Engine.connect(place.url)) as engine:
         engine.perform("write", lambda: Events(engine.store.dialect).write([event]))  # type: ignore[attr-defined]
@@ -105,6 +105,6 @@ def test_the_router_sends_what_the_sink_of_kafka_sends(place: Place) -> None:
     assert configuration["key.converter"].endswith(".StringConverter")  # the key as it is, as the sink has it
 
 
-def test_no_timestamp_is_asked_of_a_column_that_is_a_plain_number() -> None:
+def test_the_router_reads_no_timestamp_from_a_plain_number() -> None:
     for configuration in _configurations().values():
         assert _router(configuration)["table.field.event.timestamp"] == ""

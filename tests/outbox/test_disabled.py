@@ -56,7 +56,7 @@ async def relay_once(place: Place, *receivers: Receiver) -> None:
         await sink.close()
 
 
-def test_a_receiver_that_is_gone_is_sent_nothing_more_and_the_others_go_on(place: Place, semel: Semel) -> None:
+def test_a_receiver_that_answers_410_gets_nothing_more_and_the_others_continue(place: Place, semel: Semel) -> None:
     made = place.fill(4, aggregates=2)
 
     async def story() -> None:
@@ -85,7 +85,7 @@ def test_a_receiver_that_is_gone_is_sent_nothing_more_and_the_others_go_on(place
     assert place.waiting == []
 
 
-def test_an_endpoint_that_is_gone_still_is_disabled_once_more_by_one_try(place: Place, semel: Semel) -> None:
+def test_an_enabled_endpoint_that_answers_410_again_is_disabled_by_one_try(place: Place, semel: Semel) -> None:
     place.fill(3, aggregates=1)
 
     async def story() -> None:
@@ -125,7 +125,7 @@ def test_operators_see_which_receivers_are_disabled(place: Place, semel: Semel, 
         assert ">shop (disabled)</th>" in page.text
 
 
-def test_a_single_webhook_that_is_gone_gets_nothing_of_any_topic(place: Place, semel: Semel) -> None:
+def test_a_disabled_single_webhook_gets_no_topic(place: Place, semel: Semel) -> None:
     made = place.fill(30, aggregates=30)
 
     async def relay(server: HttpReceiver) -> Relay:
@@ -178,7 +178,7 @@ def test_only_what_a_410_has_parked_is_enabled(place: Place, semel: Semel) -> No
     assert left["reason"] == "the schema is wrong"
 
 
-def test_other_sinks_are_not_disabled_by_what_a_webhook_has_left(quick_place: Place) -> None:
+def test_a_disabled_webhook_does_not_disable_other_sinks(quick_place: Place) -> None:
     quick_place.fill(1)
 
     async def story() -> None:
@@ -192,7 +192,7 @@ def test_other_sinks_are_not_disabled_by_what_a_webhook_has_left(quick_place: Pl
     asyncio.run(story())
 
 
-def test_two_relays_that_run_stop_and_go_on_by_themselves(
+def test_two_running_relays_stop_and_resume_with_the_endpoint(
     quick_place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     semel = Semel(quick_place, capsys)

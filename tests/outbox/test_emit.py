@@ -140,9 +140,7 @@ def test_ids_are_the_same_when_a_command_is_run_again(engine: Engine, place: Pla
         (lambda p: (p.emit("a", b""), p.emit("a", b"")), "its own ordinal"),
     ],
 )
-def test_what_cannot_be_an_event_is_reported_at_once(
-    emit: Callable[[Permit], object], says: str, tmp_path: Path
-) -> None:
+def test_an_invalid_event_is_refused_at_once(emit: Callable[[Permit], object], says: str, tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
 
     def handler(permit: Permit) -> Answer:

@@ -83,7 +83,7 @@ def _replies(each: Callable[[], None], *, awaits: bool) -> list[Reply]:
 
 @pytest.mark.parametrize("awaits", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize("name", OUTAGES)
-def test_a_function_whose_broker_is_away_is_unreached(name: str, awaits: bool) -> None:
+def test_a_connection_error_of_a_function_is_an_outage(name: str, awaits: bool) -> None:
     [reply] = _replies(OUTAGES[name], awaits=awaits)
     assert isinstance(reply, Unreached)
     assert reply.reason
@@ -97,7 +97,7 @@ def test_a_function_that_raises_anything_else_refuses_the_event(name: str, await
 
 
 @pytest.mark.parametrize("library", ["redis", "httpx", "kombu"])
-def test_the_errors_of_clients_show_that_their_server_is_away(library: str) -> None:
+def test_the_connection_errors_of_client_libraries_are_outages(library: str) -> None:
     """The clients' own exceptions, as they raise them: most derive from no OSError, and have one as their cause."""
 
     def call() -> None:
@@ -151,7 +151,7 @@ class Careless:
         """Nothing is held."""
 
 
-def test_nor_does_an_outage_that_a_sink_of_your_own_raises(quick_place: Place) -> None:
+def test_an_outage_that_an_own_sink_raises_parks_nothing(quick_place: Place) -> None:
     quick_place.fill(4, aggregates=2)
 
     async def story() -> None:

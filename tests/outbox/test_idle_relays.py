@@ -105,7 +105,7 @@ def test_20_idle_relays_send_one_statement_a_second_together(open_backend: OpenB
 
 
 @pytest.mark.parametrize("killed", [(), (1,)], ids=["none", "one"])
-def test_what_another_process_commits_is_published_within_a_second(
+def test_a_commit_of_another_process_is_published_within_a_second(
     killed: tuple[int, ...], open_backend: OpenBackend
 ) -> None:
     """And within two where the relay whose turn it was has died."""
@@ -126,7 +126,7 @@ def test_what_another_process_commits_is_published_within_a_second(
     asyncio.run(scenario())
 
 
-def test_idle_relays_join_one_that_has_too_much_and_share_its_lanes(open_backend: OpenBackend) -> None:
+def test_idle_relays_join_a_busy_one_and_share_its_partitions(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         all = Relays(open_backend)
         fleet = all.fleet
@@ -154,7 +154,7 @@ def test_idle_relays_join_one_that_has_too_much_and_share_its_lanes(open_backend
     asyncio.run(scenario())
 
 
-def test_the_lanes_of_a_dead_relay_are_taken_over_within_a_second_of_its_lease(open_backend: OpenBackend) -> None:
+def test_the_partitions_of_a_dead_relay_are_taken_over_within_a_second_of_its_lease(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         all = Relays(open_backend)
         fleet = all.fleet
@@ -194,7 +194,7 @@ def test_a_parked_event_and_those_behind_it_keep_no_relay_awake(open_backend: Op
     asyncio.run(scenario())
 
 
-def test_idle_relays_tell_how_full_the_outbox_is(open_backend: OpenBackend) -> None:
+def test_idle_relays_report_the_outbox_gauges(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         all = Relays(open_backend)
         fleet = all.fleet
@@ -232,9 +232,7 @@ def test_a_commit_wakes_an_idle_relay_at_once(quick_place: Place, monkeypatch: p
     assert quick_place.waiting == []
 
 
-def test_an_idle_relay_rests_while_the_store_is_away_and_hears_again_afterwards(
-    quick_place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_relay_listens_again_after_a_store_outage(quick_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semel.outbox.worker.LINGER_SECONDS", 0.0)
 
     async def fails(error: Exception) -> None:

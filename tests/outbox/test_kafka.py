@@ -62,7 +62,7 @@ def test_kafka_has_the_events_of_an_aggregate_in_one_partition(idempotence: str,
     ("error", "says", "for_good"),
     [(29, "TopicAuthorizationFailed", False), (10, "MessageSizeTooLarge", True), (44, "PolicyViolation", False)],
 )
-def test_kafka_says_which_event_it_will_not_have(error: int, says: str, for_good: bool, cluster: kafka.Cluster) -> None:
+def test_kafka_reports_which_event_it_refuses(error: int, says: str, for_good: bool, cluster: kafka.Cluster) -> None:
     async def story() -> None:
         async with sink_of(f"kafka://{cluster.servers}") as sink:
             cluster.fail(kafka.PRODUCE, error)
@@ -73,7 +73,7 @@ def test_kafka_says_which_event_it_will_not_have(error: int, says: str, for_good
     told(story)
 
 
-def test_kafka_that_has_no_such_topic_refuses_its_events_alone(cluster: kafka.Cluster) -> None:
+def test_kafka_without_a_topic_refuses_only_its_events(cluster: kafka.Cluster) -> None:
     async def story() -> None:
         cluster.say("missing", kafka.UNKNOWN_TOPIC)
         cluster.say("young", kafka.LEADER_NOT_AVAILABLE)
@@ -90,7 +90,7 @@ def test_kafka_that_has_no_such_topic_refuses_its_events_alone(cluster: kafka.Cl
 
 
 @pytest.mark.parametrize("error", [45, 47, 56])  # what it knows of the producer, and its disk
-def test_kafka_whose_own_fault_it_is_costs_no_event_a_try(error: int, cluster: kafka.Cluster) -> None:
+def test_an_error_of_kafka_itself_uses_up_no_attempt(error: int, cluster: kafka.Cluster) -> None:
     async def story() -> None:
         async with sink_of(f"kafka://{cluster.servers}") as sink:
             cluster.fail(kafka.PRODUCE, *[error] * 50)
@@ -100,7 +100,7 @@ def test_kafka_whose_own_fault_it_is_costs_no_event_a_try(error: int, cluster: k
     told(story)
 
 
-def test_kafka_that_changes_its_leader_or_lacks_replicas_for_a_moment_has_it_in_the_end(
+def test_kafka_gets_each_event_after_a_new_leader_or_missing_replicas(
     cluster: kafka.Cluster,
 ) -> None:
     async def story() -> None:
@@ -114,7 +114,7 @@ def test_kafka_that_changes_its_leader_or_lacks_replicas_for_a_moment_has_it_in_
     told(story)
 
 
-def test_kafka_that_is_away_and_comes_back(cluster: kafka.Cluster) -> None:
+def test_events_reach_kafka_after_an_outage(cluster: kafka.Cluster) -> None:
     """Also where it goes before it was asked whether a topic exists: that is no answer."""
 
     async def story() -> None:

@@ -166,7 +166,7 @@ def test_a_broker_that_is_down_for_a_while_delays_events_and_loses_none(tmp_path
 
 
 @pytest.mark.parametrize("kind", [SQLITE, POSTGRES])
-def test_one_that_dies_between_publish_and_mark_is_followed_by_one_that_repeats(kind: str, tmp_path: Path) -> None:
+def test_after_a_relay_dies_between_publish_and_mark_another_publishes_again(kind: str, tmp_path: Path) -> None:
     place = make_place(kind, tmp_path)
     made = place.fill(10, aggregates=2)
     log = tmp_path / "delivered"

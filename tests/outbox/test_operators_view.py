@@ -70,7 +70,7 @@ def test_doctor_reports_that_no_relay_publishes(place: Place, semel: Run) -> Non
     assert "→ start one: semel worker --sink URL" in ran.words
 
 
-def test_doctor_says_that_a_relay_does_not_get_on(place: Place, semel: Run) -> None:
+def test_doctor_reports_a_relay_that_makes_no_progress(place: Place, semel: Run) -> None:
     place.fill(1)
     place.change("UPDATE semel_event SET created_at = created_at - 480000000")
     with Engine.connect(place.url) as engine:
@@ -96,7 +96,7 @@ def test_doctor_reports_relays_with_different_sinks(place: Place, semel: Run) ->
     assert "--receivers" in remedy
 
 
-def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place: Place, semel: Run) -> None:
+def test_doctor_and_events_name_the_receiver_that_is_behind(place: Place, semel: Run) -> None:
     shore = Shore()
     shore.away.add("shop")
     place.fill(3)
@@ -130,7 +130,7 @@ def test_doctor_and_events_name_the_receiver_that_has_not_got_its_webhooks(place
     assert "semel events retry --topic receiver.shop" in semel("doctor").words
 
 
-def test_doctor_names_parked_events_and_how_to_go_on(place: Place, semel: Run) -> None:
+def test_doctor_names_parked_events_and_the_remedy(place: Place, semel: Run) -> None:
     made = place.fill(1)
     assert semel("events", "park", made[0].id, "--reason", "410 Gone").code == 0
     ran = semel("doctor")
@@ -141,7 +141,7 @@ def test_doctor_names_parked_events_and_how_to_go_on(place: Place, semel: Run) -
     assert "healthy" not in ran.out
 
 
-def test_doctor_and_messages_name_what_consumers_gave_up(place: Place, semel: Run) -> None:
+def test_doctor_and_messages_name_parked_messages(place: Place, semel: Run) -> None:
     with Engine.connect(place.url) as engine:
         billing, stock = Inbox(engine, consumer="billing"), Inbox(engine, consumer="stock")
         assert billing.handle("m-1", poisoned) is Receipt.PARKED

@@ -64,7 +64,7 @@ def test_an_event_is_committed_or_rolled_back_with_the_transaction(begun: bool, 
     assert outbox.depth()[:2] == (1, 0)
 
 
-def test_a_session_of_sqlalchemy_has_them_too(tmp_path: Path) -> None:
+def test_a_sqlalchemy_session_writes_events(tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
     alchemy = create_engine(place.url)
     with Engine.connect(place.url) as engine, Session(alchemy) as session:
@@ -145,7 +145,7 @@ def elsewhere(place: Place) -> Any:
 
 
 @pytest.mark.parametrize(("made", "says"), [(alone, "autocommit"), (elsewhere, "another file")])
-def test_what_would_not_be_committed_together_is_refused(
+def test_a_connection_that_would_not_commit_the_event_is_refused(
     made: Callable[[Place], Any], says: str, tmp_path: Path
 ) -> None:
     place = make_place(SQLITE, tmp_path)

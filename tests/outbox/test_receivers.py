@@ -77,7 +77,7 @@ async def relayed(place: Place, shore: Shore, *receivers: Receiver, **options: A
         return relay
 
 
-def test_each_receiver_gets_what_it_takes_as_it_was(place: Place) -> None:
+def test_each_receiver_gets_its_topics_unchanged(place: Place) -> None:
     made = [*place.fill(6, aggregates=2), *place.fill(2, topic="stock.low")]
     shore = Shore()
     asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
@@ -199,7 +199,7 @@ def test_a_relay_with_another_sink_parks_copies_and_publishes_none(tmp_path: Pat
     assert shore.brokers["shop"].arrived == made
 
 
-def test_a_receiver_that_joins_later_gets_what_is_kept_in_its_order_and_once(place: Place) -> None:
+def test_a_new_receiver_gets_stored_events_in_order_and_once(place: Place) -> None:
     made = [*place.fill(5, aggregates=2), *place.fill(1, topic="stock.low")]
     shore = Shore()
     asyncio.run(relayed(place, shore, BANK, wait_seconds=30))
@@ -215,7 +215,7 @@ def test_a_receiver_that_joins_later_gets_what_is_kept_in_its_order_and_once(pla
         assert replay_to(engine, SHOP)[:3] == (0, 5, 0)
 
 
-def test_what_would_come_out_of_order_is_left_out_of_a_replay(quick_place: Place) -> None:
+def test_a_replay_leaves_out_events_that_would_arrive_out_of_order(quick_place: Place) -> None:
     early = quick_place.fill(4, aggregates=2)
     shore = Shore()
     asyncio.run(relayed(quick_place, shore, BANK, wait_seconds=30))
@@ -228,9 +228,7 @@ def test_what_would_come_out_of_order_is_left_out_of_a_replay(quick_place: Place
     assert sorted(shore.brokers["shop"].arrived) == sorted(early)
 
 
-def test_the_command_replays_from_a_moment_on_and_says_what_is_forgotten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_starts_at_a_time_and_reports_deleted_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_place(SQLITE, tmp_path)
     place.fill(3)
     asyncio.run(relayed(place, Shore(), BANK, wait_seconds=30))
@@ -258,7 +256,7 @@ def test_the_command_replays_from_a_moment_on_and_says_what_is_forgotten(
     assert (json.loads(said)["copied"], json.loads(said)["there"]) == (0, 3)
 
 
-def test_a_refused_webhook_is_tried_for_three_days_and_not_before_it_asks_to_be(tmp_path: Path) -> None:
+def test_a_refused_webhook_is_retried_for_three_days_and_not_before_its_retry_after(tmp_path: Path) -> None:
     place = make_place(SQLITE, tmp_path)
     [refused] = place.fill(1)
     shore = Shore()
@@ -288,7 +286,7 @@ def test_a_refused_webhook_is_tried_for_three_days_and_not_before_it_asks_to_be(
     assert try_as(9, Refused("500"))[1]
 
 
-def test_a_receiver_that_asks_for_time_is_left_alone_for_it() -> None:
+def test_a_receivers_retry_after_is_respected() -> None:
     away = Away()
     assert away.note_outcome(
         ["receiver.shop", "receiver.bank"], [], 0.0, 1.0, asked={"receiver.shop": 3600.0}, most=300.0
@@ -324,7 +322,7 @@ def test_a_damaged_copy_is_parked_and_the_others_go_on(quick_place: Place) -> No
     assert "semel-of-id" in reason
 
 
-def test_one_that_joins_later_gets_what_comes_from_then_on(quick_place: Place) -> None:
+def test_a_new_receiver_gets_events_from_then_on(quick_place: Place) -> None:
     quick_place.fill(2)
     shore = Shore()
     asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
@@ -399,7 +397,7 @@ def test_the_worker_signs_for_each_receiver_with_its_own_secret(
         ("[[receiver]\n", "cannot be read"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_with_the_remedy(tmp_path: Path, text: str, told: str) -> None:
+def test_an_implausible_file_is_refused_with_the_remedy(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "receivers.toml"
     file.write_text(text)
     with pytest.raises(ConfigurationError) as error:
@@ -419,7 +417,7 @@ def test_a_file_that_cannot_be_meant_is_refused_with_the_remedy(tmp_path: Path, 
         lambda engine: webhook_of(Receiver(name="a", url="https://a", secret=("x" * 24,))),  # type: ignore[arg-type]
     ],
 )
-def test_receivers_that_cannot_be_are_refused(make: Callable[[AsyncEngine], object]) -> None:
+def test_impossible_receivers_are_refused(make: Callable[[AsyncEngine], object]) -> None:
     with pytest.raises(ConfigurationError):
         make(AsyncEngine.connect("sqlite:///shop.db"))
 

@@ -68,7 +68,9 @@ def test_a_refused_event_holds_its_aggregate_back_and_no_other(place: Place) -> 
 
 
 @pytest.mark.parametrize("options", [{"batch": 3}, {"batch_bytes": 1}])
-def test_once_goes_on_behind_a_batch_of_which_nothing_was_taken(options: dict[str, Any], quick_place: Place) -> None:
+def test_once_continues_after_a_batch_of_which_nothing_was_published(
+    options: dict[str, Any], quick_place: Place
+) -> None:
     first = quick_place.fill(3)
     [behind] = quick_place.fill(1, topic="others")
     quick_place.change("UPDATE semel_event SET aggregateid = 'x' WHERE topic = 'others'")
@@ -116,7 +118,7 @@ def test_an_event_that_is_refused_too_often_is_parked_with_its_reason(hold: bool
     assert in_order(broker.arrived) == hold
 
 
-def test_what_can_never_fit_is_parked_at_once_and_can_be_dropped(quick_place: Place) -> None:
+def test_an_event_that_can_never_fit_is_parked_at_once_and_can_be_dropped(quick_place: Place) -> None:
     made = quick_place.fill(2)
     broker = Broker()
     broker.says[made[0].id] = Refused("too large", for_good=True)
@@ -134,7 +136,7 @@ def test_what_can_never_fit_is_parked_at_once_and_can_be_dropped(quick_place: Pl
     assert quick_place.ids == [made[1].id]
 
 
-def test_an_outage_costs_no_try_and_loses_nothing(place: Place) -> None:
+def test_an_outage_uses_up_no_attempt_and_loses_nothing(place: Place) -> None:
     made = place.fill(9, aggregates=3)
     broker = Broker()
     for event in made:
@@ -156,7 +158,7 @@ def test_an_outage_costs_no_try_and_loses_nothing(place: Place) -> None:
     assert in_order(broker.arrived)
 
 
-def test_a_stream_that_is_away_holds_no_other_back(quick_place: Place) -> None:
+def test_an_unavailable_stream_does_not_delay_others(quick_place: Place) -> None:
     """Nothing is parked of it, and the events of others arrive in the same turn, all of them."""
     made = quick_place.fill(12, aggregates=3)
     away = [event for event in made if event.aggregate_id == "1"]
@@ -264,7 +266,7 @@ def test_two_relays_that_ignore_each_other_keep_the_order_of_first_arrivals(quic
         quick_place.change("DELETE FROM semel_event")
 
 
-def test_lanes_are_shared_and_those_of_the_dead_are_taken_over(place: Place) -> None:
+def test_partitions_are_shared_and_those_of_dead_relays_are_taken_over(place: Place) -> None:
     async def story() -> None:
         async with AsyncEngine.connect(place.url) as engine:
             partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
@@ -378,7 +380,7 @@ def test_a_batch_is_bounded_in_bytes_but_never_empty(quick_place: Place) -> None
     told(story())
 
 
-def test_running_it_wakes_at_a_commit_and_ends_when_told(quick_place: Place) -> None:
+def test_a_running_relay_wakes_at_a_commit_and_ends_at_stop(quick_place: Place) -> None:
     broker = Broker()
 
     async def story() -> None:
@@ -404,7 +406,7 @@ async def _emit(engine: AsyncEngine, place: Place, n: int) -> None:
     await engine.run(command(f"{n}", policy=Policy(effects="atomic")), handler)
 
 
-def test_a_store_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_store_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = make_place(SQLITE, tmp_path)
     place.fill(3)
     broker = Broker()

@@ -51,7 +51,7 @@ def test_nats_jetstream_has_the_event_once_however_often_it_is_sent() -> None:
     told(story)
 
 
-def test_nats_says_which_event_it_will_not_have() -> None:
+def test_nats_reports_which_event_it_refuses() -> None:
     async def story() -> None:
         name = unique("small")
         client = await nats_client.connect(nats.nats())
@@ -66,7 +66,7 @@ def test_nats_says_which_event_it_will_not_have() -> None:
     told(story)
 
 
-def test_nats_that_is_away_and_comes_back(tmp_path: Any) -> None:
+def test_events_reach_nats_after_an_outage(tmp_path: Any) -> None:
     async def story() -> None:
         server = nats.start(tmp_path)
         client = await nats_client.connect(nats.url(server))
@@ -86,7 +86,7 @@ def test_nats_that_is_away_and_comes_back(tmp_path: Any) -> None:
     told(story)
 
 
-def test_nats_without_jetstream_is_away_and_no_event_is_refused(tmp_path: Path) -> None:
+def test_nats_without_jetstream_is_an_outage(tmp_path: Path) -> None:
     """A server answers "no responders" while JetStream is not up: ten tries of that would park every event."""
 
     async def story() -> None:
@@ -102,7 +102,7 @@ def test_nats_without_jetstream_is_away_and_no_event_is_refused(tmp_path: Path) 
         stop(server)
 
 
-def test_nats_whose_stream_has_lost_its_server_is_away(tmp_path: Path) -> None:
+def test_a_nats_stream_without_its_server_is_an_outage(tmp_path: Path) -> None:
     """Three servers; the one that has the stream ends: "no responders", and the stream exists."""
 
     async def story(servers: list[running.Running]) -> None:
@@ -144,7 +144,7 @@ def test_nats_whose_stream_has_lost_its_server_is_away(tmp_path: Path) -> None:
 
 
 @rabbitmq.MARK
-def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_what_no_queue_takes() -> None:
+def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_unroutable_events() -> None:
     async def story() -> None:
         url, name = rabbitmq.rabbitmq(), unique("orders")
         sent = event(name, headers={"trace": "1"})
@@ -175,7 +175,7 @@ def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_what_no_queue_takes() -
 
 
 @rabbitmq.MARK
-def test_rabbitmq_whose_queue_is_full_is_away_for_its_events() -> None:
+def test_a_full_rabbitmq_queue_is_an_outage_for_its_events() -> None:
     async def story() -> None:
         url, name = rabbitmq.rabbitmq(), unique("full")
         async with await aio_pika.connect(url) as connection:
@@ -195,7 +195,7 @@ def test_rabbitmq_whose_queue_is_full_is_away_for_its_events() -> None:
 
 
 @rabbitmq.MARK
-def test_a_type_that_amqp_cannot_hold_is_cut_at_a_whole_letter() -> None:
+def test_a_type_too_long_for_amqp_is_cut_at_a_whole_character() -> None:
     """A short string has 255 bytes, an event's type 255 letters."""
 
     async def story() -> None:
@@ -214,7 +214,7 @@ def test_a_type_that_amqp_cannot_hold_is_cut_at_a_whole_letter() -> None:
     told(story)
 
 
-def test_rabbitmq_that_is_away_is_unreached() -> None:
+def test_an_unreachable_rabbitmq_is_an_outage() -> None:
     async def story() -> None:
         async with sink_of(f"amqp://127.0.0.1:{free_port()}/") as sink:
             [reply] = await sink.publish([event("a")])
@@ -258,9 +258,7 @@ def test_redis_streams_have_the_payload_and_the_id() -> None:
     ],
     ids=lambda words: words[0] + words[-2],
 )
-def test_redis_that_takes_no_writes_at_all_is_an_outage_and_no_events_fault(
-    begin: tuple[str, ...], end: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_redis_that_takes_no_writes_is_an_outage(begin: tuple[str, ...], end: tuple[str, ...], tmp_path: Path) -> None:
     async def story(port: int) -> None:
         client: Any = redis_client.Redis(port=port)
         async with sink_of(f"redis://127.0.0.1:{port}/0") as sink:
@@ -277,7 +275,7 @@ def test_redis_that_takes_no_writes_at_all_is_an_outage_and_no_events_fault(
         stop(server)
 
 
-def test_redis_that_is_away_is_unreached() -> None:
+def test_an_unreachable_redis_is_an_outage() -> None:
     async def story() -> None:
         async with sink_of(f"redis://127.0.0.1:{free_port()}/0") as sink:
             [reply] = await sink.publish([event("a")])
@@ -311,7 +309,9 @@ def test_redis_that_is_away_is_unreached() -> None:
         ("//shop:of-secret@h", "unknown sink"),
     ],
 )
-def test_a_url_that_cannot_be_a_sink_says_why(url: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_sink_url_is_refused_with_the_reason(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, WRITTEN)
     with pytest.raises(UrlError, match=says) as raised:
         connect_sink(url)
@@ -343,9 +343,7 @@ def test_the_name_of_a_sink_holds_no_secret(url: str, monkeypatch: pytest.Monkey
         ("https://mq.example/orders", "https://mq.example/mails"),
     ],
 )
-def test_sinks_of_one_server_that_send_to_two_places_are_two(
-    one: str, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sinks_with_two_targets_on_one_server_are_two(one: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays with them would share the events out between those places, and are to report each other."""
     monkeypatch.setenv(VARIABLE, WRITTEN)
     first, again, second = (connect_sink(url) for url in (one, one, other))

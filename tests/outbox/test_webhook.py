@@ -79,7 +79,7 @@ def test_a_secret_is_rotated_with_both_signatures(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("status", "for_good"), [(500, False), (409, False), (400, False), (404, False), (302, False), (410, True)]
 )
-def test_what_a_receiver_refuses_is_reported(status: int, for_good: bool) -> None:
+def test_a_refusal_of_a_receiver_is_reported(status: int, for_good: bool) -> None:
     async def story() -> None:
         async with Receiver(status, "location: http://127.0.0.1:1/\r\n") as receiver:
             sink = WebhookSink(receiver.url, SECRET, private=True)
@@ -92,7 +92,7 @@ def test_what_a_receiver_refuses_is_reported(status: int, for_good: bool) -> Non
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_receiver_that_has_no_time_is_away(status: int) -> None:
+def test_a_busy_receiver_is_an_outage(status: int) -> None:
     async def story() -> None:
         async with Receiver(status, "retry-after: 120\r\n") as receiver:
             sink = WebhookSink(receiver.url, SECRET, private=True)
@@ -166,7 +166,7 @@ def test_addresses_that_only_look_public_are_not(address: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["a..example", f"{'a' * 64}.example", "a b.example"])
-def test_a_host_that_is_no_name_is_the_fault_of_no_event(host: str) -> None:
+def test_an_invalid_host_is_an_outage(host: str) -> None:
     """Refused, each event would be parked in the end."""
 
     async def story() -> None:

@@ -124,7 +124,7 @@ def test_the_client_that_kept_its_key_gets_what_was_found(each: World) -> None:
     assert standing_of(shell, what) is None
 
 
-def test_an_early_no_is_not_believed_and_a_late_one_frees_key_and_reference(each: World) -> None:
+def test_did_not_happen_counts_only_after_the_quiet_time(each: World) -> None:
     shell, what, provider = each.shell(), paying("a"), Provider(DidNotHappen("no such charge"))
     lose(shell, what)
     seconds = 300 + 60  # the deadline, and what was declared as quiet_for
@@ -162,7 +162,7 @@ def test_it_backs_off_gives_up_visibly_and_does_not_forget_over_a_restart(each: 
     assert standing.reason == "the provider is down"
 
 
-def test_what_a_reconciler_raises_or_forgets_to_say_is_still_unknown(one: World) -> None:
+def test_a_reconciler_that_raises_or_returns_none_leaves_the_outcome_unknown(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
     provider = Provider(ConnectionError("down"), 7)  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_what_a_reconciler_raises_or_forgets_to_say_is_still_unknown(one: World)
         one.clock.advance(seconds=60)
 
 
-def test_a_question_that_hangs_is_given_up_and_asked_again(one: World) -> None:
+def test_a_reconciler_that_hangs_times_out_and_is_called_again(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
 
@@ -192,7 +192,7 @@ def test_a_question_that_hangs_is_given_up_and_asked_again(one: World) -> None:
     assert standing.reason == "the reconciler raised TimeoutError"
 
 
-def test_a_sync_function_is_asked_in_a_thread(one: World) -> None:
+def test_a_sync_reconciler_runs_in_a_thread(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
 
@@ -265,7 +265,7 @@ def test_a_worker_that_was_stopped_past_its_lease_settles_nothing_twice(each: Wo
     assert len(audit_of(shell, what)) == 1
 
 
-def test_its_holder_may_be_quicker_than_the_reconciler(each: World) -> None:
+def test_the_holder_may_settle_before_the_reconciler(each: World) -> None:
     shell, other, what = each.shell(), each.shell(), paying("a")
     permit = shell.permit(what)
     each.clock.advance(seconds=31)
@@ -298,7 +298,7 @@ def test_a_lapsed_holder_is_waited_for_until_its_deadline(one: World) -> None:
         reconciler("pay", quiet_for=-1)
 
 
-def test_an_operation_without_a_reconciler_is_left_to_the_operator(one: World) -> None:
+def test_an_operation_without_a_reconciler_stays_unknown(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
 
@@ -311,7 +311,7 @@ def test_an_operation_without_a_reconciler_is_left_to_the_operator(one: World) -
         shell.run(what, Cashier())
 
 
-def test_an_execution_that_is_unknown_again_is_asked_about_anew(one: World) -> None:
+def test_an_execution_that_is_unknown_again_is_reconciled_again(one: World) -> None:
     shell, what = one.shell(), paying("a")
     lose(shell, what)
     one.clock.advance(seconds=1000)
@@ -325,7 +325,7 @@ def test_an_execution_that_is_unknown_again_is_asked_about_anew(one: World) -> N
     assert round_of(shell, down) == Round(asked=1, gave_up=1)
 
 
-def test_what_cannot_be_a_reconciler_is_refused() -> None:
+def test_an_impossible_reconciler_is_refused() -> None:
     for options in ({"quiet_for": "long"}, {"quiet_for": 1, "timeout_seconds": 0}, {"quiet_for": 1, "asks_max": 0}):
         with pytest.raises(PolicyError):
             reconciler("pay", **options)

@@ -65,7 +65,7 @@ def test_a_reported_success_is_replayed_and_audited(engine: Engine) -> None:
     assert (line.actor, line.reason) == ("stripe", PROOF)
 
 
-def test_a_report_that_comes_again_changes_nothing(engine: Engine) -> None:
+def test_a_repeated_report_changes_nothing(engine: Engine) -> None:
     id = lost(engine)
     assert engine.settle_by(id, PAID, PROOF) is State.SUCCEEDED
     other = SucceededWith(Answer(201, (), b"another body"))
@@ -73,7 +73,7 @@ def test_a_report_that_comes_again_changes_nothing(engine: Engine) -> None:
     assert engine.run(command(), never).answer.body == b"paid"
 
 
-def test_a_report_behind_the_handlers_own_answer_agrees_or_is_refused(engine: Engine) -> None:
+def test_a_report_after_the_handlers_answer_agrees_or_is_refused(engine: Engine) -> None:
     done = engine.run(command(), lambda permit: Answer(201, (), b"own"))
     assert engine.settle_by(done.operation_id, PAID, PROOF) is State.SUCCEEDED
     with pytest.raises(ResolveRefused, match="settled as SUCCEEDED, but the report is DidNotHappen") as met:
@@ -82,7 +82,7 @@ def test_a_report_behind_the_handlers_own_answer_agrees_or_is_refused(engine: En
     assert engine.run(command(), never).answer.body == b"own"
 
 
-def test_a_report_before_the_deadline_of_a_running_handler_is_to_come_again() -> None:
+def test_a_report_before_a_running_handlers_deadline_is_refused_with_a_pause() -> None:
     now = [1_800_000_000_000_000]
     with Engine(Backend("memory", MemoryStore(), LocalDriver(clock=lambda: now[0]))) as engine:
         permit = engine.claim(command(lease_seconds=5, deadline_seconds=60))
@@ -97,7 +97,7 @@ def test_a_report_before_the_deadline_of_a_running_handler_is_to_come_again() ->
         assert engine.run(command(), never).answer.body == b"paid"
 
 
-def test_what_did_not_happen_runs_again_from_the_deadline_on() -> None:
+def test_a_reported_did_not_happen_runs_again_after_the_deadline() -> None:
     now = [1_800_000_000_000_000]
     with Engine(Backend("memory", MemoryStore(), LocalDriver(clock=lambda: now[0]))) as engine:
         id = lost(engine, lease_seconds=5, deadline_seconds=60)
@@ -112,7 +112,7 @@ def test_what_did_not_happen_runs_again_from_the_deadline_on() -> None:
         assert engine.run(command(), lambda permit: Answer(201, (), b"now")).answer.body == b"now"
 
 
-def test_a_step_that_is_reported_is_not_made_again(tmp_path: Path) -> None:
+def test_a_reported_step_does_not_run_again(tmp_path: Path) -> None:
     engine = Engine.connect(f"sqlite:///{tmp_path}/semel.db")
     engine.migrate()
     with engine:

@@ -76,7 +76,7 @@ def reason(process: Process) -> str | None:
     return found[row.id].reason if found else None
 
 
-def test_a_step_that_did_not_happen_is_made_by_the_next_run_and_the_charge_is_not(world: World) -> None:
+def test_the_next_run_makes_the_step_in_doubt_and_not_the_charge(world: World) -> None:
     process, shop = world.process(), Shop()
     lost(process, shop)
     world.clock.advance(seconds=1000)
@@ -110,7 +110,7 @@ def test_a_result_that_cannot_be_recorded_is_no_finding(one: World) -> None:
     assert process.row(stepped()).doubt == "step:ship"
 
 
-def test_of_a_doubt_that_names_no_step_no_step_can_have_succeeded(one: World) -> None:
+def test_step_succeeded_is_refused_for_a_doubt_without_a_step(one: World) -> None:
     process = one.process()
 
     async def fails(run: Run) -> Answer:

@@ -57,6 +57,8 @@ def test_the_worker_asks_and_settles(url: str, capsys: pytest.CaptureFixture[str
         ("no_such_module:ask", "there is no module 'no_such_module'"),
     ],
 )
-def test_what_is_no_reconciler_is_reported(url: str, name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_reconcile_argument_is_reported(
+    url: str, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--url", url, "worker", "--once", "--reconcile", name, "--json"]) == 2
     assert said in json.loads(capsys.readouterr().out)["error"]

@@ -80,7 +80,7 @@ def abandon(process: Process, what: Command, *, steps: bool = True) -> None:
         _ = at_once(begun()) if process.runner is None else process.runner.run(begun())
 
 
-def test_an_abandoned_execution_is_brought_to_its_end(world: World) -> None:
+def test_an_abandoned_execution_is_completed(world: World) -> None:
     story = Story(world.process())
     completer = story.completer()
     abandon(world.process(), resumable())
@@ -95,7 +95,7 @@ def test_an_abandoned_execution_is_brought_to_its_end(world: World) -> None:
     assert story.complete(completer) == 0
 
 
-def test_one_that_had_begun_nothing_is_as_well(world: World) -> None:
+def test_an_abandoned_execution_without_steps_is_completed(world: World) -> None:
     story = Story(world.process())
     abandon(world.process(), resumable(), steps=False)
     world.clock.advance(LEASE_US + 1)
@@ -120,7 +120,7 @@ def test_a_doubt_is_not_completed(world: World) -> None:
     assert story.calls == []
 
 
-def test_what_is_not_declared_resumable_never_runs_without_its_client(world: World) -> None:
+def test_an_operation_that_is_not_resumable_never_runs_without_its_client(world: World) -> None:
     story = Story(world.process())
     process = world.process()
     permit = process.tell(process.engine.claim(stepped()))
@@ -131,7 +131,7 @@ def test_what_is_not_declared_resumable_never_runs_without_its_client(world: Wor
         story.completer().register("other", Policy(steps=True), story.handler())
 
 
-def test_attempts_are_bounded_and_then_left_to_an_operator(world: World) -> None:
+def test_after_the_last_attempt_the_execution_is_unknown(world: World) -> None:
     story = Story(world.process())
     completer = story.completer()
     abandon(world.process(), resumable())
@@ -207,7 +207,9 @@ def test_a_store_without_steps_is_refused() -> None:
 
 
 @pytest.mark.parametrize("why", ["rests", "unknown"])
-def test_what_cannot_go_on_keeps_nothing_else_waiting(why: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_execution_that_cannot_continue_does_not_block_others(
+    why: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("semel.resuming.worker.FIND_MAX", 2)
     story = Story(world.process())
     completer = Completer(story.process.engine, rest_seconds=1000)

@@ -60,7 +60,7 @@ def charge_locally(world: World) -> Any:
 
 
 @pytest.mark.parametrize("effects", WITHOUT)
-def test_a_finished_step_is_never_forgotten_by_a_process_without_steps(
+def test_a_process_without_steps_never_repeats_a_finished_step(
     world: World, process: Process, downstream: Downstream, effects: str
 ) -> None:
     Holder(world.process()).steps(charge_and_mail(downstream))
@@ -76,7 +76,7 @@ def test_a_finished_step_is_never_forgotten_by_a_process_without_steps(
 
 
 @pytest.mark.parametrize("effects", WITHOUT)
-def test_a_committed_local_step_is_never_forgotten_by_a_process_without_steps(
+def test_a_process_without_steps_never_repeats_a_committed_local_step(
     world: World, process: Process, effects: str
 ) -> None:
     Holder(world.process()).steps(charge_locally(world))
@@ -88,7 +88,7 @@ def test_a_committed_local_step_is_never_forgotten_by_a_process_without_steps(
 
 
 @pytest.mark.parametrize("effects", WITHOUT)
-def test_a_lease_given_back_between_steps_is_not_taken_by_a_process_without_steps(
+def test_a_command_released_between_steps_is_not_run_by_a_process_without_steps(
     process: Process, downstream: Downstream, effects: str
 ) -> None:
     async def fails(run: Run) -> Answer:
@@ -105,7 +105,9 @@ def test_a_lease_given_back_between_steps_is_not_taken_by_a_process_without_step
 
 
 @pytest.mark.parametrize("effects", WITHOUT)
-def test_a_process_without_steps_takes_what_had_begun_no_step(world: World, process: Process, effects: str) -> None:
+def test_a_process_without_steps_runs_a_command_of_which_no_step_began(
+    world: World, process: Process, effects: str
+) -> None:
     Holder(world.process())
     world.clock.advance(LEASE_US + 1)
 

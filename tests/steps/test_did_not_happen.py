@@ -118,7 +118,7 @@ def shop() -> Shop:
 # --- the rules --------------------------------------------------------------------------------
 
 
-def test_where_nothing_else_has_begun_the_key_is_free_under_the_same_derived_keys(process: Process) -> None:
+def test_the_key_is_free_under_the_same_derived_keys_if_no_other_step_began(process: Process) -> None:
     shop = Shop("charge")
     doubted(process, shop)
     assert settle(process) == Resolved(State.FAILED_NOT_REPLAYABLE)
@@ -159,7 +159,7 @@ def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> No
     assert [shop.made(name) for name in ("charge", "ship")] == [1, 3]
 
 
-def test_a_call_that_proves_that_nothing_happened_is_believed_after_it(process: Process, shop: Shop) -> None:
+def test_a_repeated_call_may_prove_that_nothing_happened(process: Process, shop: Shop) -> None:
     """The call before it is known not to have happened: so nothing of the step remains, and it may begin again."""
     refusals = iter([TimeoutError(), NothingHappened("refused"), None])
 
@@ -197,7 +197,7 @@ def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
     assert [shop.made(name) for name in ("charge", "ship", "pick-up")] == [1, 1, 1]
 
 
-def test_a_doubt_about_no_step_leaves_what_has_finished(process: Process, shop: Shop) -> None:
+def test_a_doubt_without_a_step_keeps_finished_steps(process: Process, shop: Shop) -> None:
     """Such as a completer's, which has tried it as often as it may."""
     policy = Policy(steps=True, attempts_max=2)
 
@@ -216,7 +216,7 @@ def test_a_doubt_about_no_step_leaves_what_has_finished(process: Process, shop: 
     assert shop.made("charge") == 1
 
 
-def test_a_completer_goes_on_with_what_did_not_happen(process: Process, tmp_path: Path) -> None:
+def test_a_completer_makes_the_step_that_did_not_happen(process: Process, tmp_path: Path) -> None:
     """The request is still there; and what had been tried as often as it may is tried again."""
     shop, policy = Shop("ship"), Policy(steps=True, resumable=True, attempts_max=2)
     what = Command(SCOPE, "k", bytes(32), "1.tests", policy, request=b"one of each")
@@ -239,7 +239,7 @@ def test_a_completer_goes_on_with_what_did_not_happen(process: Process, tmp_path
     assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
 
 
-def test_where_the_list_cannot_be_read_nothing_is_begun_anew(process: Process, tmp_path: Path) -> None:
+def test_an_unreadable_list_starts_no_step(process: Process, tmp_path: Path) -> None:
     shop = Shop("ship")
     doubted(process, shop)
     with closing(sqlite3.connect(tmp_path / "semel.db")) as db, db:
@@ -299,7 +299,7 @@ def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> No
     assert line.action == "resolve:succeeded step:ship"
 
 
-def test_what_a_local_step_has_committed_stays_and_is_not_written_again(database: World) -> None:
+def test_a_committed_local_step_stays_and_does_not_run_again(database: World) -> None:
     process, shop = database.process(), Shop("charge")
 
     async def order(run: Run) -> Answer:

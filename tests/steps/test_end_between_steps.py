@@ -74,7 +74,7 @@ async def never(run: Run) -> Answer:
     raise AssertionError("it must not run")
 
 
-def test_a_late_retry_gets_the_operators_answer_and_no_step_is_made_again(world: World) -> None:
+def test_a_late_retry_gets_the_operators_answer_and_repeats_no_step(world: World) -> None:
     process, shop = world.process(), Shop()
     rests(process, shop)
     for unsaid in ((), (("charge", True),)):
@@ -128,7 +128,7 @@ def test_a_success_without_an_answer_is_final(process: Process) -> None:
     assert shop.calls == ["charge"]
 
 
-def test_a_step_that_began_since_the_operator_looked_is_asked_about(database: World) -> None:
+def test_a_step_begun_after_the_operators_look_refuses_the_settlement(database: World) -> None:
     """A holder that lost its lease and lives begins another step: the resolution answers for what is recorded now."""
     process = database.process()
     replies: list[Any] = []
@@ -155,7 +155,7 @@ def _refusal(process: Process, fence: int) -> str:
     return str(refused.value)
 
 
-def test_who_takes_it_over_meanwhile_is_not_ended(database: World) -> None:
+def test_a_holder_that_takes_over_meanwhile_is_not_ended(database: World) -> None:
     process, shop = database.process(), Shop("between")
     rests(process, shop)
     seen = process.row(stepped())
@@ -229,7 +229,7 @@ def _dies() -> str:
     raise ConnectionError("the worker dies")
 
 
-def test_settle_by_ends_it(url: str) -> None:
+def test_settle_by_ends_a_command_between_its_steps(url: str) -> None:
     id = left(url)
     with Engine.connect(url) as engine:
         ended: list[tuple[Any, Any, type[Exception], str]] = [
@@ -250,7 +250,7 @@ def test_settle_by_ends_it(url: str) -> None:
         assert engine.run(command("k", policy=STEPS), lambda permit: Answer(500, (), b"")).answer == REFUNDED
 
 
-def test_the_async_engine_ends_it(url: str) -> None:
+def test_the_async_engine_ends_a_command_between_its_steps(url: str) -> None:
     id = left(url)
 
     async def story() -> State:
@@ -260,7 +260,7 @@ def test_the_async_engine_ends_it(url: str) -> None:
     assert asyncio.run(story()) is State.SUCCEEDED
 
 
-def test_explain_names_the_way_and_settle_takes_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settle_works_as_explain_describes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     id = left(url)
 
     def semel(*arguments: str) -> tuple[int, str]:
@@ -320,7 +320,7 @@ def test_a_resolution_of_a_doubt_may_end_the_whole_command(url: str) -> None:
         assert engine.run(command("k", policy=STEPS), lambda permit: Answer(201, (), b"")).answer == REFUNDED
 
 
-def test_what_rests_before_its_first_step_did_not_happen(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_before_its_first_step_did_not_happen(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with Engine.connect(url) as engine:
         permit = engine.claim(command("k", policy=Policy.of(steps=True, lease_seconds=1, deadline_seconds=1)))
         assert isinstance(permit, Permit)

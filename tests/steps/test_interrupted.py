@@ -77,7 +77,7 @@ async def cut(gate: Gate, step: Awaitable[Any]) -> None:
         await gate.victim
 
 
-def test_a_cancelled_start_has_not_begun_and_may_be_asked_for_again(tmp_path: Path) -> None:
+def test_a_cancelled_start_has_not_begun_and_can_be_repeated(tmp_path: Path) -> None:
     async def story(engine: AsyncEngine, path: Path) -> None:
         calls: list[str] = []
 
@@ -151,7 +151,7 @@ def test_a_settlement_is_written_although_its_caller_is_cancelled(tmp_path: Path
     tell(tmp_path / "semel.db", story)
 
 
-def test_a_permit_is_not_renewed_for_ever_where_its_steps_cannot_be_closed(tmp_path: Path) -> None:
+def test_renewal_ends_if_the_steps_cannot_be_closed(tmp_path: Path) -> None:
     with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
         engine.migrate()
         permit = engine.claim(stepped())
@@ -206,7 +206,7 @@ def test_a_step_inside_a_local_step_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["step", "local"])
-def test_no_step_begins_behind_a_write_that_may_land_late(kind: str, tmp_path: Path) -> None:
+def test_no_step_begins_after_a_write_that_may_land_late(kind: str, tmp_path: Path) -> None:
     """Its list, without the new step, would be written over the one that has it; the next run would repeat the step."""
     backend = sqlite(tmp_path / "semel.db")
     with closing(Engine(backend)) as engine:

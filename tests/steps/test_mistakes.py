@@ -48,14 +48,14 @@ def test_options_that_do_not_go_together(options: dict[str, Any], remedy: str) -
         Policy.of(**{"steps": True, **options})
 
 
-def test_steps_on_a_store_that_has_none() -> None:
+def test_steps_on_a_store_without_them_are_refused() -> None:
     with closing(Engine(memory())) as engine:
         engine.open()
         with pytest.raises(ConfigurationError, match="'pay' declares steps, which need a SQL database"):
             engine.run(stepped(), lambda permit: OK)
 
 
-def test_a_step_of_an_operation_that_declares_none(engine: Engine) -> None:
+def test_a_step_without_the_declaration_is_refused(engine: Engine) -> None:
     def handler(permit: Permit) -> Answer:
         with pytest.raises(StepError, match="Policy\\(steps=True\\)"):
             permit.step("charge", lambda: None)
@@ -166,7 +166,7 @@ def test_steps_may_overlap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["BLOB", "TEXT"])
-def test_a_damaged_list_is_never_guessed_at(engine: Engine, tmp_path: Path, kind: str) -> None:
+def test_a_damaged_list_is_refused(engine: Engine, tmp_path: Path, kind: str) -> None:
     def handler(permit: Permit) -> Answer:
         permit.step("charge", lambda: "ch_1")
         if permit.attempt == 1:
@@ -185,7 +185,7 @@ def test_a_damaged_list_is_never_guessed_at(engine: Engine, tmp_path: Path, kind
     assert (row.state, row.doubt) == (State.UNKNOWN, "steps-unreadable")
 
 
-def test_the_status_names_the_step_that_is_under_way(engine: Engine) -> None:
+def test_the_status_names_the_running_step(engine: Engine) -> None:
     seen: list[dict[str, Any]] = []
 
     def look(now: int) -> None:

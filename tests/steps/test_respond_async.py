@@ -272,7 +272,7 @@ def post(port: int, *, wait: int | None = None) -> tuple[int, str | None, bytes]
         return got.status, got.getheader("location"), got.read()
 
 
-def test_it_ends_although_the_server_that_accepted_it_is_killed(path: Path, tmp_path: Path) -> None:
+def test_an_accepted_command_finishes_although_its_server_is_killed(path: Path, tmp_path: Path) -> None:
     log = tmp_path / "effects"
     with served(path, log, "stays") as (server, port):
         status, link, _ = post(port)
@@ -291,7 +291,7 @@ def test_it_ends_although_the_server_that_accepted_it_is_killed(path: Path, tmp_
     assert ship.startswith("ship parcel ")
 
 
-def test_another_command_with_the_same_business_reference_was_not_accepted(path: Path, tmp_path: Path) -> None:
+def test_another_command_with_the_same_business_reference_gets_no_202(path: Path, tmp_path: Path) -> None:
     """Whoever has the reference may yet fail; a 202 would promise an end that nobody brings about."""
 
     async def story() -> None:
@@ -316,7 +316,7 @@ def test_another_command_with_the_same_business_reference_was_not_accepted(path:
     asyncio.run(story())
 
 
-def test_a_page_that_is_made_of_an_exception_ends_no_resumed_execution(path: Path) -> None:
+def test_an_error_page_does_not_settle_a_resumed_execution(path: Path) -> None:
     """Neither where the client is told 202, nor where a completer runs the endpoint again."""
     raises = [ValueError("of which a handler makes a page")] * 2
 

@@ -62,7 +62,7 @@ def away(permit: Permit) -> None:
         raise ConnectionError("away")
 
 
-def test_a_call_is_brought_to_its_end_with_its_arguments(engine: Engine) -> None:
+def test_an_abandoned_call_is_completed_with_its_arguments(engine: Engine) -> None:
     seen: list[Any] = []
 
     @command(engine, "ship", key="parcel.number", exclude=("log",), **ENDS)
@@ -122,7 +122,7 @@ class Shop:
         self.shipped: list[int] = []
 
 
-def test_a_method_runs_on_the_object_that_it_was_given_with(engine: Engine) -> None:
+def test_a_method_runs_on_its_bound_object(engine: Engine) -> None:
     class Own(Shop):
         @command(engine, "ship", key="number", **ENDS)
         def ship(self, number: int, permit: Permit = this_permit) -> int:
@@ -148,7 +148,7 @@ def test_a_method_runs_on_the_object_that_it_was_given_with(engine: Engine) -> N
     assert count(7) == "Own 7"
 
 
-def test_a_declared_exception_and_a_result_without_a_form_are_ends(engine: Engine) -> None:
+def test_a_declared_exception_and_an_unstorable_result_settle_the_call(engine: Engine) -> None:
     class Refused(Exception):
         pass
 
@@ -173,7 +173,7 @@ def test_a_declared_exception_and_a_result_without_a_form_are_ends(engine: Engin
     assert not isinstance(met.value, ResultNotKept)
 
 
-def test_calls_that_take_long_leave_the_loop_its_threads(engine: Engine) -> None:
+def test_long_calls_leave_threads_for_the_loop(engine: Engine) -> None:
     """Three wait for each other, on a loop that has a single thread for all that is asked of the store."""
     together = threading.Barrier(3)
 
@@ -201,7 +201,7 @@ def declared(engine: Engine, function: Callable[..., Any], **options: Any) -> An
     return command(engine, f"op-{function.__qualname__}", key="key", **{**ENDS, **options})(function)
 
 
-def test_what_could_not_be_kept_is_refused_when_the_function_is_declared(engine: Engine) -> None:
+def test_unstorable_arguments_are_refused_at_the_declaration(engine: Engine) -> None:
     def plain(key: str, by: Fraction, permit: Permit = this_permit) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"the parameter 'by' of .*plain, which is kept.*Fraction has no safe"):
@@ -231,7 +231,7 @@ def test_an_argument_without_a_form_is_refused_before_anything_runs(engine: Engi
     assert states(engine) == []
 
 
-def test_arguments_that_fit_no_more_are_reported_and_nothing_runs(engine: Engine) -> None:
+def test_arguments_that_no_longer_fit_are_reported_and_not_run(engine: Engine) -> None:
     def version(parameters: str) -> Any:
         names: dict[str, Any] = {"Permit": Permit, "this_permit": this_permit, "away": away}
         exec(f"def ship({parameters}, permit: Permit = this_permit) -> str:\n    away(permit)\n    return key", names)
@@ -255,7 +255,7 @@ def test_arguments_that_fit_no_more_are_reported_and_nothing_runs(engine: Engine
         assert complete(completer(newer)) == (1, [])
 
 
-def test_a_completer_of_functions_takes_nothing_else(engine: Engine, tmp_path: Path) -> None:
+def test_a_completer_of_functions_runs_only_functions(engine: Engine, tmp_path: Path) -> None:
     def plain(key: str, permit: Permit = this_permit) -> None: ...
 
     ship = declared(engine, plain)

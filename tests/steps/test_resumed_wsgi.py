@@ -109,7 +109,7 @@ def test_the_client_gets_a_status_link_and_the_answer_later(engine: Engine) -> N
     assert shop.effects == ["charge", "ship parcel"]
 
 
-def test_where_there_is_no_place_the_client_waits(engine: Engine) -> None:
+def test_without_a_free_thread_the_client_waits(engine: Engine) -> None:
     shop = Shop()
     shop.opens.set()
     app = protect(shop, engine)
@@ -133,7 +133,7 @@ def test_at_the_end_of_the_interpreter_the_client_waits(engine: Engine, monkeypa
     app.close()
 
 
-def test_an_error_behind_the_202_is_reported_and_a_completer_goes_on(
+def test_an_error_behind_the_202_is_reported_and_a_completer_continues(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -151,7 +151,7 @@ def test_an_error_behind_the_202_is_reported_and_a_completer_goes_on(
     assert shop.effects == ["charge", "ship parcel"]
 
 
-def test_a_long_answer_behind_the_202_is_run_to_its_end_and_not_kept(engine: Engine) -> None:
+def test_a_long_answer_behind_the_202_is_read_to_its_end_and_not_stored(engine: Engine) -> None:
     shop = Shop()
     shop.opens.set()
     shop.body = (b"x" * 1000 for _ in range(5))
@@ -171,7 +171,7 @@ def test_the_preference_is_ignored_without_a_completer(engine: Engine) -> None:
     assert (got.status, got.body) == (201, b"done")
 
 
-def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Engine) -> None:
+def test_flask_completes_a_stored_request_without_credentials(engine: Engine) -> None:
     seen: list[tuple[bytes, str | None, str, str, str]] = []
     resumed: list[bool] = []
     flask = Flask("shop")
@@ -201,7 +201,7 @@ def test_flask_answers_what_was_kept_without_the_clients_credentials(engine: Eng
     assert resumed == [False, True]
 
 
-def test_django_answers_what_was_kept(engine: Engine) -> None:
+def test_django_completes_a_stored_request(engine: Engine) -> None:
     """In a process of its own: Django is configured once for each process."""
     told = [sys.executable, "-m", "tests.steps.django_shop", engine.backend.url]
     done = subprocess.run(told, capture_output=True, text=True, timeout=60, check=True)
@@ -209,7 +209,7 @@ def test_django_answers_what_was_kept(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("how", ["write", "again", "nothing", "early"])
-def test_a_kept_request_runs_whatever_wsgi_allows(how: str, engine: Engine) -> None:
+def test_a_stored_request_may_contain_anything_that_wsgi_allows(how: str, engine: Engine) -> None:
     closed: list[str] = []
 
     class Pieces(list[bytes]):
@@ -250,7 +250,7 @@ def test_a_kept_request_runs_whatever_wsgi_allows(how: str, engine: Engine) -> N
         assert [type(each) for each in told] == [IncompleteAnswer if how == "nothing" else RuntimeError]
 
 
-def test_a_long_answer_without_a_client_is_not_kept(engine: Engine) -> None:
+def test_a_long_answer_without_a_client_is_not_stored(engine: Engine) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["semel.permit"].step("note", lambda: None, repeat=True)
         if environ["semel.permit"].attempt == 1:
@@ -269,7 +269,7 @@ def test_a_long_answer_without_a_client_is_not_kept(engine: Engine) -> None:
 # --- the status resource --------------------------------------------------------------------------
 
 
-def test_the_status_is_for_the_caller_alone(engine: Engine) -> None:
+def test_the_status_is_only_for_the_caller(engine: Engine) -> None:
     shop = Shop()
     shop.opens.set()
     app = protect(shop, engine, caller=from_environ("REMOTE_USER"), serve_operations=True)
@@ -291,7 +291,7 @@ def test_the_status_is_for_the_caller_alone(engine: Engine) -> None:
     assert (refused.status, refused.header("allow")) == (405, "GET, HEAD")
 
 
-def test_several_operations_are_read_at_once(engine: Engine) -> None:
+def test_several_operations_are_read_by_one_query(engine: Engine) -> None:
     shop = Shop()
     shop.opens.set()
     declared = [*OPERATIONS, Operation("/return", methods=("POST", "PUT"))]
@@ -311,7 +311,7 @@ def test_several_operations_are_read_at_once(engine: Engine) -> None:
     assert reads == [5, 2, 1]
 
 
-def test_a_status_resource_needs_its_place(engine: Engine) -> None:
+def test_a_status_resource_requires_a_path(engine: Engine) -> None:
     for path in (None, "/operations?id={id}"):
         with pytest.raises(ConfigurationError, match="operations_path"):
             protect(Shop(), engine, serve_operations=True, problems=Problems(operations_path=path))

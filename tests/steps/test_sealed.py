@@ -104,7 +104,7 @@ async def _with_step(run: Run) -> Answer:
 
 @pytest.mark.parametrize("ends", [_answers, _refuses, _is_settled_by_an_operator])
 @pytest.mark.parametrize("kind", SERVERS)
-def test_the_kept_request_is_gone_from_the_row_with_the_outcome(ends: Callable[..., None], world: World) -> None:
+def test_the_stored_request_is_deleted_with_the_outcome(ends: Callable[..., None], world: World) -> None:
     process, permit = claim(world)
     assert held(world.process()) == [SECRET]
     ends(process, permit)
@@ -121,7 +121,7 @@ def test_the_kept_request_is_gone_from_the_row_with_the_outcome(ends: Callable[.
         (None, SEALER, ConfigurationError, "opens_plain=True"),
     ],
 )
-def test_what_does_not_open_is_reported_and_not_run(
+def test_a_request_that_does_not_open_is_reported_and_not_run(
     keeps: Any, opens: Any, error: type[Exception], said: str, world: World
 ) -> None:
     claim(world, sealer=keeps)
@@ -145,7 +145,7 @@ def test_requests_from_before_the_sealer_continue_where_allowed(world: World) ->
     assert seen == [SECRET]
 
 
-def test_what_was_sealed_opens_for_its_record_alone_and_unchanged() -> None:
+def test_a_sealed_request_opens_only_for_its_record_and_unchanged() -> None:
     kept = SEALER.seal(SECRET, b"record 1")
     assert SEALER.open(kept, b"record 1") == SECRET
     assert SEALER.seal(SECRET, b"record 1") != kept

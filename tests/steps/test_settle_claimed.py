@@ -16,7 +16,7 @@ from tests.engine.shells import MADE, command
 @pytest.mark.parametrize(
     "word", [("--did-not-happen",), ("--succeeded", "--no-answer"), ("--did-not-happen", "--force")]
 )
-def test_settle_names_the_way_out_of_claimed_and_a_retry_takes_it(
+def test_settle_of_a_claimed_command_names_the_remedy(
     word: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"

@@ -32,7 +32,7 @@ def test_every_schedule_keeps_the_invariants() -> None:
 
 
 @pytest.mark.no_cover
-def test_versions_without_steps_never_run_what_has_begun() -> None:
+def test_versions_without_steps_never_run_a_command_with_begun_steps() -> None:
     violation = search(range(SCHEDULES), shape=UNDECLARED)
     assert violation is None, violation.report()
 
@@ -161,7 +161,7 @@ PLANTED: Final[dict[Planting, int]] = {
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
-def test_what_is_planted_is_found(planted: Planting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_defects_are_found(planted: Planting, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch)
     try:
         found = search(range(PLANTED[planted], PLANTED[planted] + PLANTED_MAX), shape=TROUBLED)

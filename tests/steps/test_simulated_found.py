@@ -75,7 +75,7 @@ class Stage:
         self.ledger.finish(step, b"1")
 
 
-def test_what_may_be_committed_with_a_local_step_is_not_written_over() -> None:
+def test_a_possibly_committed_local_step_is_not_overwritten() -> None:
     """Found by seed 171 of format 1: its commit was not answered, nor could it be read back.
 
     At the end of its run its holder wrote the list that it knew, without the step. A crash before the settlement would
@@ -122,7 +122,7 @@ def ended(error: BaseException) -> Answer:
 
 
 @pytest.mark.parametrize("first", ["proven", "local"])
-def test_a_step_that_was_passed_over_keeps_its_place(first: str, tmp_path: Path) -> None:
+def test_a_skipped_step_keeps_its_place(first: str, tmp_path: Path) -> None:
     """A card is declined, and something else is tried: the next run asks for the card first, as the last one did.
 
     It was told that the steps were renamed, for ever.
@@ -159,7 +159,7 @@ def test_a_start_that_the_store_refused_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize("first", ["proven", "local"])
-def test_steps_that_were_passed_over_count_among_those_of_an_execution(first: str, tmp_path: Path) -> None:
+def test_skipped_steps_count_towards_the_limit(first: str, tmp_path: Path) -> None:
     """However many were undone, one more was let in; what followed was refused in a later run, not in this one."""
     declined: list[int] = []
 

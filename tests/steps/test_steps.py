@@ -100,7 +100,7 @@ class Holder:
         return at_once(made) if self.process.runner is None else self.process.runner.run(made)
 
 
-def test_a_lapse_in_a_step_names_it_and_its_holder_may_go_on(world: World, process: Process) -> None:
+def test_a_lapse_in_a_step_names_it_and_its_holder_may_continue(world: World, process: Process) -> None:
     holder = Holder(process)
 
     async def first(run: Run) -> None:
@@ -180,7 +180,7 @@ def test_a_superseded_holder_begins_no_step(world: World, process: Process, down
     assert (downstream.calls, world.effects) == (["new"], 0)
 
 
-def test_a_superseded_holder_cannot_write_over_the_steps_of_the_next_one(
+def test_a_superseded_holder_cannot_overwrite_the_steps_of_the_next(
     world: World, process: Process, downstream: Downstream
 ) -> None:
     former = Holder(world.process())
@@ -283,7 +283,7 @@ def test_an_answer_that_releases_does_so_only_without_a_doubt(
     assert (process.row(stepped("badly")).state, process.row(stepped("badly")).doubt) == (State.UNKNOWN, "step:second")
 
 
-def test_a_handler_that_knows_better_is_believed(process: Process, downstream: Downstream) -> None:
+def test_an_answer_after_a_failed_step_is_stored(process: Process, downstream: Downstream) -> None:
     async def handler(run: Run) -> Answer:
         with suppress(TimeoutError):
             await run.step("charge", lambda: downstream.call("charge"))
@@ -321,7 +321,7 @@ def test_local_writes_and_their_record_are_both_there_or_neither(world: World, p
     assert world.effects == 1
 
 
-def test_the_result_before_travels_with_a_local_step(world: World, process: Process, downstream: Downstream) -> None:
+def test_a_local_step_commits_the_result_before_it(world: World, process: Process, downstream: Downstream) -> None:
     async def begun(run: Run) -> str:
         charged: str = await run.step("charge", lambda: downstream.call("charge"))
         await run.local("write", world.insert())

@@ -107,7 +107,7 @@ async def hangs_in_a_step(permit: AsyncPermit) -> Answer:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_idempotent_command_is_taken_over_by_who_waits_for_it(seed: int) -> None:
+def test_an_idempotent_command_is_taken_over_by_its_waiter(seed: int) -> None:
     stage = Stage(seed, policy(effects="idempotent"))
     with stage.played(hangs) as second:
         lapses, taken = stage.row().lease_until, []

@@ -88,7 +88,7 @@ def test_endpoints_are_completed_inside_the_applications_lifespan(url: str, run:
 
 
 @pytest.mark.parametrize("place", ["", "/v1"])
-def test_what_is_inside_a_middleware_is_completed_where_it_was_mounted(place: str, url: str, run: Run) -> None:
+def test_a_mounted_application_inside_a_middleware_is_completed(place: str, url: str, run: Run) -> None:
     app = make_middleware()
     abandoned(Starlette(routes=[Mount(place, app)]) if place else app, f"{place}/ship")
     code, [said], _ = run("--complete", f"{HERE}:make_middleware()", "--once", "--no-reaper")
@@ -96,7 +96,7 @@ def test_what_is_inside_a_middleware_is_completed_where_it_was_mounted(place: st
     assert rows(url) == [("ship", State.SUCCEEDED, f"parcel {place} {place}/ship".encode())]
 
 
-def test_functions_are_completed_and_what_fails_is_reported_without_its_text(url: str, run: Run) -> None:
+def test_functions_are_completed_and_failures_are_reported_without_their_text(url: str, run: Run) -> None:
     with pytest.raises(ConnectionError):
         deliver(7)
     code, [said], errors = run("--complete", HERE, "--once", "--no-reaper")
@@ -143,7 +143,7 @@ def test_a_store_that_is_not_migrated_is_reported(
     assert (code, "semel migrate" in document["error"]) == (3, True)
 
 
-def test_a_worker_ends_what_a_killed_wsgi_server_had_accepted(url: str) -> None:
+def test_a_worker_finishes_commands_that_a_killed_wsgi_server_accepted(url: str) -> None:
     """The server has answered 202 and dies; a worker is started, ends it, and is told to end."""
     environment = {**os.environ, "SHOP_URL": url}
     serves = [sys.executable, "-m", HERE, "--stays"]
@@ -208,7 +208,7 @@ def test_an_application_runs_a_completer_from_its_start_to_its_end(make: Callabl
     assert not {"semel-completer", "semel-reaper"} & after
 
 
-def test_an_application_may_leave_it_to_the_worker(url: str) -> None:
+def test_an_application_may_leave_completing_to_the_worker(url: str) -> None:
     before, _ = beside(make_starlette(complete=False))
     assert "semel-completer" not in before
     assert "semel-reaper" in before

@@ -15,7 +15,7 @@ from tests.web.driving import BODY, asgi_call, response_of
 # --- settle, then send ---
 
 
-def test_the_answer_leaves_when_the_call_has_returned_and_is_settled() -> None:
+def test_the_answer_is_sent_after_the_call_has_returned_and_is_settled() -> None:
     async def test(engine: AsyncEngine) -> None:
         log: list[str] = []
         client = Client()
@@ -32,7 +32,7 @@ def test_the_answer_leaves_when_the_call_has_returned_and_is_settled() -> None:
     on_a_loop(test)
 
 
-def test_the_own_error_page_leaves_and_the_exception_goes_on() -> None:
+def test_the_applications_error_page_is_sent_and_the_exception_propagates() -> None:
     async def test(engine: AsyncEngine) -> None:
         client = Client()
 

@@ -17,7 +17,7 @@ from tests.web.driving import Message, response_of
 # --- clients that go away ---
 
 
-def test_a_client_that_goes_away_changes_nothing() -> None:
+def test_a_client_that_disconnects_changes_no_outcome() -> None:
     async def test(engine: AsyncEngine) -> None:
         entered, finish = asyncio.Event(), asyncio.Event()
 
@@ -61,7 +61,7 @@ def test_an_answer_that_the_client_does_not_read_is_stored() -> None:
     on_a_loop(test)
 
 
-def test_what_a_handler_raises_after_its_client_has_gone_is_reported() -> None:
+def test_an_exception_after_the_client_has_gone_is_reported() -> None:
     async def test(engine: AsyncEngine) -> None:
         entered, finish = asyncio.Event(), asyncio.Event()
         reported: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def test_a_client_that_disconnects_before_its_body_is_complete_claims_nothing() 
     on_a_loop(test)
 
 
-def test_a_long_answer_goes_on_without_its_client() -> None:
+def test_a_long_answer_continues_without_its_client() -> None:
     async def test(engine: AsyncEngine) -> None:
         produced = 0
 
@@ -132,7 +132,7 @@ def test_a_long_answer_goes_on_without_its_client() -> None:
     on_a_loop(test)
 
 
-def test_an_endless_answer_learns_that_its_client_has_gone() -> None:
+def test_an_endless_answer_is_notified_of_the_disconnect() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             headers = [(b"content-type", b"text/event-stream")]
@@ -152,7 +152,7 @@ def test_an_endless_answer_learns_that_its_client_has_gone() -> None:
     on_a_loop(test)
 
 
-def test_past_its_deadline_a_handler_may_know() -> None:
+def test_a_handler_past_its_deadline_is_notified_of_the_disconnect() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
@@ -210,7 +210,7 @@ def test_a_superseded_idempotent_handler_is_cancelled_and_its_caller_gets_the_st
     on_a_loop(test)
 
 
-def test_a_handler_that_is_lost_after_it_ended_is_left_alone() -> None:
+def test_a_handler_superseded_after_its_end_is_not_cancelled() -> None:
     async def test(engine: AsyncEngine) -> None:
         permits: list[Any] = []
 

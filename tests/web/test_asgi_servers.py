@@ -228,7 +228,7 @@ def test_the_application_ends_after_the_handlers_whose_clients_have_gone() -> No
     asyncio.run(main())
 
 
-def test_a_failing_start_is_not_hidden() -> None:
+def test_a_failing_startup_is_reported() -> None:
     async def main() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await receive()
@@ -248,7 +248,7 @@ class Backend(AuthenticationBackend):
         return AuthCredentials(), SimpleUser("alice")
 
 
-def test_a_wrong_order_is_seen_where_it_can_be() -> None:
+def test_a_wrong_middleware_order_is_detected_where_possible() -> None:
     async def test(engine: AsyncEngine) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await answer(send)

@@ -124,7 +124,9 @@ def test_a_selection_from_json_that_cannot_be_held(make_web: MakeWeb) -> None:
     "media", ["application/json", "application/json; charset=utf-16", "", "nonsense", "a/b;;=\xe9"]
 )
 @pytest.mark.parametrize("mode", ["checked", "any"])
-def test_what_only_the_application_can_judge_reaches_it(make_web: MakeWeb, body: bytes, media: str, mode: str) -> None:
+def test_malformed_input_that_only_the_application_can_judge_reaches_it(
+    make_web: MakeWeb, body: bytes, media: str, mode: str
+) -> None:
     if mode == "checked" and media.startswith("application/json"):
         body = body if body in (b"", b'{"a":1,"a":2}') else b"[]"
     web = make_web(policy=Policy.of(json=mode))
@@ -157,7 +159,7 @@ NOT_JSON = [
     ["application/json", "application/json; charset=x", "text/json", "application/vnd.shop+json;v=2"],
 )
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_body_that_is_no_json_is_refused_before_the_claim(
+def test_a_malformed_json_body_is_refused_before_the_claim(
     web: Web, body: bytes, why: str, media: str, pieces: int
 ) -> None:
     half = len(body) // 2
@@ -170,7 +172,7 @@ def test_a_body_that_is_no_json_is_refused_before_the_claim(
 
 @pytest.mark.parametrize("media", ["", "text/plain", "application/json"])
 @pytest.mark.parametrize("body", [b"", b"{", b"a=b"])
-def test_an_operation_that_requires_json_takes_nothing_else(make_web: MakeWeb, media: str, body: bytes) -> None:
+def test_an_operation_that_requires_json_refuses_other_bodies(make_web: MakeWeb, media: str, body: bytes) -> None:
     web = make_web(policy=Policy(json="required"))
     refused(web, 400, CONTRADICTS, body=body, headers=[("Content-Type", media)])
     assert web.call(body=b"[1]", headers=[("Content-Type", media)]).status == 201
@@ -188,13 +190,13 @@ LARGE = b'["' + b"[" * 100 + b'\\"' + b"x" * (1024 * 1024) + b'",'
 @pytest.mark.parametrize("media", ["application/json", "application/json; charset=x", "text/json"])
 @pytest.mark.parametrize("body", [DEEP, LARGE + DEEP + b"]"], ids=["small", "large"])
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_deep_json_is_refused_however_large_it_is(web: Web, media: str, body: bytes, pieces: int) -> None:
+def test_deep_json_of_any_size_is_refused(web: Web, media: str, body: bytes, pieces: int) -> None:
     size = -(-len(body) // pieces)
     sent = [body[at : at + size] for at in range(0, len(body), size)]
     refused(web, 413, TOO_LARGE, body=sent, headers=[("Content-Type", media)])
 
 
-def test_brackets_in_strings_are_no_depth(web: Web) -> None:
+def test_brackets_in_strings_do_not_count_as_depth(web: Web) -> None:
     body = LARGE + b'"' + b"[{" * 200 + b'"]'
     half = len(body) // 2
     assert web.call(body=[body[:half], body[half:]]).status == 201
@@ -208,7 +210,7 @@ def test_an_invalid_preference_is_ignored(web: Web, prefer: str) -> None:
     assert web.call(headers=[("Prefer", prefer)]).status == 201
 
 
-def test_early_data_is_no_command(web: Web) -> None:
+def test_early_data_is_refused(web: Web) -> None:
     problem = refused(web, 425, "IDEMPOTENCY_TOO_EARLY", headers=[("Early-Data", "1")])
     assert (problem["retryable"], problem["keyAction"]) == (True, "keep")
 
@@ -223,13 +225,13 @@ def test_the_caller_is_checked_before_the_key(web: Web) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "BREW", "PUT"])
-def test_a_method_that_is_not_covered_goes_through(web: Web, method: str) -> None:
+def test_an_uncovered_method_passes(web: Web, method: str) -> None:
     assert web.call(method=method, key="a,b").status == 201
     assert web.seen[0].permit is None
     assert web.records() == []
 
 
-def test_a_path_that_is_not_utf8_is_no_other_path(make_web: MakeWeb) -> None:
+def test_a_path_that_is_not_utf8_matches_no_other_path(make_web: MakeWeb) -> None:
     web = make_web(operations=[Operation("/files/{name}")])
     assert web.call(path="/files/\u20ac").status == 201
     assert web.call(path="/files/\u00e9").code == "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"

@@ -28,7 +28,7 @@ async def _task_of(receive: Callable[[], Awaitable[Any]], clock: BodyClock) -> a
 
 
 @on_a_loop
-async def test_a_piece_that_is_there_sets_no_limit() -> None:
+async def test_an_available_piece_starts_no_timeout() -> None:
     async def receive() -> str:
         return "piece"
 
@@ -55,7 +55,7 @@ async def test_a_piece_may_wait_for_several_things() -> None:
 
 
 @on_a_loop
-async def test_what_a_wait_raises_reaches_the_server() -> None:
+async def test_an_exception_of_receive_reaches_the_server() -> None:
     failing: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def receive() -> str:
@@ -104,7 +104,7 @@ async def test_a_piece_that_comes_too_late_is_a_timeout(swallows: bool) -> None:
 
 
 @on_a_loop
-async def test_a_wait_that_is_thrown_away_is_closed() -> None:
+async def test_an_abandoned_wait_is_closed() -> None:
     ended: list[str] = []
 
     async def receive() -> str:

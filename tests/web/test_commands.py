@@ -80,7 +80,7 @@ def test_another_payload_is_refused_with_the_state_of_the_first(
     assert len(web.seen) == 1
 
 
-def test_another_callers_request_learns_nothing_of_a_key(make_web: MakeWeb) -> None:
+def test_another_caller_learns_nothing_about_a_key(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(status=500))
     web.call()
     other = web.call(body=b'{"amount":9}', caller=BOB)
@@ -94,7 +94,7 @@ def test_another_spelling_of_the_same_payload_is_a_retry(web: Web) -> None:
 
 
 @pytest.mark.parametrize("change", [{"query": "dry=1"}, {"headers": [("Content-Type", "text/plain")]}])
-def test_whatever_counts_makes_another_request(web: Web, change: dict[str, Any]) -> None:
+def test_every_counted_fact_distinguishes_requests(web: Web, change: dict[str, Any]) -> None:
     web.call()
     assert web.call(**change).status == 422
 
@@ -167,7 +167,7 @@ def test_no_session_and_no_credential_reaches_the_store(make_web: MakeWeb) -> No
     assert sorted(names) == sorted([*added, "content-length", "content-type", "etag"])
 
 
-def test_a_policy_may_keep_more(make_web: MakeWeb) -> None:
+def test_a_policy_may_store_more_headers(make_web: MakeWeb) -> None:
     reply = Reply(headers=[("X-Total", "3"), ("Cache-Control", "private, max-age=5")])
     web = make_web(lambda seen: reply, policy=Policy(replay_headers=frozenset({"X-Total", "cache-control"})))
     web.call()
@@ -175,7 +175,7 @@ def test_a_policy_may_keep_more(make_web: MakeWeb) -> None:
     assert (again.header("x-total"), again.header("cache-control")) == ("3", "private, max-age=5")
 
 
-def test_an_answer_without_a_body_stays_one(make_web: MakeWeb) -> None:
+def test_an_answer_without_a_body_is_replayed_so(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(status=204, headers=[], chunks=[b"not for the client"]))
     for answer in (web.call(), web.call()):
         assert (answer.status, answer.body, answer.header("content-length")) == (204, b"", None)
@@ -194,7 +194,7 @@ def test_a_definite_refusal_is_replayed(make_web: MakeWeb, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
-def test_a_refusal_of_the_moment_frees_the_key(make_web: MakeWeb, status: int) -> None:
+def test_a_temporary_refusal_status_frees_the_key(make_web: MakeWeb, status: int) -> None:
     replies = iter([Reply(status=status), Reply()])
     web = make_web(lambda seen: next(replies), policy=Policy(marks_effects=True))
     assert web.call().status == status
@@ -202,7 +202,7 @@ def test_a_refusal_of_the_moment_frees_the_key(make_web: MakeWeb, status: int) -
     assert len(web.seen) == 2
 
 
-def test_a_failed_external_command_is_unknown_and_says_where_to_look(make_web: MakeWeb) -> None:
+def test_a_failed_external_command_is_unknown_and_links_to_its_status(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(status=502, headers=[("Set-Cookie", "a=b")], chunks=[b"upstream"]))
     first = web.call()
     assert (first.status, first.body, first.header("set-cookie")) == (502, b"upstream", "a=b")
@@ -215,7 +215,7 @@ def test_a_failed_external_command_is_unknown_and_says_where_to_look(make_web: M
     assert len(web.seen) == 1
 
 
-def test_an_exception_after_the_answer_is_no_success(make_web: MakeWeb) -> None:
+def test_an_exception_after_the_answer_is_not_a_success(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(error=ValueError("the commit failed")))
     with pytest.raises(ValueError, match="the commit failed"):
         web.call()
@@ -300,7 +300,7 @@ def test_a_streamed_answer_that_breaks_is_unknown(make_web: MakeWeb) -> None:
     assert web.call().code == UNKNOWN
 
 
-def test_a_long_answer_that_cannot_be_marked_does_not_leave(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_answer_whose_mark_fails_is_not_sent(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
     web = make_web(lambda seen: Reply(chunks=[b"x" * 200]), Policy(answer_bytes_max=100))
     monkeypatch.setattr(web.engine.backend.store, "mark_not_kept", raising(StoreUnavailable("down")), raising=False)
     first = web.call()
@@ -343,7 +343,7 @@ def answering(web: Web, monkeypatch: pytest.MonkeyPatch, verb: str, value: objec
 
 
 @pytest.mark.parametrize("kind", [StoreUnavailable, StoreTimeout, SchemaError, IdentityMismatch])
-def test_without_a_store_nothing_runs_and_the_log_says_why(
+def test_without_a_store_nothing_runs_and_the_reason_is_logged(
     web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
     failing(web, monkeypatch, "claim", kind("host=db.internal: start it"))
@@ -402,7 +402,7 @@ def test_an_applications_own_error_needs_no_confirmation(make_web: MakeWeb, monk
     link_of(answer)
 
 
-def test_a_superseded_holder_tells_what_holds(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superseded_holder_sends_the_settled_answer(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     web.call(key="another-key-1")
     winner = web.records()[0]
     answering(web, monkeypatch, "settle", Superseded(State.SUCCEEDED))
@@ -419,7 +419,7 @@ def test_a_superseded_holder_tells_what_holds(web: Web, monkeypatch: pytest.Monk
     assert winner.operation_id != web.seen[1].permit.grant.operation_id
 
 
-def test_a_superseded_holder_without_anything_to_tell(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superseded_holder_without_a_settled_answer_sends_unknown(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(web, monkeypatch, "settle", Superseded(None))
     assert web.call().code == UNKNOWN  # read again it is still ours: nobody can say what that means
 
@@ -427,7 +427,7 @@ def test_a_superseded_holder_without_anything_to_tell(web: Web, monkeypatch: pyt
 # --- what is not protected ---
 
 
-def test_an_optional_key_that_is_missing_is_counted(make_web: MakeWeb) -> None:
+def test_a_request_without_its_optional_key_is_counted(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(key="optional"))
     assert web.call(key=None, caller=None).status == 201
     assert web.counting.counts["unprotected", ("POST /payments", "no-key")] == web.is_observed
@@ -435,7 +435,7 @@ def test_an_optional_key_that_is_missing_is_counted(make_web: MakeWeb) -> None:
     assert web.call().replayed
 
 
-def test_a_key_that_no_operation_takes_is_counted(web: Web) -> None:
+def test_a_key_without_an_operation_is_counted(web: Web) -> None:
     assert web.call(path="/elsewhere").status == 201
     assert web.counting.counts["unprotected", ("POST *", "no-operation")] == web.is_observed
     web.call(path="/elsewhere", key=None)
@@ -443,7 +443,7 @@ def test_a_key_that_no_operation_takes_is_counted(web: Web) -> None:
     assert web.counting.total("unprotected") == web.is_observed
 
 
-def test_the_default_protects_whatever_carries_a_key(make_web: MakeWeb) -> None:
+def test_the_default_policy_protects_every_request_with_a_key(make_web: MakeWeb) -> None:
     web = make_web(operations=[], default=Policy())
     assert web.call(path="/a/1").status == 201
     assert web.call(path="/a/1").replayed

@@ -167,7 +167,7 @@ def make_later(web: Any, operations: list[Operation]) -> Any:
     return web
 
 
-def test_counted_headers_that_cannot_be() -> None:
+def test_impossible_counted_headers_are_refused() -> None:
     def surface(policy: Policy | None = None, **settings: Any) -> None:
         operations = [Operation("/payments", policy or Policy())]
         with closing(Engine.connect("memory://")) as engine:

@@ -32,7 +32,7 @@ def honoured(answer: Response) -> bool:
     return True
 
 
-def test_the_first_answer_a_replay_and_a_refusal_say_so(make_web: MakeWeb) -> None:
+def test_first_answers_replays_and_refusals_have_the_lifetime_header(make_web: MakeWeb) -> None:
     web = make_web(policy=HOUR)
     first, again, other = web.call(), web.call(), web.call(body=b'{"amount":1}')
     assert [answer.status for answer in (first, again, other)] == [201, 201, 422]
@@ -42,13 +42,13 @@ def test_the_first_answer_a_replay_and_a_refusal_say_so(make_web: MakeWeb) -> No
 
 
 @pytest.mark.parametrize("status", [200, 204, 401, 404, 422, 500, 503])
-def test_whatever_the_application_answers(make_web: MakeWeb, status: int) -> None:
+def test_every_application_answer_has_the_lifetime_header(make_web: MakeWeb, status: int) -> None:
     web = make_web(lambda seen: Reply(status=status, chunks=[]), policy=HOUR)
     assert honoured(web.call())
     assert honoured(web.call())
 
 
-def test_an_answer_that_cannot_be_kept(make_web: MakeWeb) -> None:
+def test_an_answer_that_cannot_be_stored_has_the_lifetime_header(make_web: MakeWeb) -> None:
     web = make_web(
         lambda seen: Reply(chunks=[b"x" * 10, b"y" * 10]), policy=Policy(answer_seconds=3600, answer_bytes_max=5)
     )
@@ -58,7 +58,7 @@ def test_an_answer_that_cannot_be_kept(make_web: MakeWeb) -> None:
     assert honoured(again)
 
 
-def test_what_precedes_a_claim_does_not(make_web: MakeWeb) -> None:
+def test_refusals_before_the_claim_have_no_lifetime_header(make_web: MakeWeb) -> None:
     web = make_web(policy=HOUR)
     answers = [
         web.call(key=None),
@@ -71,12 +71,12 @@ def test_what_precedes_a_claim_does_not(make_web: MakeWeb) -> None:
     assert [answer.link() for answer in answers] == [None] * 4
 
 
-def test_a_request_without_protection_does_not(make_web: MakeWeb) -> None:
+def test_an_unprotected_request_has_no_lifetime_header(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(key="optional", answer_seconds=3600))
     assert not honoured(web.call(key=None))
 
 
-def test_a_store_that_is_away_promises_nothing(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_store_sends_no_lifetime(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
     web = make_web(policy=HOUR)
 
     def refuse(*_: object, **__: object) -> None:

@@ -131,7 +131,7 @@ OLD = "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"  # of 2022: RFC 9562, appendix A.6
 AGED = KeyFormat(uuid7_max_age=86_400)
 
 
-def test_a_key_that_is_too_old_is_no_new_command(make_web: MakeWeb) -> None:
+def test_a_key_that_is_too_old_starts_no_command(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(key_format=AGED))
     got = web.call(key=OLD, body=BODY)
     assert (got.status, got.code, got.problem["keyAction"]) == (400, "INVALID_IDEMPOTENCY_KEY", "query")
@@ -178,7 +178,7 @@ def test_a_function_refuses_a_key_that_is_too_old(mode: Mode, tmp_path: Any) -> 
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_forgotten_answer_is_not_run_anew_under_an_old_key(mode: Mode, tmp_path: Any) -> None:
+def test_a_purged_command_does_not_run_again_under_an_old_key(mode: Mode, tmp_path: Any) -> None:
     """Also where an expired key is a new one by choice: an old key is not."""
     ran = []
 

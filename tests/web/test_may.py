@@ -36,7 +36,7 @@ class Rights:
         return wanted.caller.id not in self.revoked
 
 
-def test_a_revoked_caller_gets_nothing_that_is_stored(make_web: MakeWeb) -> None:
+def test_a_revoked_caller_gets_no_stored_answer(make_web: MakeWeb) -> None:
     rights = Rights()
     web = make_web(operations=[Operation("/orders/{id}/pay", name="pay")], may=rights)
     assert web.call(path="/orders/7/pay").status == 201
@@ -64,7 +64,7 @@ def test_the_status_of_an_operation_is_hidden_as_well(make_web: MakeWeb) -> None
         rights.revoked.clear()
 
 
-def test_who_has_waited_is_asked_about_once_more(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_may_is_called_again_after_a_wait(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A duplicate may wait for the first one, and a body may take long to arrive: rights can be revoked meanwhile."""
     said = [True]
     asked: list[bool] = []
@@ -100,7 +100,7 @@ def test_an_unknown_outcome_is_hidden_as_well(make_web: MakeWeb) -> None:
     assert web.call().code == "IDEMPOTENCY_CALLER_NOT_ALLOWED"
 
 
-def test_what_the_hook_raises_goes_to_the_server_and_nothing_runs(make_web: MakeWeb) -> None:
+def test_an_exception_of_may_reaches_the_server_and_nothing_runs(make_web: MakeWeb) -> None:
     def may(request: Any, wanted: Wanted) -> bool:
         raise LookupError("the rights cannot be read")
 
@@ -160,7 +160,7 @@ def test_a_coroutine_function_is_awaited_and_a_plain_one_runs_in_a_thread() -> N
     assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
 
-def test_a_hook_that_cannot_be_asked_is_refused() -> None:
+def test_a_may_that_cannot_be_called_is_refused() -> None:
     engine = Engine.connect("memory://")
     for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):
         with pytest.raises(ConfigurationError, match=message):

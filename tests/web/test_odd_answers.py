@@ -20,7 +20,7 @@ def operations(**options: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("limit", [1024, 10], ids=["held", "streamed"])
-def test_an_answer_shorter_than_its_content_length_is_no_success(make_web: MakeWeb, limit: int) -> None:
+def test_an_answer_shorter_than_its_content_length_is_not_a_success(make_web: MakeWeb, limit: int) -> None:
     def handler(seen: Seen) -> Reply:
         return Reply(headers=[("Content-Length", "50")], chunks=[b"x" * 20])
 
@@ -42,7 +42,7 @@ def test_an_answer_as_long_as_its_content_length_is_streamed_through(make_web: M
 
 
 @pytest.mark.parametrize("status", [204, 205, 304])
-def test_an_answer_that_may_have_no_body_announces_none(make_web: MakeWeb, status: int) -> None:
+def test_an_answer_without_a_body_has_no_content_length(make_web: MakeWeb, status: int) -> None:
     web = make_web(lambda seen: Reply(status, [("Content-Length", "11"), ("ETag", "x")], [b'{"a": "bc"}']))
     first, again = web.call(), web.call()
     for answer in (first, again):
@@ -51,7 +51,7 @@ def test_an_answer_that_may_have_no_body_announces_none(make_web: MakeWeb, statu
     assert again.replayed
 
 
-def test_header_values_are_kept_without_the_blanks_around_them(make_web: MakeWeb) -> None:
+def test_header_values_are_stored_without_surrounding_blanks(make_web: MakeWeb) -> None:
     headers = [("ETag", "  v \t"), ("Link", "  "), ("Location", "/a\x7fb"), ("Vary", "a\r\nb")]
     web = make_web(lambda seen: Reply(headers=headers))
     web.call()
@@ -61,7 +61,7 @@ def test_header_values_are_kept_without_the_blanks_around_them(make_web: MakeWeb
     assert [value for name, value in again.headers if name == "link"] == ["", f'<{again.link()}>; rel="status"']
 
 
-def test_a_stored_header_that_no_server_sends_is_left_out_of_the_replay(make_web: MakeWeb) -> None:
+def test_an_invalid_stored_header_is_left_out_of_the_replay(make_web: MakeWeb) -> None:
     """Records that were written by an earlier Semel, or by somebody else."""
     web = make_web(lambda seen: Reply())
     web.call()

@@ -148,7 +148,7 @@ def test_an_outer_layer_that_is_cancelled_leaves_no_error(way: str, chunks: list
     run(test)
 
 
-def test_a_cancelled_request_that_is_no_command_is_not_reported() -> None:
+def test_a_cancelled_unprotected_request_is_not_reported() -> None:
     async def test(stage: Stage) -> None:
         app = stage.inside()
         scope, receive = posted()
@@ -166,9 +166,7 @@ def test_a_cancelled_request_that_is_no_command_is_not_reported() -> None:
 @WAYS
 @pytest.mark.parametrize("chunks", [[b"paid"], LONG], ids=["held", "streamed"])
 @pytest.mark.parametrize("broken_at", [1, 2, 3])
-def test_a_client_that_goes_while_its_answer_is_sent_leaves_no_error(
-    way: str, chunks: list[bytes], broken_at: int
-) -> None:
+def test_a_disconnect_while_the_answer_is_sent_leaves_no_error(way: str, chunks: list[bytes], broken_at: int) -> None:
     async def test(stage: Stage) -> None:
         stage.chunks = chunks
         app: App = getattr(stage, way)()

@@ -80,9 +80,7 @@ def test_a_verdict(verdict: Refusal, status: int, code: str, retryable: bool, ke
     ("left", "waited", "seconds"),
     [(0, 0, 1), (1, 0, 1), (9_000_000, 0, 1), (9_000_000, 1_000_001, 2), (9_000_000, 20_000_000, 9)],
 )
-def test_a_running_command_is_asked_for_again_after_the_time_it_was_waited_for(
-    left: int, waited: int, seconds: int
-) -> None:
+def test_in_progress_suggests_a_retry_after_the_time_waited(left: int, waited: int, seconds: int) -> None:
     answer = Problems().of_verdict(InProgress(ID, left, waited_us=waited))
     assert header(answer, b"retry-after") == [b"%d" % seconds]
     assert json.loads(answer.body)["retryAfter"] == seconds
@@ -143,7 +141,7 @@ def test_links_follow_the_configuration() -> None:
         ({"type_base": "https://x.example/p#"}, [b'<https://x.example/p#missing-idempotency-key>; rel="describedby"']),
     ],
 )
-def test_a_problem_links_to_what_explains_its_code(options: dict[str, Any], link: list[bytes]) -> None:
+def test_a_problem_links_to_the_page_about_its_code(options: dict[str, Any], link: list[bytes]) -> None:
     assert header(Problems(**options).of_error(MissingKey("say it")), b"link") == link
 
 

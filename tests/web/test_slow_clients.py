@@ -77,7 +77,7 @@ def _is_closed(line: socket.socket) -> bool:
     "server", ["gunicorn", "gunicorn-flask", "werkzeug", "flask", "uvicorn-h11", "uvicorn-httptools"]
 )
 @pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
-def test_a_body_that_drips_is_given_up(server: str, length: str) -> None:
+def test_a_dripping_body_is_refused(server: str, length: str) -> None:
     with served(server) as port, socket.create_connection(("127.0.0.1", port)) as line:
         lines = ["POST /notes HTTP/1.1", "Host: a", "Idempotency-Key: the-key", length]
         line.sendall("\r\n".join([*lines, "", ""]).encode())

@@ -100,7 +100,7 @@ def _effects(port: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("server", ALL)
-def test_no_spelling_has_an_effect_of_its_own(server: str, ports: dict[str, int]) -> None:
+def test_no_spelling_has_a_second_effect(server: str, ports: dict[str, int]) -> None:
     port, done, closes = ports[server], 0, server == "werkzeug"
     for app in ALL[server]:
         for number, (method, pattern) in enumerate(SPELLINGS):

@@ -49,13 +49,15 @@ def test_the_link_of_an_unknown_outcome_leads_to_its_status(make_web: MakeWeb) -
         ("GET", "/operationsX", "key=a"),
     ],
 )
-def test_the_applications_own_pages_there_are_left_alone(make_web: MakeWeb, method: str, path: str, query: str) -> None:
+def test_the_applications_own_pages_below_operations_are_served(
+    make_web: MakeWeb, method: str, path: str, query: str
+) -> None:
     web = make_web(operations=NAMED)
     assert web.call(method=method, path=path, query=query, key=None).status == 201
     assert len(web.seen) == 1
 
 
-def test_an_application_that_serves_it_is_asked(make_web: MakeWeb) -> None:
+def test_an_application_may_serve_the_status_itself(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(status=500), operations=NAMED, serve_operations=False)
     link = link_of(web.call())
     web.handler = lambda seen: Reply(status=200)
@@ -63,7 +65,7 @@ def test_an_application_that_serves_it_is_asked(make_web: MakeWeb) -> None:
 
 
 @pytest.mark.parametrize("path", [None, "https://status.example/operations/{id}", "/operations/{id}/status"])
-def test_a_path_that_the_middleware_cannot_serve_is_left_alone(make_web: MakeWeb, path: str | None) -> None:
+def test_a_path_that_the_middleware_cannot_serve_passes(make_web: MakeWeb, path: str | None) -> None:
     web = make_web(lambda seen: Reply(status=500), operations=NAMED, problems=Problems(operations_path=path))
     answer = web.call()
     assert (answer.link() is None) == (path is None)

@@ -46,14 +46,14 @@ def test_a_graphql_answer_means_what_its_body_says(body: bytes, meaning: object)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'"data"', b'{"errors": []}', b"[1]"])
-def test_what_is_no_graphql_answer_proves_nothing(body: bytes) -> None:
+def test_an_answer_that_is_not_graphql_proves_nothing(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         graphql_success(answered(body))
     said = classify_answer(answered(body), Policy(success=graphql_success), begun=True)
     assert isinstance(said, Unprovable)
 
 
-def test_a_coding_that_is_not_read_proves_nothing() -> None:
+def test_an_unreadable_coding_proves_nothing() -> None:
     with pytest.raises(ValueError, match="Content-Encoding"):
         graphql_success(answered(DONE, (b"content-encoding", b"br")))
 
@@ -75,7 +75,9 @@ EVERY: list[tuple[object, dict[str, Any], bool, Outcome]] = [
 
 
 @pytest.mark.parametrize(("said", "options", "begun", "outcome"), EVERY)
-def test_each_word_has_its_outcome(said: object, options: dict[str, Any], begun: bool, outcome: Outcome) -> None:
+def test_each_return_value_of_success_has_its_outcome(
+    said: object, options: dict[str, Any], begun: bool, outcome: Outcome
+) -> None:
     policy = Policy(success=lambda answer: said, **options)
     assert classify_answer(ANSWER, policy, begun=begun) == outcome
 
@@ -130,13 +132,13 @@ def test_a_document_that_never_ran_frees_the_key(make_web: MakeWeb) -> None:
     assert third.header("idempotency-replayed") == "true"
 
 
-def test_an_answer_that_is_too_long_to_be_read_is_not_believed(make_web: MakeWeb) -> None:
+def test_an_answer_too_long_to_be_read_proves_nothing(make_web: MakeWeb) -> None:
     web = make_web(lambda seen: Reply(chunks=[DONE]), **operations(answer_bytes_max=10))
     assert web.call().body == DONE
     assert web.call().code == "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
-def test_a_graphql_answer_that_unpacks_to_too_much_is_not_read() -> None:
+def test_a_graphql_answer_that_decompresses_beyond_the_limit_is_not_read() -> None:
     import gzip
 
     body = gzip.compress(b'{"data": {}}' + b" " * (17 * 1024 * 1024), compresslevel=1)

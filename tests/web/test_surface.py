@@ -33,7 +33,7 @@ class User:
 
 
 @pytest.mark.parametrize("tenant", ["", None, 0, b"acme", "x" * 256, "\ud800"])
-def test_a_caller_is_two_texts_that_say_something(tenant: Any) -> None:
+def test_a_caller_has_two_texts_that_are_not_empty(tenant: Any) -> None:
     with pytest.raises(ConfigurationError):
         Caller(tenant, "alice")
     with pytest.raises(ConfigurationError):
@@ -92,7 +92,7 @@ def test_a_state_that_is_set_is_not_logged(
     assert not caplog.records
 
 
-def test_an_unset_caller_is_no_caller() -> None:
+def test_an_unset_state_is_an_unknown_caller() -> None:
     requests: Sequence[Any] = ({}, {"state": {}}, {"state": {"user": None}}, {"state": {"user": ""}}, {"user": None})
     for request in requests:
         assert from_state("user")(request) is None
@@ -164,7 +164,7 @@ def test_a_request_is_matched(method: str, path: str, name: str | None, params: 
         [{"template": "/a", "name": "pay"}, {"template": "/b", "name": "pay"}],
     ],
 )
-def test_operations_that_cannot_be_are_refused(operations: list[dict[str, Any]]) -> None:
+def test_impossible_operations_are_refused(operations: list[dict[str, Any]]) -> None:
     with pytest.raises(ConfigurationError):
         Routes([Operation(**operation) for operation in operations])
 
@@ -278,7 +278,7 @@ def test_a_value_that_would_split_a_response_is_not_stored(value: bytes) -> None
     assert capture.to_store().headers == ((b"etag", b"a\tb"),)
 
 
-def test_what_fits_exactly_is_kept() -> None:
+def test_an_answer_of_exactly_the_limit_is_stored() -> None:
     capture = Capture(Keeping(Policy(answer_bytes_max=4)))
     assert capture.start(200, [(b"content-length", b"4")])
     assert [capture.add(piece) for piece in (b"ab", b"", b"cd")] == [True, True, True]
@@ -295,7 +295,7 @@ def test_a_status_without_a_body_has_none(status: int) -> None:
     assert capture.first() == Answer(status, (), b"")
 
 
-def test_a_head_is_remembered_where_it_is_about_the_body_alone() -> None:
+def test_a_head_is_cached_if_it_describes_only_the_body() -> None:
     keeping = Keeping(Policy())
     ordinary = [(b"Content-Type", b"text/plain"), (b"Content-Length", b"4")]
     for headers in (ordinary, [*ordinary, (b"Set-Cookie", b"a=b")], [(b"location", b"/payments/1")], [*ordinary] * 2):
@@ -318,7 +318,7 @@ def test_headers_in_another_form_of_bytes_are_stored_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_buffer_that_is_filled_again_is_stored_as_it_was_sent(pieces: int) -> None:
+def test_a_reused_buffer_is_stored_as_it_was_sent(pieces: int) -> None:
     """Servers take such a piece at once, so that an application may read its next one into the same buffer."""
     capture, buffer = Capture(Keeping(Policy())), bytearray(4)
     assert capture.start(200, [(b"content-length", b"%d" % (4 * pieces))])

@@ -65,7 +65,7 @@ class Pieces:
         self._at_close()
 
 
-def test_settled_when_the_iterable_is_closed(engine: Engine) -> None:
+def test_the_command_is_settled_when_the_iterable_is_closed(engine: Engine) -> None:
     log: list[str] = []
     pieces = Pieces([b"pa", b"id"], lambda: log.append(f"closed {states(engine)[0].name}"))
 
@@ -81,7 +81,7 @@ def test_settled_when_the_iterable_is_closed(engine: Engine) -> None:
     assert pieces.closed == 1
 
 
-def test_a_close_that_fails_is_no_success(engine: Engine) -> None:
+def test_a_failing_close_is_not_a_success(engine: Engine) -> None:
     def commit() -> None:
         raise ValueError("the commit failed")
 
@@ -124,7 +124,7 @@ def test_the_write_callable_of_start_response(engine: Engine, more: list[bytes])
 
 
 @pytest.mark.parametrize("more", [[], [b"y" * 50, b"", b"z" * 50]])
-def test_writing_more_than_is_kept(engine: Engine, more: list[bytes]) -> None:
+def test_writing_more_than_the_limit_streams_through(engine: Engine, more: list[bytes]) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         write = start_response("201 Created", [])
         write(b"a" * 80)
@@ -153,7 +153,7 @@ def test_a_head_replaced_with_exc_info(engine: Engine) -> None:
     assert states(engine) == [State.UNKNOWN]
 
 
-def test_a_head_that_has_left_cannot_be_replaced(engine: Engine) -> None:
+def test_a_head_that_was_sent_cannot_be_replaced(engine: Engine) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])(b"x" * 200)
         try:
@@ -259,7 +259,7 @@ def test_a_streamed_answer_whose_close_fails(engine: Engine) -> None:
     assert states(engine) == [State.UNKNOWN]
 
 
-def test_an_exception_goes_on_after_the_verdict_that_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_propagates_after_the_superseding_outcome(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("seen by the log")
 
@@ -270,7 +270,7 @@ def test_an_exception_goes_on_after_the_verdict_that_holds(engine: Engine, monke
         pieces.close()
 
 
-def test_a_body_that_ends_early_is_no_command(engine: Engine) -> None:
+def test_a_truncated_body_claims_nothing(engine: Engine) -> None:
     environ = environ_of(body=BODY)
     environ["CONTENT_LENGTH"] = str(len(BODY) + 1)
     answer = wsgi_call(protect(wrong_order, engine), environ)

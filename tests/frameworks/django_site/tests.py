@@ -106,12 +106,12 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert effects() == ["a"]
         assert self.state() == "SUCCEEDED"
 
-    def test_first_answers_and_replays_say_that_the_key_is_honoured(self) -> None:
+    def test_first_answers_and_replays_have_the_lifetime_header(self) -> None:
         for path, do in (("/atomic", ""), ("/atomic", "refuse"), ("/external", ""), ("/idempotent", "")):
             self.setUp()
             self.assert_honoured(*self.twice(path, {"do": do}))
 
-    def test_an_answer_whose_rows_are_rolled_back_says_nothing_of_its_key(self) -> None:
+    def test_an_answer_whose_rows_are_rolled_back_has_no_lifetime_header(self) -> None:
         for do in ("busy", "raise", "rollback", "missing", "long"):
             answered = self.ask("/atomic", {"do": do})
             assert "Idempotency-Key-Lifetime" not in answered.headers, do
@@ -138,11 +138,11 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         first, _ = self.twice("/atomic", {"do": "refuse"})
         assert (first.status_code, effects(), self.state()) == (409, [], "FAILED_REPLAYABLE")
 
-    def test_what_may_succeed_later_is_rolled_back_and_released(self) -> None:
+    def test_an_answer_that_may_succeed_later_is_rolled_back_and_frees_the_key(self) -> None:
         assert [self.ask("/atomic", {"do": "busy"}).status_code for _ in range(2)] == [429, 429]
         assert (effects(), self.state()) == ([], None)
 
-    def test_a_view_that_goes_on_after_a_failed_statement_gets_its_error_and_no_outage(self) -> None:
+    def test_a_view_that_continues_after_a_failed_statement_gets_its_error_not_a_503(self) -> None:
         answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
         assert [each.status_code for each in answers] == [500, 500]
         assert not any("Semel-Code" in each.headers for each in answers)
@@ -188,7 +188,7 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         answers = [self.ask(f"/numbered/{n}", key=None).status_code for n in (7, 7, 8)]
         assert (answers, effects()) == ([201, 201, 201], ["number 7", "number 8"])
 
-    def test_another_database_has_a_store_of_its_own(self) -> None:
+    def test_another_database_has_its_own_store(self) -> None:
         self.twice("/elsewhere", {"what": "o"})
         assert effects() == []
         assert list(Effect.objects.using("other").values_list("what", flat=True)) == ["o"]
@@ -208,7 +208,7 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert self.ask("/upload", form("m")).status_code == 422
         assert effects() == ["n a.txt 5000"]
 
-    def test_csrf_is_checked_before_the_claim_and_reads_no_byte_away(self) -> None:
+    def test_csrf_is_checked_before_the_claim_and_leaves_the_body_readable(self) -> None:
         strict = self.client = Client(enforce_csrf_checks=True, raise_request_exception=False)
         user = mock.Mock(pk=7, is_authenticated=True)
         form = {"note": "n", "file": SimpleUploadedFile("a.txt", b"x" * 5000)}
@@ -246,7 +246,7 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         assert effects() == ["a"]
         assert second.headers["Location"] == first.headers["Location"]
 
-    def test_duplicates_that_wait_leave_threads_to_others(self) -> None:
+    def test_waiting_duplicates_leave_threads_for_other_requests(self) -> None:
         begun, go, answers = threading.Event(), threading.Event(), []
 
         def answer(request: Any, asked: Any) -> Any:
@@ -363,7 +363,7 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
         )
         assert effects() == ["x", "x"]
 
-    def test_answers_that_are_not_kept_say_that_the_key_is_honoured(self) -> None:
+    def test_answers_that_are_not_stored_have_the_lifetime_header(self) -> None:
         for do in ("long", "big"):
             self.setUp()
             first = self.ask("/external", {"do": do})
@@ -382,12 +382,12 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
             assert len(links) == 3, path
         assert "Link" not in views.SORRY.headers
 
-    def test_a_long_answer_reaches_its_first_caller_alone(self) -> None:
+    def test_a_long_answer_reaches_only_its_first_caller(self) -> None:
         assert len(self.ask("/external", {"do": "big"}).content) == 1_500_000
         second = json.loads(self.ask("/external", {"do": "big"}).content)
         assert (second["code"], effects()) == ("IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", ["x"])
 
-    def test_an_answer_shorter_than_it_says_is_in_doubt(self) -> None:
+    def test_an_answer_shorter_than_its_content_length_is_in_doubt(self) -> None:
         assert self.ask("/external", {"do": "cut"}).status_code == 500
         assert self.state() == "UNKNOWN"
 
@@ -497,7 +497,7 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert [self.ask("/rest/", {"what": "a", "do": "raise"}).status_code for _ in range(2)] == [500, 500]
         assert (effects(), self.state()) == ([], None)
 
-    def test_an_action_with_an_effect_elsewhere(self) -> None:
+    def test_an_action_with_an_external_effect_is_protected(self) -> None:
         self.twice("/rest/7/charge/", {})
         self.key = str(uuid.uuid4())
         assert self.ask("/rest/7/charge/", {"do": "raise"}).status_code == 500
@@ -511,7 +511,7 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         assert effects() == ["invoice", f"pay {found}"]
         assert self.ask(f"/rest/{found + 100}/pay/", {}).status_code == 404
 
-    def test_the_status_link_takes_the_token_that_placed_the_order(self) -> None:
+    def test_the_status_link_accepts_the_token_that_placed_the_order(self) -> None:
         """No middleware knows the caller here: only the classes of REST framework do."""
         with override_settings(MIDDLEWARE=["semel.integrations.django.middleware.SemelMiddleware"]):
             answered = self.ask("/plain", {"what": "p"})
@@ -533,7 +533,7 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         answered = self.client.get("/operations/problems")
         assert (answered.status_code, answered.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
 
-    def test_a_view_that_authenticates_otherwise_than_its_status_is_told(self) -> None:
+    def test_check_warns_of_a_view_with_other_authentication_than_its_status(self) -> None:
         def told() -> list[str]:
             return [each.msg for each in checks.run_checks() if each.id == "semel.W004"]
 
@@ -543,7 +543,7 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
             with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
                 assert told() == []
 
-    def test_a_function_below_api_view(self) -> None:
+    def test_a_function_below_api_view_is_protected(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201
         assert effects() == ["p"]
 
@@ -596,7 +596,7 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         assert "'nowhere'" in self.refused(lambda: semel.command("m.6", using="nowhere")(view))
         site()._declared.pop("m.4")
 
-    def test_the_middleware_is_missing_or_misplaced(self) -> None:
+    def test_check_reports_a_missing_or_misplaced_middleware(self) -> None:
         with override_settings(MIDDLEWARE=[]):
             assert {each.id for each in checks.run_checks()} >= {"semel.E002"}
             assert Client(raise_request_exception=False).post("/atomic").status_code == 500
@@ -623,7 +623,7 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         with override_settings(SEMEL={"CALLER": "no.such.place"}):
             assert [each.id for each in checks.run_checks()] == ["semel.E001"]
 
-    def test_the_project_itself_is_in_order(self) -> None:
+    def test_check_finds_nothing_in_the_project(self) -> None:
         assert [each for each in checks.run_checks() if each.is_serious()] == []
 
     def test_drf_spectacular_describes_each_command(self) -> None:
@@ -666,13 +666,13 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert "rest.charge" in told.getvalue()
             assert "semel check" not in told.getvalue().replace("manage.py semel check", "")
 
-    def test_a_mistake_of_the_project_is_unsafe(self) -> None:
+    def test_check_reports_a_mistake_of_the_project_as_unsafe(self) -> None:
         with override_settings(MIDDLEWARE=[]):
             found = run_semel("check", "django.core.wsgi:get_wsgi_application()")
         assert "operations are declared, and Semel's middleware is missing" in found["mistakes"]
         assert found["unsafe"] > 0
 
-    def test_doctor_says_whose_settings_name_the_store_and_what_makes_its_tables(self) -> None:
+    def test_doctor_names_the_settings_and_the_command_that_creates_the_tables(self) -> None:
         with redirect_stdout(io.StringIO()) as told, contextlib.suppress(CommandError):
             call_command("semel", "--", "doctor")
         assert "(by the project's settings)" in told.getvalue()

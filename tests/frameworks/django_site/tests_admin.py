@@ -126,7 +126,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
             second = self.operator.get(f"{LIST}?{first.context['next']}")
             assert [id in second.content.decode() for id in ids] == [True, False, False]
 
-    def test_bad_questions_are_refused(self) -> None:
+    def test_invalid_filters_are_refused(self) -> None:
         for query in ("state=LOST", "before=x", "before=-1", "operation=%00", f"caller={'x' * 300}", "id=%00"):
             assert self.operator.get(f"{LIST}?{query}").status_code == 400, query
         for path in ("?database=nowhere", f"nowhere/{uuid.uuid4()}/", f"default/{uuid.uuid4()}/"):
@@ -136,7 +136,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         for query in ("", "id=default:nonsense", "&".join(f"id=default:{n}" for n in range(51))):
             assert self.operator.get(f"{LIST}settle/?{query}").status_code in (302, 404), query
 
-    def test_another_database_is_looked_at_by_its_name(self) -> None:
+    def test_another_database_is_shown_by_its_name(self) -> None:
         asked = self.ask("/elsewhere", {"what": "x"}, caller=self.caller)
         page = self.operator.get(f"{LIST}?caller={self.named}&database=other").content.decode()
         id = asked.headers["Link"].split("/operations/")[1][:36]
@@ -202,7 +202,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         told = [str(each) for each in self.operator.post(f"{LIST}settle/", finding, follow=True).context["messages"]]
         assert ["has changed" in told[0], "is settled" in told[1]] == [True, True]
 
-    def test_a_finding_says_which_answer_a_success_has(self) -> None:
+    def test_a_finding_states_the_answer_of_a_success(self) -> None:
         id = self.made("raise")
         for finding, text in (
             ({"finding": "succeeded"}, "Give the status"),
@@ -217,7 +217,7 @@ class AdminTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django s
         given = {"seen": f"default:{id}:1:", "reason": "x", "confirmed": "yes", **finding}
         return str(self.operator.post(f"{LIST}settle/", given).content.decode())
 
-    def test_a_store_that_is_away_is_reported(self) -> None:
+    def test_an_unreachable_store_is_reported(self) -> None:
         id = self.made()
         engine = site().place("default").engine
         with mock.patch.object(engine, "perform", side_effect=StoreUnavailable("secret-host refused")):
@@ -234,7 +234,7 @@ class ModelTests(TestCase):  # type: ignore[misc]
         for more in ((), ("--all",)):
             call_command("dumpdata", "semel", *more, stdout=mock.Mock())
 
-    def test_no_migration_is_wanted(self) -> None:
+    def test_the_admin_needs_no_migration(self) -> None:
         told = io.StringIO()
         call_command("makemigrations", "--dry-run", stdout=told)
         assert "semel" not in told.getvalue()

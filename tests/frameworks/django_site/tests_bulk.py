@@ -54,7 +54,7 @@ class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         made = self.ask("/rest-approvals", ["b"], key=self.key[::-1])
         assert (made.status_code, effects()) == (200, ["item a", "item b"])
 
-    def test_a_list_inside_of_a_transaction_of_djangos_is_refused(self) -> None:
+    def test_a_list_inside_a_django_transaction_is_refused(self) -> None:
         asked = APIRequestFactory().post(
             "/rest-approvals", ["x"], format="json", HTTP_AUTHORIZATION="Bearer alice", HTTP_IDEMPOTENCY_KEY=self.key
         )
@@ -93,7 +93,7 @@ class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
         made.user = User("alice")
         return made
 
-    def test_202_ends_without_its_client(self) -> None:
+    def test_an_accepted_list_finishes_without_its_client(self) -> None:
         os.mkfifo(views.GATE)
         headers = {"Prefer": "respond-async"}
         first = self.ask(PATH, ["gate"], headers=headers)

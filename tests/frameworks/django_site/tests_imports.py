@@ -50,7 +50,7 @@ class ImportTests(SimpleTestCase):  # type: ignore[misc]  # Django ships no type
         assert len(client.get(f"{job}/rows", **self.headers()).json()["rows"]) == 2
         assert client.get(f"/imports?key={found['key']}", **self.headers()).json()["imports"][0]["id"] == found["id"]
 
-    def test_what_may_not_be_sent_is_refused(self) -> None:
+    def test_an_upload_that_may_refuses_is_refused(self) -> None:
         client = Client()
         for path, body, caller, status in (
             (PATH, FILE, "bob", 403),

@@ -86,7 +86,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         with mock.patch.object(INSTALLED[-1], "accepted", Accepted(at_once=0)):
             assert self.ship().status_code == 201
 
-    def test_an_error_behind_the_202_goes_on_with_a_completer(self) -> None:
+    def test_a_completer_continues_after_an_error_behind_the_202(self) -> None:
         views.SHIPPING["gate"].set()
         views.SHIPPING["ends"] = ConnectionError("away")
         assert self.ship().status_code == 202
@@ -146,7 +146,7 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
             assert (ended.status_code, ended.headers["Idempotency-Replayed"]) == (201, "true")
             assert effects()[before:] == DONE
 
-    def test_an_async_view_that_fails_behind_its_202_goes_on_with_a_completer(self) -> None:
+    def test_a_completer_continues_an_async_view_that_failed_behind_its_202(self) -> None:
         views.SHIPPING["gate"].set()
         views.SHIPPING["ends"] = ConnectionError("away")
         assert self.ask("/ship-async/7", {"what": "parcel"}, headers=ASYNC).status_code == 202
@@ -157,6 +157,6 @@ class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django
         ended = self.ask("/ship-async/7", {"what": "parcel"})
         assert (ended.status_code, ended.headers["Idempotency-Replayed"], effects()) == (201, "true", DONE)
 
-    def test_the_project_serves_on(self) -> None:
+    def test_the_project_continues_to_serve(self) -> None:
         assert isinstance(get_wsgi_application(), WSGIHandler)
         assert Client().get("/effects").status_code == 200

@@ -187,7 +187,7 @@ def test_a_key_may_be_in_the_body(door: Door) -> None:
 
 
 @shows(Feature.SPELLING)
-def test_another_spelling_of_the_path_is_no_second_command(door: Door) -> None:
+def test_another_spelling_of_the_path_is_the_same_command(door: Door) -> None:
     what, key = fresh(), fresh()
     assert door.ask("/pay", {"what": what}, key=key).status == 201
     for path in ("/pay/", "//pay", "/p%61y", "/PAY", "/pay?", "/./pay", "/pay;a=1", "/pay%2F", "/pay%00"):
@@ -200,7 +200,7 @@ def test_another_spelling_of_the_path_is_no_second_command(door: Door) -> None:
 
 
 @shows(Feature.PERMIT)
-def test_the_permit_is_this_operations_own(door: Door) -> None:
+def test_the_permit_belongs_to_the_operation(door: Door) -> None:
     key, other = fresh(), fresh()
     first, second = (door.ask("/pay", {"what": fresh()}, key=each).json for each in (key, other))
     assert first["key"] != second["key"]
@@ -208,7 +208,7 @@ def test_the_permit_is_this_operations_own(door: Door) -> None:
 
 
 @shows(Feature.STEPS)
-def test_a_retry_goes_on_where_the_first_ended(door: Door) -> None:
+def test_a_retry_continues_where_the_first_attempt_ended(door: Door) -> None:
     body, key = {"what": fresh(), "do": "raise once"}, fresh()
     assert door.ask("/ship", body, key=key).status in (0, 500)
     ended = door.until_final("/ship", body, key)
@@ -282,7 +282,7 @@ def test_a_command_without_an_effect_runs_again(door: Door) -> None:
 
 
 @shows(Feature.EXCEPTION)
-def test_an_exception_that_becomes_an_answer_is_no_success(door: Door) -> None:
+def test_an_exception_turned_into_an_answer_is_not_a_success(door: Door) -> None:
     body, key = {"what": fresh(), "do": "swallow"}, fresh()
     first = door.ask("/pay", body, key=key)
     assert (first.status, PAGE.encode() in first.body) == (200, True)
@@ -311,7 +311,7 @@ def test_a_long_stream_reaches_its_first_client_whole(door: Door) -> None:
 
 
 @shows(Feature.STREAM)
-def test_a_stream_that_breaks_is_no_success(door: Door) -> None:
+def test_a_stream_that_breaks_is_not_a_success(door: Door) -> None:
     body, key = {"what": fresh(), "do": "break"}, fresh()
     first = door.ask("/stream", body, key=key)
     assert first.status in (0, 500)
@@ -339,7 +339,7 @@ def test_a_form_with_a_file_is_compared_by_its_parts(door: Door) -> None:
 
 
 @shows(Feature.STATUS)
-def test_the_status_is_for_its_caller_alone(door: Door) -> None:
+def test_the_status_is_only_for_its_caller(door: Door) -> None:
     body, key = {"what": fresh(), "do": "raise"}, fresh()
     door.ask("/pay", body, key=key)
     found = door.status(key)
