@@ -502,7 +502,7 @@ def test_atomic_on_a_store_without_transactions_is_refused_when_it_is_declared()
         semel.command("it", effects="atomic")
 
 
-def test_a_request_that_a_former_process_stored_is_replayed_after_the_migration(file: Path, outside: Outside) -> None:
+def test_the_answer_of_a_former_process_is_replayed(file: Path, outside: Outside) -> None:
     for replayed in (False, True):
         with protected(file, make) as web:
             answer = web.call("/")
