@@ -217,7 +217,7 @@ def test_the_prediction_uses_the_record_as_it_is(semel: Run, shelf: Shelf) -> No
     assert attempt_at(running, record.fingerprint, record.lease_until).verdict == "Proceed"
 
 
-def test_a_lapsed_doubt_is_not_contradicted(semel: Run, shelf: Shelf) -> None:
+def test_show_prints_lapsed_only_as_true(semel: Run, shelf: Shelf) -> None:
     operation_id = shelf.abandoned("k", ago_us=HOUR_US)
     with shelf.engine() as engine:
         engine.perform("lapse", lambda: engine.store.lapse(10))
