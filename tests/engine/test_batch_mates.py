@@ -31,7 +31,7 @@ def test_a_request_that_cannot_be_written_down_fails_alone(refusal: Exception) -
     assert sent == [(1, 2, 3, 4, 5), (1,), (2,), (3,), (4,), (5,)]
 
 
-def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
+def test_a_lost_batch_fails_for_all_and_is_sent_once() -> None:
     sent: list[tuple[int, ...]] = []
     lost = StoreTimeout("lost")
 
@@ -44,7 +44,7 @@ def test_a_batch_that_was_lost_is_lost_for_all_and_sent_once() -> None:
     assert sent == [(1, 2, 3, 4, 5)]
 
 
-def test_a_reply_too_few_leaves_nobody_waiting() -> None:
+def test_a_missing_reply_leaves_no_caller_waiting() -> None:
     """It is not known whose each reply is; the next batch is served."""
 
     def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
@@ -111,7 +111,7 @@ def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sen
 
 
 @pytest.mark.parametrize("names", [("order", "\ud800"), ("\udfff", "7"), ("order", 7)])
-def test_a_resource_that_no_store_can_keep_is_refused_by_name(names: tuple[str, Any]) -> None:
+def test_a_resource_that_cannot_be_stored_is_refused_by_name(names: tuple[str, Any]) -> None:
     shell = Shell("sync", connect_backend("memory://"))
     shell.open()
     permit = shell.permit(command())

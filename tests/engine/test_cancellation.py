@@ -227,7 +227,7 @@ def test_a_superseded_idempotent_handler_is_cancelled_and_an_external_one_is_not
     assert asyncio.run(scenario("external")) == (False, State.SUCCEEDED)
 
 
-def test_a_handler_that_is_cancelled_itself_leaves_no_doubt_unsaid() -> None:
+def test_a_cancelled_handler_reports_its_doubt() -> None:
     """Its own cancellation is an exception like any other: EXTERNAL is UNKNOWN, with its reason."""
 
     async def scenario() -> None:
@@ -245,7 +245,7 @@ def test_a_handler_that_is_cancelled_itself_leaves_no_doubt_unsaid() -> None:
     asyncio.run(scenario())
 
 
-def test_a_draining_engine_grants_nothing_and_waits_for_what_lives() -> None:
+def test_a_draining_engine_grants_nothing_and_waits_for_running_commands() -> None:
     async def scenario() -> None:
         engine = await opened(memory())
         permit = await engine.claim(command())

@@ -122,7 +122,7 @@ def fails_in_time(act: Callable[[], object], kind: type[Exception] = StoreError,
     return str(failed.value)
 
 
-def test_a_statement_that_hangs_is_given_up_on(behind: Behind) -> None:
+def test_a_statement_that_hangs_times_out(behind: Behind) -> None:
     for effects in effects_of(behind):
         shell = behind.shell(warm=effects)
         what = command(f"hangs {effects}", policy=Policy(effects=effects))  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_a_statement_that_hangs_is_given_up_on(behind: Behind) -> None:
         assert shell.run(what, answer, wait_seconds=5).answer == MADE
 
 
-def test_a_connection_that_hangs_as_it_is_opened_is_given_up_on(behind: Behind) -> None:
+def test_a_connection_that_hangs_while_opening_times_out(behind: Behind) -> None:
     behind.relay.hanging = True
     shell = behind.shell(warm=None)
     fails_in_time(lambda: shell.run(command(), never), StoreUnavailable)
@@ -220,7 +220,7 @@ def test_a_rollback_that_hangs_ends_in_time(library: str) -> None:
         behind.close()
 
 
-def test_a_cluster_that_hangs_as_its_map_is_asked_for_is_given_up_on() -> None:
+def test_a_cluster_that_hangs_on_its_map_times_out() -> None:
     for mode in ("sync", "async"):
         relay = Relay(redis_servers.cluster(), REDIS)
         backend = redis_backend(
@@ -237,7 +237,7 @@ def test_a_cluster_that_hangs_as_its_map_is_asked_for_is_given_up_on() -> None:
         relay.close()
 
 
-def test_what_is_left_shrinks_with_the_time_waited_and_an_answer_gets_a_little_more() -> None:
+def test_the_remaining_time_shrinks_and_an_answer_gets_a_little_more() -> None:
     fresh, late, over = Deadline(10.0), Deadline(10.0, waited=9.0), Deadline(10.0, waited=20.0)
     assert 9.9 < fresh.before_sending() <= 10.0 < fresh.for_answer() <= 11.0
     assert 0.9 < late.before_sending() <= 1.0 < late.for_answer() <= 2.0
@@ -247,7 +247,7 @@ def test_what_is_left_shrinks_with_the_time_waited_and_an_answer_gets_a_little_m
     assert fresh.share(4).for_answer() <= 3.0
 
 
-def test_a_walk_through_many_pages_goes_on_for_as_long_as_the_store_answers() -> None:
+def test_a_walk_through_many_pages_has_a_timeout_for_each_page() -> None:
     walk = Deadline(10.0, waited=9.0)
     for _ in range(STATEMENTS - 1):
         walk.note_answer()

@@ -21,9 +21,7 @@ EFFECTS = ["external", "idempotent", "atomic"]
 @pytest.mark.parametrize("effects", EFFECTS)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("anew", [True, False])
-def test_a_sqlite_file_that_was_replaced_takes_nothing_more(
-    mode: Mode, effects: str, anew: bool, tmp_path: Path
-) -> None:
+def test_a_replaced_sqlite_file_refuses_commands(mode: Mode, effects: str, anew: bool, tmp_path: Path) -> None:
     """The open connections would go on with the former file, which no other process finds any more."""
     path, policy, ran = tmp_path / "semel.db", Policy.of(effects=effects), list[str]()
 

@@ -79,14 +79,14 @@ def test_an_open_engine_does_not_look_again(mode: Mode, file: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_memory_store_is_made_on_the_spot(mode: Mode) -> None:
+def test_a_memory_store_needs_no_opening(mode: Mode) -> None:
     with closing(Shell(mode, memory())) as shell:
         assert shell.run(command(), made).answer == MADE
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
-def test_a_store_that_is_another_one_is_refused(mode: Mode, policy: Policy, file: Path, tmp_path: Path) -> None:
+def test_another_store_is_refused(mode: Mode, policy: Policy, file: Path, tmp_path: Path) -> None:
     with closing(Shell(mode, sqlite(file), id_secret=b"s" * 16)) as shell:
         for _ in range(2):  # nothing is remembered of a check that failed
             with pytest.raises(IdentityMismatch, match="the id secret is not the one"):
@@ -154,7 +154,7 @@ class Fails:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_look_that_failed_is_repeated(mode: Mode, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_first_check_is_repeated(mode: Mode, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = sqlite(file)
     failing = Fails(backend, 2)
     monkeypatch.setattr("semel.engine.opening.introduce", lambda store: _introduced(failing))
@@ -184,7 +184,7 @@ def test_threads_share_one_look(file: Path) -> None:
     assert looks(counting) == 1
 
 
-def test_a_thread_that_comes_meanwhile_waits_for_it() -> None:
+def test_a_thread_that_arrives_meanwhile_waits_for_the_check() -> None:
     core = Core(None, None, 1, 1)
     begun, go = Event(), Event()
     taken: list[int] = []
@@ -254,7 +254,7 @@ def test_tasks_share_one_look(file: Path) -> None:
     assert looks(counting) == 1
 
 
-def test_a_task_that_is_cancelled_leaves_its_look_to_the_next() -> None:
+def test_a_cancelled_task_passes_its_check_to_the_next() -> None:
     core = Core(None, None, 1, 1)
     looked: list[int] = []
 
@@ -298,7 +298,7 @@ def test_tasks_share_a_look_that_fails() -> None:
     assert looked == [1]
 
 
-def test_a_loop_that_ended_in_the_middle_does_not_stop_the_next() -> None:
+def test_a_loop_that_ended_during_the_check_does_not_block_the_next() -> None:
     core = Core(None, None, 1, 1)
     looked: list[int] = []
 

@@ -50,7 +50,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it is sent", "after its answer"])
-def test_it_holds_neither_a_connection_nor_a_lock(backend: Backend, after: bool) -> None:
+def test_an_interrupted_call_holds_neither_a_connection_nor_a_lock(backend: Backend, after: bool) -> None:
     begun: list[Any] = []
 
     def begin() -> Any:
@@ -81,7 +81,7 @@ def test_it_holds_neither_a_connection_nor_a_lock(backend: Backend, after: bool)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same request", "another"])
-def test_an_attempt_that_is_not_granted_yet_says_nothing_about_another(backend: Backend, same: bool) -> None:
+def test_an_attempt_without_a_grant_reports_nothing_about_another(backend: Backend, same: bool) -> None:
     """Found by a checked history: a retry was told that its key belonged to the request that was refused itself."""
     told: list[str] = []
 

@@ -72,7 +72,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def test_a_value_is_undone_whatever_interrupts_its_letting_go(no_collector: None) -> None:
+def test_a_grant_is_undone_even_if_its_release_is_interrupted(no_collector: None) -> None:
     undone: list[int] = []
 
     def use(number: int, strike: Strike) -> None:
@@ -97,7 +97,7 @@ def test_a_value_is_undone_whatever_interrupts_its_letting_go(no_collector: None
     assert undone == sorted(set(undone))
 
 
-def test_a_value_that_was_lost_long_after_its_call_is_undone_at_the_next_beat() -> None:
+def test_a_grant_lost_after_its_call_is_undone_at_the_next_renewal() -> None:
     """By then the thread of the call may have ended: it waits five idle seconds for another."""
     undone = threading.Event()
     hold: Hold[int] = Hold(lambda value, error: undone.set())
@@ -107,7 +107,7 @@ def test_a_value_that_was_lost_long_after_its_call_is_undone_at_the_next_beat() 
     assert undone.wait(5.0)
 
 
-def test_a_limit_anywhere_in_a_run_leaves_no_permit_behind(no_collector: None) -> None:
+def test_a_time_limit_anywhere_in_a_run_leaves_no_permit(no_collector: None) -> None:
     with closing(Engine.connect("memory://")) as engine:
         engine.migrate()
         at, was_reached = 0, True
@@ -123,7 +123,7 @@ def test_a_limit_anywhere_in_a_run_leaves_no_permit_behind(no_collector: None) -
         assert at > 30
 
 
-def test_a_store_that_fails_to_undo_what_was_lost_ends_no_thread_of_semels() -> None:
+def test_a_store_error_during_the_undo_ends_no_thread_of_semels() -> None:
     undone: list[int] = []
 
     def fail(value: int, error: BaseException | None) -> None:

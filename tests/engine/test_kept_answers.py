@@ -142,7 +142,7 @@ def test_a_new_key_is_not_looked_for_twice(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_record_that_came_after_the_look_is_met(tmp_path: Path) -> None:
+def test_a_record_that_appears_after_the_look_is_found_by_the_claim(tmp_path: Path) -> None:
     """Between the look and the write another process has claimed the key."""
 
     async def run() -> None:
@@ -163,7 +163,7 @@ def test_a_record_that_came_after_the_look_is_met(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_request_that_was_claimed_as_it_is_gives_a_command() -> None:
+def test_a_permit_of_a_plain_request_gives_a_command() -> None:
     under: Callable[[str], None] = lambda recipe: None  # noqa: E731 - both commands need the same one
     policy = Policy()
     whole = Command(Scope("acme", "alice", "pay"), "k", bytes(32), "1.tests", policy, under)
@@ -184,7 +184,7 @@ def test_a_command_with_more_than_its_key_is_not_plain(more: dict[str, Any]) -> 
     assert not dataclasses.replace(command(), **more).is_plain
 
 
-def test_a_claim_that_a_drain_did_not_see_is_given_up() -> None:
+def test_a_claim_that_a_drain_did_not_see_is_released() -> None:
     """Another thread's drain begins, and ends, while the claim is being written."""
 
     async def run() -> None:
@@ -211,7 +211,7 @@ def test_a_claim_that_a_drain_did_not_see_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("granted", ["first", "again"])
-def test_a_drain_that_ends_before_a_claim_is_entered_lets_nothing_in(granted: str) -> None:
+def test_no_claim_enters_after_a_drain(granted: str) -> None:
     """Another thread's drain begins, and ends, when the engine has looked whether there is one."""
 
     class Entering(set[bytes]):
@@ -243,7 +243,7 @@ def test_a_drain_that_ends_before_a_claim_is_entered_lets_nothing_in(granted: st
     asyncio.run(run())
 
 
-def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
+def test_immediate_replies_equal_those_of_the_flow() -> None:
     clock, store = SettableClock(), MemoryStore()
     quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
     for asked in (attempt(), attempt(nonce=2), attempt(nonce=3, request=1), attempt("other"), attempt()):
@@ -265,7 +265,7 @@ def test_the_replies_that_are_had_at_once_are_the_stores() -> None:
 WHOLE = Answer(201, ((b"etag", b"x"),), b"made")
 
 
-def test_a_success_that_is_settled_at_once_is_the_record_that_the_rules_make() -> None:
+def test_an_immediate_settlement_makes_the_record_of_the_rules() -> None:
     clock, store = SettableClock(), MemoryStore()
     quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
     claim = attempt()
@@ -304,7 +304,7 @@ def test_a_kept_answer_is_found_until_its_retention_is_over(is_read: bool) -> No
     assert look() is None
 
 
-def test_what_no_store_could_have_written_concerns_no_other_record() -> None:
+def test_a_damaged_record_does_not_affect_others_in_the_look() -> None:
     clock, store = SettableClock(), MemoryStore()
     driver = LocalDriver(clock=clock)
     damaged = attempt("damaged")._replace(recipe=7)  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ def test_a_record_that_was_read_meanwhile_is_settled_by_the_rules(looked: str) -
         Answer(201, [[b"etag", bytearray(b"x")]], b"made"),  # type: ignore[arg-type]
     ],
 )
-def test_an_answer_that_can_change_is_not_kept_as_it_is(answer: Answer) -> None:
+def test_a_mutable_answer_is_stored_as_a_record(answer: Answer) -> None:
     async def run() -> None:
         async with AsyncEngine.connect("memory://?persistence=none") as engine:
             permit = await engine.claim(command())

@@ -72,7 +72,7 @@ def play(store: str, story: Callable[[Process, SettableClock], Awaitable[None]])
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_an_answer_that_this_process_has_given_is_found_without_a_claim(effects: str, store: str) -> None:
+def test_an_answer_that_this_process_gave_is_replayed_without_a_claim(effects: str, store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command(policy=Policy.of(effects=effects))
         await process.done(what)
@@ -89,7 +89,7 @@ def test_an_answer_that_this_process_has_given_is_found_without_a_claim(effects:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_what_is_not_this_requests_answer_any_more_is_met_by_a_claim(store: str) -> None:
+def test_an_answer_that_no_longer_applies_leads_to_a_claim(store: str) -> None:
     async def story(process: Process, clock: SettableClock) -> None:
         what = command(policy=BRIEF)
         await process.done(what)
@@ -110,7 +110,7 @@ def test_what_is_not_this_requests_answer_any_more_is_met_by_a_claim(store: str)
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_an_answer_that_is_gone_from_the_store_is_given_by_nobody(store: str) -> None:
+def test_an_answer_deleted_from_the_store_is_not_replayed(store: str) -> None:
     """Its record was purged, or deleted by hand: the command is new, here as in every other process."""
 
     async def story(process: Process, clock: SettableClock) -> None:
@@ -161,7 +161,7 @@ def test_a_process_that_drains_while_it_looks_claims_nothing() -> None:
     play("psycopg", story)
 
 
-def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "ANSWERED_MAX", 3)
 
     async def story(process: Process, clock: SettableClock) -> None:

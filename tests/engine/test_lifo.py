@@ -24,7 +24,7 @@ def lifo(most: int) -> AsyncLifo[int]:
 
 
 @pytest.mark.parametrize("freed", ["given", "gone"])
-def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_its_turn_on(freed: str) -> None:
+def test_a_waiter_cancelled_while_it_is_woken_passes_its_turn_on(freed: str) -> None:
     async def story() -> tuple[int, bool]:
         connections = lifo(1)
         taken, _ = await connections.take(Deadline(0))

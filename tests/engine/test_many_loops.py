@@ -81,7 +81,7 @@ class Usage:
         self.blocks = sys.getallocatedblocks()
 
 
-def test_500_loops_leave_nothing_behind(backend: Backend) -> None:
+def test_500_loops_leave_no_connections(backend: Backend) -> None:
     engine = AsyncEngine(replace(backend, accepts_loss=True))  # the server behind the Sentinels keeps no file
     effects = ["external", "atomic"] if backend.unit_async is not None else ["external"]
     loops: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -167,7 +167,7 @@ def test_an_asgi_application_does_not_start_on_a_server_that_forgets(make: Calla
 
 
 @pytest.mark.parametrize("make", [asgi_app, starlette_app, fastapi_app])
-def test_it_starts_where_the_url_accepts_the_loss(make: Callable[[str], Any], url: str) -> None:
+def test_an_application_starts_if_the_url_accepts_the_loss(make: Callable[[str], Any], url: str) -> None:
     with TestClient(make(f"{url}&persistence=none")) as client:
         assert client.get("/nothing").status_code == 404
 
@@ -260,7 +260,7 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
         ("&persistence=none", "external", "open", "its URL accepts that"),
     ],
 )
-def test_check_says_what_its_servers_keep(
+def test_check_reports_what_its_servers_keep(
     checked: Callable[[str, str], tuple[int, Any]],
     url: str,
     options: str,
@@ -272,7 +272,7 @@ def test_check_says_what_its_servers_keep(
     assert (said["servers"][0]["level"], part in said["servers"][0]["answer"]) == (level, True)
 
 
-def test_check_says_that_a_server_cannot_be_asked(checked: Callable[[str, str], tuple[int, Any]]) -> None:
+def test_check_reports_an_unreachable_server(checked: Callable[[str, str], tuple[int, Any]]) -> None:
     _, said = checked(NOWHERE, "external")
     assert said["servers"][0]["level"] == "open"
     assert "cannot be asked" in said["servers"][0]["answer"]

@@ -89,7 +89,7 @@ def test_async_commands_run_although_the_observer_raises(caplog: pytest.LogCaptu
     assert len(warnings_of(caplog)) == 1
 
 
-def test_the_reaper_goes_on_although_the_observer_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reaper_continues_although_the_observer_raises(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         now = [1_800_000_000_000_000]
         backend = Backend("memory", MemoryStore(), LocalDriver(clock=lambda: now[0]))
@@ -197,7 +197,7 @@ def test_without_an_observer_what_the_reaper_finds_is_logged(caplog: pytest.LogC
     assert "doubt=lapsed" in line
 
 
-def test_a_lapsed_command_that_only_a_retry_meets_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lapsed_command_found_by_a_retry_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     now = [1_800_000_000_000_000]
     with Engine(Backend("memory", MemoryStore(), LocalDriver(clock=lambda: now[0]))) as engine:
         assert isinstance(engine.claim(command("key-1", lease_seconds=5)), Permit)
@@ -209,7 +209,7 @@ def test_a_lapsed_command_that_only_a_retry_meets_is_logged(caplog: pytest.LogCa
     assert "doubt=lapsed" in line
 
 
-def test_silence_is_silent_by_choice(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_silence_observer_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with Engine.connect("memory://", observer=Silence()) as engine, pytest.raises(ConnectionError):
         engine.run(command("key-1"), failing)
     assert warnings_of(caplog) == []
@@ -243,7 +243,7 @@ def test_a_caller_forges_neither_a_line_nor_a_field(caplog: pytest.LogCaptureFix
         assert 'caller="alice\\x0d\\x0aWARNING semel.unknown operation=pay \\"x\\" \\x1b[2J\\u202e"' in line
 
 
-def test_a_line_of_json_says_who_what_and_which_and_has_no_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_json_line_names_caller_operation_and_id_and_no_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "semel")
     with Engine.connect("memory://", observer=Logging(logging.getLogger("semel"), as_json=True)) as engine:
         id = engine.run(command("canary-1", FORGED), paid).operation_id

@@ -48,12 +48,12 @@ def test_memory_warns_where_it_is_declared_after_the_opening(mode: Mode, caplog:
     assert len(caplog.messages) == 1
 
 
-def test_accepted_loss_is_silent(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+def test_persistence_none_silences_the_warning(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
     opened(mode, "memory://?persistence=none", ("pay", EXTERNAL))
     assert caplog.messages == []
 
 
-def test_a_file_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sqlite_file_causes_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = f"sqlite:///{tmp_path / 'semel.db'}"
     with closing(Engine.connect(url)) as engine:
         engine.migrate()

@@ -78,7 +78,7 @@ def test_an_operations_own_quota_counts_apart_from_the_engines(make_shell: MakeS
     assert isinstance(shell.claim(command("d", policy=own)), QuotaExceeded)
 
 
-def test_a_caller_may_have_a_quota_of_its_own(make_shell: MakeShell) -> None:
+def test_a_caller_may_have_its_own_quota(make_shell: MakeShell) -> None:
     quota = Quota(new_keys=1, per_seconds=60, callers={"batch": Quota(new_keys=3, per_seconds=60)})
     shell = make_shell("memory", quota=quota)
     for key in "abc":
@@ -138,7 +138,7 @@ def test_a_store_that_does_not_count_refuses_a_quota(made: Any) -> None:
         ({"new_keys": 1, "callers": {"a": Quota(new_keys=1, callers={"b": Quota(new_keys=1)})}}, "without callers"),
     ],
 )
-def test_a_quota_that_cannot_be_meant_is_refused(options: dict[str, Any], told: str) -> None:
+def test_an_implausible_quota_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(PolicyError, match=told):
         Quota(**options)
 

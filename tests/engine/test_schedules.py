@@ -44,7 +44,7 @@ from tests.engine.shells import MADE, SCOPE, Ledger, Mode, Shell, command
 # --- 1.1, 1.2: no blind rerun ---
 
 
-def test_1_1_a_process_killed_after_its_effect(shell: Shell, clock: SettableClock) -> None:
+def test_1_1_a_process_killed_after_its_effect_leaves_the_outcome_unknown(shell: Shell, clock: SettableClock) -> None:
     """The claim of a handler that starts at once says so durably: a lapse is UNKNOWN, never "nothing started"."""
     shell.permit(command())
     row = shell.row(command())
@@ -123,7 +123,7 @@ def test_1_9_b_a_settlements_lost_reply_is_recognised_when_repeated(
     shell.close()
 
 
-def test_1_9_c_a_claim_that_lands_after_it_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_1_9_c_a_late_claim_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """The release is repeated until the claim is seen: the late one is released too, and the key is free."""
     monkeypatch.setattr(upkeep, "ABANDON_EVERY_SECONDS", 0)
 
@@ -207,7 +207,7 @@ def test_1_13_the_downstream_forgets_before_we_do(shell: Shell, clock: SettableC
         shell.run(command(policy=IDEMPOTENT), never)
 
 
-def test_1_14_did_not_happen_while_it_still_may(shell: Shell, clock: SettableClock) -> None:
+def test_1_14_did_not_happen_is_refused_while_the_handler_may_run(shell: Shell, clock: SettableClock) -> None:
     """Refused before the deadline. Afterwards the holder is superseded, and a rerun is another generation."""
     permit = shell.permit(command())
     clock.advance(seconds=40)
@@ -304,7 +304,7 @@ def test_1_21_a_poison_command_ends(shell: Shell, clock: SettableClock) -> None:
     assert [row.doubt for row in shell.reap()] == ["attempts-over"]
 
 
-def test_1_21_an_expired_key_taken_anew_is_another_execution(shell: Shell, clock: SettableClock) -> None:
+def test_1_21_an_expired_key_used_again_is_another_execution(shell: Shell, clock: SettableClock) -> None:
     """Else the downstream would return the old result."""
     policy = Policy(after_expiry="new")
     first = shell.permit(command(policy=policy))

@@ -29,7 +29,7 @@ from tests.engine.shells import MADE, Mode, Shell, command
 # --- 1.3: the early commit ---
 
 
-def test_1_3_a_handlers_commit_by_habit_commits_nothing(shell: Shell, file: Path) -> None:
+def test_1_3_a_handlers_commit_call_commits_nothing(shell: Shell, file: Path) -> None:
     """Where Semel opened the transaction, commit() keeps what was written inside it, and no more."""
 
     def handler(permit: Permit) -> Answer:
@@ -57,7 +57,7 @@ def test_1_3_a_commit_as_sql_is_refused(shell: Shell, file: Path) -> None:
     assert effects(file) == 0
 
 
-def test_1_3_a_visible_record_without_an_answer_is_the_evidence(file: Path, clock: SettableClock) -> None:
+def test_1_3_a_visible_record_without_an_answer_proves_an_early_commit(file: Path, clock: SettableClock) -> None:
     """The user's own transaction, committed in the middle, then SIGKILL: UNKNOWN, never Proceed."""
     what = command(policy=ATOMIC)
     migrated(file, clock)
@@ -110,7 +110,7 @@ def test_1_4_a_refused_settle_is_not_followed_by_a_commit(shell: Shell, file: Pa
     assert shell.run(command(policy=ATOMIC), writes_effect).answer == MADE
 
 
-def test_1_6_a_refusal_whose_row_was_rolled_back_sends_the_others_answer(file: Path, clock: SettableClock) -> None:
+def test_1_6_a_refusal_superseded_by_another_attempt_sends_its_answer(file: Path, clock: SettableClock) -> None:
     """A refuses and rolls back; before it stores its refusal, B (another process) commits 201. A sends B's 201."""
     what = command(policy=ATOMIC)
     begins = 0

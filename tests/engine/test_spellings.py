@@ -76,9 +76,7 @@ def asking(effects: Any, ref: str | None, fingerprint: bytes, recipe: str, **kno
 
 @pytest.mark.parametrize("ref", [None, "inv-1"], ids=["plain", "kept"])
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_every_fingerprint_of_a_request_is_tried_before_it_is_another(
-    store: Store, effects: str, ref: str | None
-) -> None:
+def test_every_known_fingerprint_is_tried_before_a_mismatch(store: Store, effects: str, ref: str | None) -> None:
     assert not store.run(asking(effects, ref, B, "one")).replayed
     for known in ((B,), (A, B), (C, A, B)):
         assert store.run(asking(effects, ref, known[0], "one", one=known)).replayed
@@ -95,7 +93,7 @@ def test_every_fingerprint_of_a_request_is_tried_before_it_is_another(
     assert store.ran == 1
 
 
-def test_a_running_atomic_command_is_met_in_another_spelling(tmp_path: Path) -> None:
+def test_a_running_atomic_command_is_found_under_another_spelling(tmp_path: Path) -> None:
     """It is not in the store yet: what it means is decided in this process."""
     store = Store("sqlite", tmp_path)
     met: list[str] = []

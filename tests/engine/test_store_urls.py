@@ -98,19 +98,19 @@ def test_a_connection_that_postgresql_refuses_names_the_remedy(text: str, said: 
         (mariadb_error(MariadbRefused(1142, "SELECT command denied to user")), "GRANT SELECT, INSERT, UPDATE, DELETE"),
     ],
 )
-def test_a_right_that_is_missing_is_the_one_that_is_named(error: Exception, said: str) -> None:
+def test_the_missing_right_is_named(error: Exception, said: str) -> None:
     assert said in str(error)
 
 
 @pytest.mark.parametrize("written", ["-c%20search_path%3Dshop", "-c+search_path%3Dshop"])
-def test_a_space_in_an_option_of_libpqs_is_one_for_libpq(written: str) -> None:
+def test_a_space_in_a_libpq_option_reaches_libpq(written: str) -> None:
     """It knows no plus for a space."""
     driver: Any = connect_backend(f"postgresql://app@h/shop?options={written}").driver
     assert conninfo_to_dict(driver.server.conninfo)["options"] == "-c search_path=shop"
 
 
 @pytest.mark.parametrize("own", ["", "&schema=records"])
-def test_settings_of_the_url_are_those_of_every_connection(own: str) -> None:
+def test_settings_of_the_url_apply_to_every_connection(own: str) -> None:
     """What Semel sets beside them comes after them, and does not take their place."""
     server: Any = connect_backend(f"postgresql://app@h/shop?options=-c%20work_mem%3D9MB{own}").driver.server
     assert server.options()["options"].startswith("-c work_mem=9MB -c ")

@@ -254,7 +254,7 @@ def claims_of(counting: Counting) -> int:
     return int(sum(n for (event, labels), n in counting.counts.items() if (event, labels[-1]) == STORE_CLAIM))
 
 
-def test_one_task_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_task_polls_for_all_waiters_of_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: LOOK_EVERY_SECONDS)
 
     async def scenario() -> None:
@@ -283,7 +283,7 @@ def test_one_task_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.MonkeyPa
     asyncio.run(scenario())
 
 
-def test_one_thread_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_thread_polls_for_all_waiters_of_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: LOOK_EVERY_SECONDS)
     counting = Counting()
     holder, engine = Engine(sqlite(tmp_path / "semel.db")), Engine(sqlite(tmp_path / "semel.db"), observer=counting)
@@ -306,7 +306,7 @@ def test_one_thread_looks_for_all_that_wait_for_a_key(monkeypatch: pytest.Monkey
         assert (engine.core.lookers, engine.core.wakers, engine.core.waiting) == ({}, {}, 0)
 
 
-def test_another_waiter_looks_once_the_first_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_waiter_polls_when_the_first_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The waiter that looks is cancelled, then the loop of one that looks is closed: the others go on."""
     monkeypatch.setattr(commands, "poll_seconds", lambda asked, jitter: 0.02)
     monkeypatch.setattr("semel.engine.state.FOLLOW_SECONDS", 0.05)
