@@ -32,7 +32,9 @@ def prices(tmp_path: Path) -> Iterator[tuple[Any, TestClient]]:
         yield module, client
 
 
-def test_a_list_that_is_sent_twice_and_then_grows(prices: tuple[Any, TestClient], tmp_path: Path) -> None:
+def test_a_list_sent_twice_is_one_import_and_a_grown_one_adds_rows(
+    prices: tuple[Any, TestClient], tmp_path: Path
+) -> None:
     _, client = prices
     path = "/suppliers/ACME/prices"
     first = client.post(path, content=LIST, headers=ACME)
