@@ -61,7 +61,7 @@ def test_an_unsafe_variant_is_refused(variant: Variant) -> None:
     assert len(found.violation.trace) == found.depth
 
 
-def test_what_is_merged_has_the_same_futures() -> None:
+def test_merged_states_have_the_same_futures() -> None:
     """Whichever world stands for a state, the same states are reached in as many steps."""
     mode = Mode(name="small", policy=Policy.of(effects="idempotent", **SPANS), left=Left(1, 1, 0))
     for world in some_worlds(mode, 400):
@@ -124,7 +124,7 @@ def shifted(world: World, by: int) -> World:
 # --- patches that cannot be silently neutered ---
 
 
-def test_a_patch_is_seen_everywhere_and_taken_back() -> None:
+def test_a_patch_applies_everywhere_and_is_undone() -> None:
     modules = [import_module(f"semel.{name}") for name in ("core.settle", "stores.memory.store", "stores.sqlite.store")]
     before = vars(modules[0])["settle_row"]
     with replaced("semel.core.settle:settle_row", lambda original: "patched"):
@@ -149,7 +149,7 @@ def test_a_patch_of_nothing_is_refused() -> None:
 # --- the command ---
 
 
-def test_the_command_explores_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_explores_the_named_modes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["atomic-3"]) == 0
     said = capsys.readouterr().out
     assert "whole" in said
