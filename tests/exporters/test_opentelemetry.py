@@ -162,7 +162,7 @@ def test_callers_are_bounded() -> None:
     seen.close()
 
 
-def test_spans_that_nothing_ends_are_ended_in_the_end(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_spans_are_ended_at_shutdown(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opentelemetry, "REMEMBERED_MAX", 3)
     for number in range(5):
         detail: dict[str, Any] = {"operation_id": f"0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a5{number}", "caller": "alice"}

@@ -102,7 +102,7 @@ def test_an_invalid_number_of_callers_is_refused(callers: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["al\nice", 'al"ice', "al\\ice", "al\x1bice", "\ud800", "a" * 5000], ids=repr)
-def test_odd_names_break_no_page(name: str) -> None:
+def test_odd_names_do_not_break_the_page(name: str) -> None:
     metrics = Prometheus(CollectorRegistry())
     metrics.event("mismatches", 1, {"operation": name}, {"caller": name})
     metrics.event("store_errors", 1, {"verb": name, "error": name}, {})
@@ -118,7 +118,7 @@ def test_no_key_is_on_the_page() -> None:
     assert "canary" not in page(metrics)
 
 
-def test_one_registry_has_one_exporter() -> None:
+def test_a_registry_accepts_one_exporter() -> None:
     registry = CollectorRegistry()
     Prometheus(registry)
     with pytest.raises(ConfigurationError, match=r"make one Prometheus\(\) for the process"):
@@ -131,7 +131,7 @@ def test_events_of_a_newer_semel_are_left_out() -> None:
     assert "brand_new" not in page(metrics)
 
 
-def test_an_exporter_that_breaks_stops_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_exporter_stops_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Prometheus(CollectorRegistry())
     monkeypatch.setattr(metrics, "_cells", None)
     with Engine.connect("memory://", observer=metrics) as engine:

@@ -111,7 +111,7 @@ def test_the_rules_are_well_formed(tmp_path: Path) -> None:
     assert "10 rules found" in promtool(tmp_path, "check", "rules", "semel.rules.yml")
 
 
-def test_each_alert_fires_in_its_story_and_in_no_other(tmp_path: Path) -> None:
+def test_each_alert_fires_only_in_its_own_scenario(tmp_path: Path) -> None:
     (tmp_path / "semel.rules.yml").write_text(read_shipped("rules"))
     tests = []
     for name, (_, alerts, minutes) in STORIES.items():
@@ -157,7 +157,7 @@ def test_every_expression_of_the_dashboard_has_data_of_a_busy_service(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["semel_no_such_series", 'semel_records{state="NONE"}'])
-def test_an_expression_without_data_is_seen(name: str, tmp_path: Path) -> None:
+def test_an_expression_without_data_is_reported(name: str, tmp_path: Path) -> None:
     rules = [{"alert": "NoData", "expr": f"absent({name})"}]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
     missing = {"labels": '{alertname="NoData"}', "value": 1}
