@@ -203,7 +203,7 @@ def test_an_unknown_caller_is_refused(stage: Stage, caller: Any, order: Any, say
     assert ran == []
 
 
-def test_two_callers_never_meet(stage: Stage) -> None:
+def test_two_callers_never_share_a_command(stage: Stage) -> None:
     once = stage.command(lambda order: str(order.customer), key="order.id", caller="order.customer")
     assert [once(Order("A", "alice")), once(Order("A", "bob"))] == ["alice", "bob"]
 
@@ -275,7 +275,7 @@ def test_different_arguments_have_different_fingerprints() -> None:
     assert len(set(found)) == len(VALUES)
 
 
-def test_what_means_the_same_has_one_fingerprint() -> None:
+def test_equal_values_have_one_fingerprint() -> None:
     def of(value: Any) -> bytes:
         return Fingerprints(("x",)).parts({"x": value})["x"]
 
@@ -303,7 +303,7 @@ CYCLE.append(CYCLE)
         (CYCLE, "nested deeper than 100 levels"),
     ],
 )
-def test_an_argument_without_a_form_is_refused_and_named(stage: Stage, value: Any, says: str) -> None:
+def test_an_argument_without_a_stored_form_is_refused_by_name(stage: Stage, value: Any, says: str) -> None:
     ran: list[int] = []
     with pytest.raises(ConfigurationError, match=says):
         stage.command(lambda order: ran.append(1), key=lambda order: "k")(value)
@@ -316,13 +316,13 @@ def test_a_codec_gives_an_argument_a_form(stage: Stage) -> None:
     assert once(Odd(1)) == once(Odd(1))
 
 
-def test_what_is_left_out_says_nothing(stage: Stage) -> None:
+def test_an_excluded_argument_does_not_count(stage: Stage) -> None:
     once = stage.command(lambda order, trace: order, key="order", exclude=("trace",))
     assert once("A", Odd(1)) == once("A", Odd(2)) == "A"
 
 
 @pytest.mark.parametrize(("fails", "state"), [(False, "SUCCEEDED"), (True, "UNKNOWN")])
-def test_a_key_of_another_call_says_where_that_one_is(stage: Stage, fails: bool, state: str) -> None:
+def test_a_reused_key_names_the_operation_that_has_it(stage: Stage, fails: bool, state: str) -> None:
     def pay(order: str, amount: int) -> int:
         if fails:
             raise TimeoutError

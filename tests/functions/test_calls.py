@@ -86,7 +86,7 @@ def test_a_duplicate_gets_the_first_result(stage: Stage) -> None:
     assert (row.state, row.operation, row.body) == (State.SUCCEEDED, "pay", b'{"id":"ch_1","amount":"1.10"}')
 
 
-def test_the_first_caller_gets_what_went_through_the_store(stage: Stage) -> None:
+def test_the_first_caller_gets_the_stored_form_of_the_result(stage: Stage) -> None:
     shared: dict[str, Any] = {"lines": [1]}
     once = stage.command(lambda order: shared, key="order")
     first = once("A")
@@ -114,7 +114,7 @@ def test_a_result_that_cannot_be_kept_is_reported_at_once_and_nothing_runs_again
     assert (once.record("A").state, len(ran)) == (State.SUCCEEDED, 1)
 
 
-def test_a_large_result_goes_through_and_is_not_kept(stage: Stage) -> None:
+def test_a_large_result_is_returned_and_not_stored(stage: Stage) -> None:
     once = stage.command(lambda order: "x" * 100, key="order", answer_bytes_max=50)
     assert once("A") == "x" * 100
     with pytest.raises(NotReplayableError):
@@ -122,7 +122,7 @@ def test_a_large_result_goes_through_and_is_not_kept(stage: Stage) -> None:
     assert once.record("A").answer_kind == AnswerKind.NOT_KEPT
 
 
-def test_a_function_that_only_promises_is_refused_when_it_does(stage: Stage) -> None:
+def test_a_function_that_returns_a_coroutine_is_refused(stage: Stage) -> None:
     async def later() -> int:
         return 1
 
@@ -136,7 +136,7 @@ def test_a_function_that_only_promises_is_refused_when_it_does(stage: Stage) -> 
         assert once.met("A") is OutcomeUnknownError
 
 
-def test_a_result_of_a_former_type_is_not_guessed_at(stage: Stage) -> None:
+def test_a_stored_result_of_a_former_type_is_refused(stage: Stage) -> None:
     def charge(order: str) -> Any:
         return "ch_1"
 
@@ -149,7 +149,7 @@ def test_a_result_of_a_former_type_is_not_guessed_at(stage: Stage) -> None:
         stage.command(charge, key="order")("A")
 
 
-def test_an_operators_answer_is_the_result(stage: Stage) -> None:
+def test_an_answer_given_by_an_operator_is_the_result(stage: Stage) -> None:
     def charge(order: str) -> dict[str, int]:
         raise TimeoutError
 
@@ -181,7 +181,7 @@ def test_a_declared_exception_is_replayed(stage: Stage) -> None:
     assert (once.record("A").state, ran) == (State.FAILED_REPLAYABLE, ["A"])
 
 
-def test_the_nearest_declaration_holds(stage: Stage) -> None:
+def test_the_nearest_declared_type_decides(stage: Stage) -> None:
     def charge(kind: str) -> str:
         raise {"d": Declined, "u": Unreachable}[kind]("x")
 
@@ -193,7 +193,7 @@ def test_the_nearest_declaration_holds(stage: Stage) -> None:
     assert [once.record("d").state, once.record("u").state] == [State.FAILED_NOT_REPLAYABLE, State.FAILED_REPLAYABLE]
 
 
-def test_what_proves_that_nothing_happened_frees_the_key(stage: Stage) -> None:
+def test_a_proof_that_nothing_happened_frees_the_key(stage: Stage) -> None:
     fails: list[Exception] = [ConnectionRefusedError(), NothingHappened("closed")]
 
     def charge(order: str) -> str:
@@ -205,7 +205,7 @@ def test_what_proves_that_nothing_happened_frees_the_key(stage: Stage) -> None:
     assert [once.met("A") for _ in range(4)] == [ConnectionRefusedError, NothingHappened, "paid", "paid"]
 
 
-def test_any_other_exception_is_unknown_to_those_who_ask_later(stage: Stage) -> None:
+def test_any_other_exception_leaves_the_outcome_unknown(stage: Stage) -> None:
     error = TimeoutError("no answer")
 
     def charge(order: str) -> str:
@@ -308,7 +308,7 @@ def test_a_permit_of_an_external_function_has_no_connection(stage: Stage) -> Non
         once("A")
 
 
-def test_a_call_around_the_protection_is_counted(tmp_path: Path) -> None:
+def test_an_unprotected_call_is_counted(tmp_path: Path) -> None:
     counting = Counting()
     with staged("sync", "memory", tmp_path, observer=counting) as made:
         ran: list[Any] = []
@@ -320,7 +320,7 @@ def test_a_call_around_the_protection_is_counted(tmp_path: Path) -> None:
         assert made.engine.perform("counts", made.engine.store.counts) == {}
 
 
-def test_a_missing_store_is_reported_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unmigrated_store_is_reported_before_anything_runs(tmp_path: Path) -> None:
     ran: list[int] = []
     engine = Engine.connect(f"sqlite:///{tmp_path}/none.db")
 
@@ -411,7 +411,7 @@ async def plain(self: LaterService, order: str) -> str:
 
 
 @pytest.mark.parametrize(("mode", "where"), EVERYWHERE)
-def test_an_engine_may_come_late(mode: Mode, where: Where, tmp_path: Path) -> None:
+def test_an_engine_may_be_given_as_a_function(mode: Mode, where: Where, tmp_path: Path) -> None:
     engines: list[Any] = []
 
     def charge(order: str) -> str:

@@ -190,7 +190,7 @@ def test_a_command_is_not_declared_twice() -> None:
         declare(declare(charge, name="twice"), name="thrice")
 
 
-def test_a_declared_key_is_the_only_one() -> None:
+def test_a_declared_key_excludes_with_key() -> None:
     with pytest.raises(
         ConfigurationError, match=r"the key of charge is declared \(key='order.id'\); a command has one way"
     ):
@@ -203,7 +203,7 @@ once = declare(charge, name="looks")
 later = declare(charge_later, LOOP, name="looks")
 
 
-def test_it_looks_like_its_function() -> None:
+def test_a_command_has_the_name_and_signature_of_its_function() -> None:
     assert isinstance(once, Once)
     assert isinstance(later, AsyncOnce)
     declared: Any
@@ -222,7 +222,7 @@ def test_async_and_plain_functions_are_distinguished() -> None:
     assert not tell(once.__call__)
 
 
-def test_the_permit_is_nothing_that_callers_give() -> None:
+def test_callers_cannot_pass_the_permit() -> None:
     def by_annotation(permit: Permit, order: str) -> str:
         return order
 
@@ -246,5 +246,5 @@ pickled = declare(renamed, name="pickled", key="order")
 renamed = pickled
 
 
-def test_a_process_pool_can_be_handed_one() -> None:
+def test_a_command_can_be_pickled_for_a_process_pool() -> None:
     assert pickle.loads(pickle.dumps(pickled)) is pickled

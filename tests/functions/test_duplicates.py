@@ -24,7 +24,7 @@ CROWD = 8
 
 
 @pytest.mark.parametrize("where", ["memory", "sqlite"])
-def test_threads_at_the_same_time_are_one_call(where: Where, tmp_path: Path) -> None:
+def test_parallel_threads_make_one_call(where: Where, tmp_path: Path) -> None:
     ran: list[int] = []
     here = threading.Barrier(CROWD)
 
@@ -45,7 +45,7 @@ def test_threads_at_the_same_time_are_one_call(where: Where, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("where", ["memory", "sqlite"])
-def test_tasks_at_the_same_time_are_one_call(where: Where, tmp_path: Path) -> None:
+def test_parallel_tasks_make_one_call(where: Where, tmp_path: Path) -> None:
     ran: list[int] = []
 
     async def scenario() -> list[int]:
@@ -215,7 +215,7 @@ class Story:
     ("kind", "when"),
     [(Kind.CRASH, When.BEFORE), (Kind.CRASH, When.AFTER), (Kind.TIMEOUT, When.AFTER), (Kind.FAIL, When.BEFORE)],
 )
-def test_every_fault_leaves_one_effect_or_honest_doubt(
+def test_every_fault_leaves_one_effect_or_unknown(
     mode: Mode, where: Where, effects: str, kind: Kind, when: When, tmp_path: Path
 ) -> None:
     struck = 0
@@ -240,7 +240,7 @@ def test_every_fault_leaves_one_effect_or_honest_doubt(
     assert struck >= 2
 
 
-def test_an_exception_goes_out_even_where_the_store_does_not_answer(tmp_path: Path) -> None:
+def test_an_exception_is_raised_even_if_the_store_does_not_answer(tmp_path: Path) -> None:
     """The caller learns what happened, not only that it could not be written down."""
     raised: list[Callable[[], None]] = []
 

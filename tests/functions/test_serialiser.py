@@ -245,7 +245,7 @@ def through(value: Any, annotation: Any, *codecs: Codec) -> Any:
 @pytest.mark.parametrize(("annotation", "values"), TYPED, ids=lambda each: str(each)[:30])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_what_is_kept_comes_back_as_it_was(
+def test_a_stored_value_is_read_back_equal(
     annotation: Any, values: st.SearchStrategy[Any], data: st.DataObject
 ) -> None:
     value = data.draw(values)
@@ -254,14 +254,14 @@ def test_what_is_kept_comes_back_as_it_was(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(PLAIN)
-def test_values_without_a_declared_type_come_back_as_they_were(value: Any) -> None:
+def test_values_without_a_declared_type_are_read_back_equal(value: Any) -> None:
     form = json.loads(json.dumps(to_plain(value, "it")))
     assert same(from_plain(form), value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0])
 @pytest.mark.parametrize("annotation", [float, Any])
-def test_special_numbers_come_back(value: float, annotation: Any) -> None:
+def test_special_numbers_are_read_back(value: float, annotation: Any) -> None:
     assert repr(through(value, annotation)) == repr(value)
     assert repr(through(Decimal("sNaN123"), Decimal)) == "Decimal('sNaN123')"
 
@@ -272,7 +272,7 @@ def test_a_field_that_the_constructor_does_not_take_is_kept() -> None:
     assert through(order, Order) == order
 
 
-def test_an_hour_that_comes_twice_is_kept_apart() -> None:
+def test_both_readings_of_a_repeated_hour_stay_distinct() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     for fold in (0, 1):
         at = datetime(2026, 10, 25, 2, 30, tzinfo=berlin, fold=fold)
@@ -280,13 +280,13 @@ def test_an_hour_that_comes_twice_is_kept_apart() -> None:
         assert (again.utcoffset(), again.tzinfo, again.fold) == (at.utcoffset(), berlin, fold)
 
 
-def test_an_instant_stays_when_its_zone_has_new_rules() -> None:
+def test_an_instant_survives_new_rules_of_its_zone() -> None:
     shape = Shapes().of(datetime, "here")
     at = shape.decode("2026-07-01T12:00:00+07:00[Europe/Berlin]")
     assert at == datetime(2026, 7, 1, 5, tzinfo=UTC)
 
 
-def test_a_codec_writes_a_class_of_ones_own() -> None:
+def test_a_codec_writes_an_applications_class() -> None:
     codec = Codec(Fraction, encode=str, decode=Fraction)
     assert same(through([Fraction(1, 3)], list[Fraction], codec), [Fraction(1, 3)])
 
@@ -350,7 +350,7 @@ for _ in range(2000):
     ],
     ids=lambda each: each[:20] if isinstance(each, str) else "",
 )
-def test_what_has_no_form_is_refused(annotation: Any, value: Any, says: str) -> None:
+def test_a_value_without_a_stored_form_is_refused(annotation: Any, value: Any, says: str) -> None:
     with pytest.raises(Unserialisable, match=says):
         keep_result(value, Shapes().of(annotation, "here"))
 
@@ -368,7 +368,7 @@ def broken(_: object) -> Any:
         (Codec(Fraction, encode=lambda value: value, decode=Fraction), "no safe form"),
     ],
 )
-def test_a_codec_that_does_not_work_is_named(codec: Codec, says: str) -> None:
+def test_a_broken_codec_is_named(codec: Codec, says: str) -> None:
     with pytest.raises(Unserialisable, match=says):
         through(Fraction(1, 2), Fraction, codec)
     with pytest.raises(Unserialisable, match="declared as"):
@@ -456,7 +456,7 @@ class Stolen(Declined):
 
 
 @pytest.mark.parametrize("kind", [Declined, Stolen])
-def test_an_exception_comes_back_with_type_args_and_attributes(kind: type[Declined]) -> None:
+def test_an_exception_is_restored_with_type_args_and_attributes(kind: type[Declined]) -> None:
     error = kind("stolen", "call us")
     error.add_note("a note")
     kept = keep_error(error, (Declined,))
@@ -466,7 +466,7 @@ def test_an_exception_comes_back_with_type_args_and_attributes(kind: type[Declin
     assert (type(again), again.args, vars(again)) == (kind, error.args, vars(error))
 
 
-def test_an_error_of_the_system_comes_back_whole() -> None:
+def test_an_os_error_is_restored_completely() -> None:
     error = FileNotFoundError(2, "no such file", "a.txt")
     kept = keep_error(error, (OSError,))
     assert (kept.value.errno, kept.value.filename, str(kept.value)) == (2, "a.txt", str(error))
@@ -483,7 +483,7 @@ def test_only_declared_exceptions_are_ever_made() -> None:
         give(kept.answer._replace(body=b"1"), Shapes().of(int, "here"), (Declined,))
 
 
-def test_an_exception_that_cannot_be_kept_says_why() -> None:
+def test_an_exception_that_cannot_be_stored_states_why() -> None:
     error = Declined("x", "y")
     error.response = Plain()  # type: ignore[attr-defined]
     with pytest.raises(Unserialisable, match=r"Declined\.response is a .*Plain"):
@@ -521,7 +521,7 @@ def slotted() -> Slotted:
         (Exception("a", Plain()), r"Exception\.args\[1\] is a .*Plain"),
     ],
 )
-def test_what_an_exception_would_lose_is_named(error: Exception, says: str) -> None:
+def test_parts_that_an_exception_would_lose_are_named(error: Exception, says: str) -> None:
     with pytest.raises(Unserialisable, match=says):
         keep_error(error, (type(error),))
 
