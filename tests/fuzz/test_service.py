@@ -98,7 +98,7 @@ def judged(schema: BaseSchema) -> Report:
     return report
 
 
-def test_the_service_does_what_its_document_says(app: FastAPI) -> None:
+def test_the_service_conforms_to_its_document(app: FastAPI) -> None:
     report = judged(schema_of(app, fuzzing=False, stateful=False))
     assert report.errors == []
     assert report.failures == {}
@@ -110,7 +110,7 @@ def test_the_service_does_what_its_document_says(app: FastAPI) -> None:
     assert {200, 201, 400, 401, 404, 405, 422} <= report.statuses
 
 
-def test_the_service_does_what_its_document_says_for_random_requests_and_chains_of_them(app: FastAPI) -> None:
+def test_the_service_conforms_to_its_document_for_random_request_chains(app: FastAPI) -> None:
     report = judged(schema_of(app, examples=False, coverage=False))
     assert report.errors == []
     assert report.failures == {}
@@ -140,9 +140,7 @@ def with_a_required_key(document: dict[str, Any]) -> None:
         (with_a_required_key, "missing_required_header"),
     ],
 )
-def test_a_document_that_is_wrong_is_found_out(
-    app: FastAPI, harm: Callable[[dict[str, Any]], None], check: str
-) -> None:
+def test_a_wrong_document_is_detected(app: FastAPI, harm: Callable[[dict[str, Any]], None], check: str) -> None:
     document = app.openapi()
     harm(document)
     report = judged(schema_of(app, document, fuzzing=False, stateful=False))

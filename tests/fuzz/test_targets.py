@@ -35,7 +35,7 @@ def test_the_oracles_hold_for_the_seeds(name: str) -> None:
 
 @pytest.mark.no_cover  # the same lines as the seeds, thousands of times
 @pytest.mark.parametrize("name", NAMES)
-def test_the_oracles_hold_for_what_is_spliced_from_them(name: str) -> None:
+def test_the_oracles_hold_for_spliced_seeds(name: str) -> None:
     chosen = target(name)
     for data in spliced(seeds(name), chosen.tokens, SEED, INPUTS.get(name, INPUTS_MORE)):
         if breaks(chosen.one, data):
@@ -55,7 +55,7 @@ def breaks(one: Callable[[bytes], None], data: bytes) -> bool:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
-def test_the_oracles_hold_for_what_is_generated(name: str) -> None:
+def test_the_oracles_hold_for_generated_inputs(name: str) -> None:
     chosen = target(name)
     pieces = st.sampled_from(chosen.tokens) | st.sampled_from(seeds(name)) | st.binary(max_size=6)
 
@@ -73,7 +73,7 @@ def test_the_oracles_hold_for_what_is_generated(name: str) -> None:
     judge()
 
 
-def test_a_broken_oracle_is_seen_and_made_small() -> None:
+def test_a_broken_oracle_is_reported_with_a_minimal_input() -> None:
     def one(data: bytes) -> None:
         assert b'"' not in data
 
@@ -90,7 +90,7 @@ def test_seeds_are_few_and_small_and_named_by_what_they_hold() -> None:
         assert max(map(len, found)) <= BYTES_MAX
 
 
-def test_without_atheris_the_command_says_what_to_do(
+def test_without_atheris_the_command_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "atheris", None)
@@ -105,7 +105,7 @@ def test_one_input_is_judged_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["keys", "--keep", "3"], ["keys", "--seconds", "0"]])
-def test_a_call_that_cannot_be_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_of_the_fuzzer_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(arguments)
     assert caught.value.code == 2
