@@ -72,7 +72,7 @@ GATE = KeyGate(
         ("GET", "/payments", ["a,b"], ["a,b"]),
     ],
 )
-async def test_a_request_passes_as_it_is_or_is_refused_as_the_service_would(
+async def test_the_gate_passes_a_request_unchanged_or_refuses_it_as_the_service_would(
     method: str, path: str, keys: list[str], expected: list[str] | str
 ) -> None:
     transport = httpx.ASGITransport(GATE)
@@ -144,7 +144,7 @@ def test_an_unusable_argument_is_named(
     assert says in capsys.readouterr().err
 
 
-def test_an_application_without_operations_has_nothing_to_guard() -> None:
+def test_an_application_without_operations_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="nothing to guard"):
         Edge((), ["a:80"])
     with pytest.raises(ConfigurationError, match="different headers"):

@@ -216,7 +216,7 @@ def test_a_key_is_never_added(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("status", [409, 422, 425, 503])
-def test_what_the_service_answers_passes_as_it_is_and_once(shop: Shop, status: int) -> None:
+def test_the_services_answer_passes_unchanged_and_once(shop: Shop, status: int) -> None:
     for keys in ((), (key(),)):
         known = len(shop.seen())
         answer = shop.send("POST", f"/notes/{status}", keys=keys)
@@ -224,7 +224,7 @@ def test_what_the_service_answers_passes_as_it_is_and_once(shop: Shop, status: i
         assert len(shop.seen()) == known + 1
 
 
-def test_another_request_under_the_key_is_the_service_s_to_refuse(shop: Shop) -> None:
+def test_the_service_refuses_another_request_under_the_key(shop: Shop) -> None:
     sent = key()
     shop.send("POST", "/payments", keys=(sent,), json={"order": "first"})
     other = shop.send("POST", "/payments", keys=(sent,), json={"order": "second"})
@@ -288,7 +288,7 @@ def test_a_command_in_early_data_has_no_effect(shop: Shop) -> None:
     assert (shop.effects(order), shop.orders(order)) == ([], 0)
 
 
-def test_no_other_header_takes_the_key_away_or_its_place(shop: Shop) -> None:
+def test_no_other_header_removes_or_replaces_the_key(shop: Shop) -> None:
     for more in ({"Connection": "Idempotency-Key"}, {"Connection": "close, idempotency-key"}):
         order, sent = uuid4().hex, key()
         answer = shop.send("POST", "/payments", keys=(sent,), json={"order": order}, more=more)
@@ -331,7 +331,7 @@ def test_no_template_breaks_a_configuration(proxy: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_pattern_of_keys_takes_what_the_service_takes() -> None:
+def test_the_pattern_of_keys_accepts_what_the_service_accepts() -> None:
 
     for line in (
         "abc",

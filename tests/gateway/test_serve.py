@@ -79,7 +79,7 @@ def test_the_upstream_sees_no_command_whose_key_is_refused(
 
 
 @pytest.mark.parametrize("key", [CANARY, f'"{CANARY}"', f'"{CANARY}";a=1', "k" * 255, '"' + "k" * 255 + '"'])
-def test_a_key_goes_on_byte_by_byte(gate: Running, upstream: Breaking, key: str) -> None:
+def test_a_key_is_forwarded_byte_by_byte(gate: Running, upstream: Breaking, key: str) -> None:
     upstream.answers.append(CREATED)
     answer = gate.send(
         f"POST /payments?q=1 HTTP/1.1\r\nHost: x\r\nIDEMPOTENCY-KEY:  {key} \r\nContent-Length: 2\r\n\r\n{{}}"
@@ -123,7 +123,7 @@ def test_a_command_that_was_sent_is_not_sent_again(gate: Running, upstream: Brea
     assert len(upstream.requests) == count + 1
 
 
-def test_an_answer_that_broke_off_has_no_end(gate: Running, upstream: Breaking) -> None:
+def test_an_answer_that_broke_off_is_not_terminated(gate: Running, upstream: Breaking) -> None:
     upstream.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
     with pytest.raises(httpx.RemoteProtocolError):
         gate.client.post("/payments", headers={"Idempotency-Key": CANARY})
@@ -137,7 +137,7 @@ def test_long_bodies_pass_both_ways(gate: Running, upstream: Breaking) -> None:
     assert upstream.requests[-1].endswith(b"\r\n\r\n" + body)
 
 
-def test_probes_tell_of_the_service(gate: Running) -> None:
+def test_probes_report_the_service(gate: Running) -> None:
     found = re.search(rb"health: (http://[0-9.:]+)/readyz", gate.log)
     assert found is not None
     answer = httpx.get(f"{found[1].decode()}/readyz", timeout=60)
@@ -153,7 +153,7 @@ def test_probes_tell_of_the_service(gate: Running) -> None:
         ("Connection: upgrade\r\nUpgrade: websocket", 501, "IDEMPOTENCY_NOT_PASSED_ON"),
     ],
 )
-def test_what_two_servers_could_read_differently_reaches_no_service(
+def test_ambiguous_requests_reach_no_service(
     gate: Running, upstream: Breaking, more: str, status: int, code: str
 ) -> None:
     count = len(upstream.requests)
