@@ -280,7 +280,7 @@ def test_the_smallest_part_that_shows_it_is_found() -> None:
     assert any(one.result == {"verdict": "proceed", "fence": NEVER, "generation": 0} for one in fewer)
 
 
-def test_a_key_with_too_much_is_undecided_and_said_to_be() -> None:
+def test_a_key_with_too_many_operations_is_reported_as_undecided() -> None:
     history = History()
     history.keys["ab"] = [ask(place, place * 10, place * 10 + 1, "reused") for place in range(11)]
     report = check(history, operations_per_key_max=10)

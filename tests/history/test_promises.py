@@ -70,7 +70,7 @@ def test_an_operator_decides_what_is_unknown_and_the_old_holder_is_refused() -> 
     assert judge(first, decided, again, say(3, 2004, 2005, 5)) is Stuck
 
 
-def test_an_atomic_command_that_was_rolled_back_was_never_there() -> None:
+def test_a_rolled_back_atomic_command_leaves_no_trace() -> None:
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
     again = ask(1, 5, 6, "proceed", "atomic", to_fence=6, request="bb", process="q")
     assert judge(first, again, say(2, 7, 8, 6, effects="atomic")) is Linear
@@ -143,7 +143,7 @@ def test_a_server_that_hangs_in_a_claim_holds_the_lock_of_a_settled_record() -> 
     assert locks(hangs, ask(3, 9000, 9001, "in-progress", process="p"), q=4_000_000) is Stuck
 
 
-def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> None:
+def test_a_repeated_atomic_refusal_may_supersede_itself() -> None:
     refused = say(1, 2, 3, 5, "refused", effects="atomic", to_settling="superseded")
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
     assert judge(first, refused, ask(2, 4, 5, "replay", "atomic", to_state="refused", to_answer="a1")) is Linear
@@ -152,7 +152,7 @@ def test_an_atomic_refusal_whose_reply_was_lost_is_superseded_by_itself() -> Non
     assert judge(first, refused, *other) is Linear
 
 
-def test_a_process_tells_a_duplicate_what_its_own_granted_attempt_means() -> None:
+def test_a_process_may_answer_a_duplicate_from_its_own_grant() -> None:
     """Found by the lost replies of MariaDB: one that only waited made the rightful retry "reused"."""
     done = [ask(0, 0, 1, "proceed", "atomic", to_fence=5), say(1, 1, 2, 5, "succeeded", effects="atomic")]
     retry = ask(3, 4, 5, "reused", "atomic")
@@ -170,7 +170,7 @@ def test_a_process_tells_a_duplicate_what_its_own_granted_attempt_means() -> Non
 
 
 @pytest.mark.parametrize("state", ["released", "given-back"])
-def test_a_settlement_that_frees_the_record_may_meet_what_came_after_it(state: str) -> None:
+def test_a_releasing_settlement_may_arrive_after_a_later_claim(state: str) -> None:
     """Found by lost replies: released, granted to another, settled; then the repetition is told "superseded"."""
     first = ask(0, 0, 1, "proceed", to_fence=5)
     twice = say(1, 2, 9, 5, state, to_settling="superseded")
@@ -180,7 +180,7 @@ def test_a_settlement_that_frees_the_record_may_meet_what_came_after_it(state: s
     assert judge(first, say(1, 5, 9, 5, state, to_settling="superseded"), *other) is Stuck  # granted before it began
 
 
-def test_an_operators_resolution_may_meet_itself_on_the_wire() -> None:
+def test_an_operators_resolution_may_arrive_twice() -> None:
     """Found by lost replies: one of two settled it, its answer was lost, and both were told "moved on"."""
     doubt = [ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "unknown")]
     word = {"fence": 5, "happened": False, "answer": None, "to_resolving": "moved-on"}
@@ -195,7 +195,7 @@ def test_an_operators_resolution_may_meet_itself_on_the_wire() -> None:
     assert by_wire(again) is Stuck
 
 
-def test_a_refusal_that_is_stored_late_is_of_its_own_request() -> None:
+def test_a_refusal_stored_late_belongs_to_its_own_request() -> None:
     """Found by the lost replies of PostgreSQL: another request was granted and released before it was stored."""
     first = ask(0, 0, 1, "proceed", "atomic", to_fence=5)
     stored = say(1, 2, 9, 5, "refused", effects="atomic")

@@ -210,7 +210,7 @@ def test_a_stepped_clock_is_noticed_and_leases_are_not_judged(tmp_path: Path) ->
     assert "the wall clock was stepped" in history.notes[0]
 
 
-def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_writes_its_own_file(tmp_path: Path) -> None:
     """In a process of its own: this one has threads."""
     code = """
 import os, sys
@@ -245,7 +245,7 @@ def test_a_line_that_cannot_be_written_ends_the_recording(tmp_path: Path) -> Non
 # --- the command line ---
 
 
-def test_check_says_what_it_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_what_it_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sound(tmp_path)
     assert main(["check", str(tmp_path)]) == OK
     assert capsys.readouterr().out.startswith("3 operations (0 unanswered) of 1 processes on 1 keys, 0 effects, in ")
@@ -266,7 +266,7 @@ def test_check_shows_what_is_broken(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {one["kind"] for one in found["violations"]} == {"not-linearizable", "changed-answer"}
 
 
-def test_check_says_what_it_could_not_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_what_it_could_not_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sound(tmp_path)
     assert main(["check", str(tmp_path), "--operations-per-key", "2"]) == UNDECIDED
     assert "undecided: key " in capsys.readouterr().out

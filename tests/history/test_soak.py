@@ -84,7 +84,7 @@ def session(id: int) -> list[int]:
     return found
 
 
-def test_a_short_soak_reaches_its_goals_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_short_soak_reaches_its_goals_and_resumes(tmp_path: Path) -> None:
     process = start(tmp_path, *SHORT, measured=True)
     said = finish(process)
     assert process.returncode == OK, said
@@ -179,7 +179,7 @@ def test_schedules_are_simulated_and_counted(tmp_path: Path) -> None:
     assert Summary.load(tmp_path).simulations == 60
 
 
-def test_a_simulation_that_fails_ends_the_soak_and_leaves_its_story(
+def test_a_failing_simulation_ends_the_soak_and_leaves_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(simulation, "MODULE", "verification.history")  # it has no such options, and says so
@@ -197,7 +197,7 @@ def test_a_simulator_that_is_not_there(
     assert "use --simulations 0" in capsys.readouterr().err
 
 
-def test_progress_tells_how_long_it_will_take(tmp_path: Path) -> None:
+def test_progress_shows_the_remaining_time(tmp_path: Path) -> None:
     plan = Plan(tmp_path, kills=100, operations=0, pauses=0, simulations=1000, hours=None, lanes=2, seed=0)
     before, now = Summary(kills=20), Summary(kills=60, simulations=100)
     assert plan.left_seconds(now, before, 60) == 540
