@@ -127,6 +127,6 @@ def test_a_switch_is_recognised(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["isinstance(store, Observable)", "store.capabilities.holds_features", "f'{dialect.name}.sql'"]
 )
-def test_what_the_contract_says_is_no_switch(text: str) -> None:
+def test_a_branch_on_the_contract_is_not_a_switch(text: str) -> None:
     [module] = parse({"semel/x.py": text}).values()
     assert list(switches(module)) == []

@@ -322,7 +322,7 @@ def test_the_source_keeps_the_rule(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", BREACHES, ids=lambda rule: rule.__name__)
-def test_a_breach_is_seen_by(rule: Rule) -> None:
+def test_a_breach_is_reported_by(rule: Rule) -> None:
     for texts in BREACHES[rule]:
         assert list(rule(parse(texts))), texts
 

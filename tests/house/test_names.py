@@ -12,7 +12,7 @@ from tests.house.sources import ROOT
 HOUSE: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "house.py"))
 
 
-def test_there_are_no_more_participles_than_the_house_admits() -> None:
+def test_participle_names_do_not_exceed_the_limit() -> None:
     found = [
         f"{path.relative_to(ROOT)} {name}"
         for path in sorted(HOUSE["PACKAGE"].rglob("*.py"))

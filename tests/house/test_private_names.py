@@ -509,7 +509,7 @@ def test_a_new_private_name_is_found(text: str, name: str) -> None:
     assert touched(modules["semel.x"], modules) == {name}
 
 
-def test_ones_own_names_are_none() -> None:
+def test_semels_own_names_are_not_listed() -> None:
     text = "class A:\n    def __init__(self):\n        self._a = 1\n    def f(self, other):\n        return other._a"
     modules = parse({"semel/x.py": text})
     assert touched(modules["semel.x"], modules) == set()

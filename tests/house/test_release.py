@@ -50,7 +50,7 @@ def test_a_version_without_a_section_in_the_changelog_is_refused(tmp_path: Path)
     assert (done.returncode, "CHANGELOG.md has no section for 0.1.0" in done.stderr) == (1, True)
 
 
-def test_what_a_lock_names_is_installed_without_a_look_for_newer_releases() -> None:
+def test_locked_versions_are_installed_without_a_search_for_newer_ones() -> None:
     """pip refuses a release that came out after the lock, where a package asks for its project with an extra."""
     lines = (ROOT / "Makefile").read_text().splitlines()
     by_lock = [line for line in lines if "--require-hashes" in line]

@@ -50,7 +50,7 @@ def test_a_module_has_a_telling_name() -> None:
 # --- what is written down ---
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     found = [
         place(path)
         for path in PYTHON
@@ -185,7 +185,7 @@ def _is_turn_of_the_loop(call: ast.Call) -> bool:
         "from pytest import importorskip as need\nneed('redis')",
     ],
 )
-def test_an_evasion_is_seen(text: str) -> None:
+def test_an_evasion_is_reported(text: str) -> None:
     assert list(evasions(text))
 
 
@@ -196,7 +196,7 @@ def test_a_turn_of_the_loop_is_no_evasion() -> None:
 # --- requirements ---
 
 
-def test_requirements_name_no_place_to_download_from() -> None:
+def test_requirements_name_no_download_url() -> None:
     address = re.compile(r"://|--(extra-)?index-url|--find-links|^-[if]\s")
     found = [
         place(path, number)
@@ -216,7 +216,7 @@ def test_every_locked_package_has_a_version_and_a_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.in", "dev.in"])
-def test_every_direct_dependency_says_why_it_was_chosen(name: str) -> None:
+def test_every_direct_dependency_states_why_it_was_chosen(name: str) -> None:
     lines = (ROOT / "requirements" / name).read_text("utf-8").splitlines()
     chosen = [number for number, line in enumerate(lines) if line and not line.startswith(("#", "-r"))]
     assert chosen

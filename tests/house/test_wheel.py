@@ -43,7 +43,7 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SEMEL", "COV"))}
 
 
-def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == {str(path.relative_to(SRC)) for path in files(SRC)}
@@ -61,7 +61,7 @@ def test_it_runs_the_function_example_in_an_empty_environment(wheel: Path, tmp_p
     assert "usage: semel" in run([str(python.with_name("semel")), "--help"], cwd=tmp_path)
 
 
-def test_it_tells_the_demo_beside_the_service_s_requirements(wheel: Path, tmp_path: Path) -> None:
+def test_without_the_service_extra_the_demo_names_its_requirements(wheel: Path, tmp_path: Path) -> None:
     python = environment(wheel, tmp_path, libraries=True)
     home = run([str(python), "-c", "import semel; print(semel.__file__)"], cwd=tmp_path)
     assert Path(home.strip()).is_relative_to(tmp_path)

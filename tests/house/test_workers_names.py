@@ -41,7 +41,7 @@ def test_a_reaper_loads_no_relay() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_what_is_not_there_is_reported() -> None:
+def test_a_missing_name_is_reported() -> None:
     with pytest.raises(AttributeError, match=r"semel\.worker.*Nothing"):
         _ = semel.workers.Nothing  # type: ignore[attr-defined]
 
