@@ -121,7 +121,7 @@ def test_a_body_model_does_not_take_more_than_the_operation_does(spools: Spools)
     assert spools.bytes <= RETRY_BYTES_MAX + MIB  # a retry of a larger limit's time is read that far
 
 
-def test_a_body_that_is_announced_as_too_long_is_not_read(spools: Spools) -> None:
+def test_a_body_with_a_too_large_content_length_is_not_read(spools: Spools) -> None:
     app, _ = application()
     with served(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head("/payments", f"Content-Length: {300 * MIB}") + b"x" * 1000)
@@ -131,7 +131,7 @@ def test_a_body_that_is_announced_as_too_long_is_not_read(spools: Spools) -> Non
 
 @pytest.mark.parametrize("path", ["/payments", "/notes"])
 @pytest.mark.parametrize("begun", [b"", b'{"note":'])
-def test_a_body_that_takes_too_long_is_given_up(path: str, begun: bytes) -> None:
+def test_a_body_that_takes_too_long_is_refused(path: str, begun: bytes) -> None:
     app, done = application(body_seconds_max=1)
     with served(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head(path, "Content-Length: 100") + begun)
@@ -141,7 +141,7 @@ def test_a_body_that_takes_too_long_is_given_up(path: str, begun: bytes) -> None
     assert done == []
 
 
-def test_what_no_command_takes_is_not_kept(serve: Serve, engine: AsyncEngine, spools: Spools) -> None:
+def test_a_body_that_no_command_reads_is_not_kept(serve: Serve, engine: AsyncEngine, spools: Spools) -> None:
     """An upload to a mounted application: it is not known beforehand that it is no command."""
     semel, sizes = StarletteSemel(engine, caller=caller_of), []
 

@@ -185,7 +185,7 @@ def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(
     assert shop.post(CASES, caller="bob").replayed is False  # another caller's key
 
 
-def test_all_well_is_200_and_lines_are_answered_in_lines(shop: Shop) -> None:
+def test_a_full_success_is_200_and_json_lines_get_json_lines(shop: Shop) -> None:
     answer = shop.post(jsonl(CASES[:2]), [*LINES, ("Accept", "application/x-ndjson")])
     assert (answer.status, answer.header("content-type")) == (200, "application/jsonl")
     head, *items = [json.loads(line) for line in answer.body.splitlines()]
@@ -216,7 +216,7 @@ BAD: list[tuple[bytes, list[tuple[str, str]], int, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("stricter", [{"items_max": 2}, {"item_bytes_max": 5}, {"body_bytes_max": 20}])
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_the_retry_of_a_list_gets_its_answer_whatever_the_limits_are_by_now(
+def test_a_lists_retry_gets_its_answer_under_changed_limits(
     serve: Serve, tmp_path: Path, stricter: dict[str, Any], pieces: int
 ) -> None:
     body = json.dumps(CASES).encode()
@@ -261,13 +261,13 @@ def test_a_request_without_key_or_caller_is_refused(shop: Shop) -> None:
     assert shop.records == 0
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_list_has_done_nothing(shop: Shop) -> None:
+def test_a_client_that_disconnects_during_its_list_has_done_nothing(shop: Shop) -> None:
     shop.post([jsonl(CASES)[:40]], LINES, leaves=True)
     assert (shop.seen, shop.records) == ([], 0)
     assert shop.post(jsonl(CASES), LINES).status == 207
 
 
-def test_202_shows_its_progress_and_ends_as_the_other_form_does(shop: Shop) -> None:
+def test_an_accepted_list_shows_its_progress_and_gets_the_same_answer(shop: Shop) -> None:
     async def story() -> None:
         web, shop.gate = shop.web, asyncio.Event()
         first = await web.ask("/cases", CASES, headers=ASYNC)
@@ -297,7 +297,7 @@ def test_202_shows_its_progress_and_ends_as_the_other_form_does(shop: Shop) -> N
     assert shop.seen == [0, 1, 2, 3, 4]
 
 
-def test_what_was_accepted_is_cut_short_by_the_end_and_gone_on_with(serve: Serve, tmp_path: Path) -> None:
+def test_an_accepted_list_interrupted_by_shutdown_continues(serve: Serve, tmp_path: Path) -> None:
     webs = Webs()
     shop = Shop(webs.serve, tmp_path)
 
@@ -313,7 +313,7 @@ def test_what_was_accepted_is_cut_short_by_the_end_and_gone_on_with(serve: Serve
     assert (again.status, again.replayed, shop.effects) == (207, False, [0, 1, 2, 4])
 
 
-def test_a_handler_that_is_wrong_stops_it_and_the_next_call_goes_on(shop: Shop) -> None:
+def test_a_wrong_handler_stops_the_bulk_and_the_next_call_continues(shop: Shop) -> None:
     shop.raises = HandlerError("it may not")
     assert shop.post(CASES).status == 500
     assert isinstance(shop.web.raised, HandlerError | None)  # Litestar and Quart answer it themselves
@@ -321,7 +321,7 @@ def test_a_handler_that_is_wrong_stops_it_and_the_next_call_goes_on(shop: Shop) 
     assert shop.post(CASES).status == 207
 
 
-def test_what_cannot_be_an_endpoint_is_refused_when_the_application_is_built(tmp_path: Path) -> None:
+def test_an_impossible_endpoint_is_refused_when_the_application_is_built(tmp_path: Path) -> None:
     engine, other = (AsyncEngine.connect(f"sqlite:///{tmp_path}/{name}.db") for name in "ab")
     semel = Semel(engine, caller=caller_of)
 
@@ -391,7 +391,7 @@ def pieces(body: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_arrays_are_cut_into_the_same_items_however_they_come(seed: int) -> None:
+def test_arrays_are_split_into_the_same_items_in_any_pieces(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(150):
         items = [some(chance) for _ in range(chance.randrange(6))]

@@ -119,7 +119,7 @@ def test_declared_headers_count(serve: Serve, tmp_path: Path, framework: str, se
     assert imports.post().code == REUSED
 
 
-def test_a_record_of_before_is_never_taken_for_another_requests(serve: Serve, tmp_path: Path, framework: str) -> None:
+def test_a_former_record_is_never_used_for_another_request(serve: Serve, tmp_path: Path, framework: str) -> None:
     """Nobody knows under which path it was made: its retry is refused loudly, and nothing runs again."""
     imports = Imports(serve, tmp_path, framework)
     imports.post()
@@ -168,7 +168,7 @@ def test_the_items_may_be_in_an_object(serve: Serve, tmp_path: Path, framework: 
     assert imports.calls == 4
 
 
-def test_without_the_option_an_object_is_no_list(serve: Serve, tmp_path: Path, framework: str) -> None:
+def test_without_the_option_an_object_is_not_a_list(serve: Serve, tmp_path: Path, framework: str) -> None:
     assert Imports(serve, tmp_path, framework).post(b'{"items": [1]}').code == "ITEM_MALFORMED"
 
 
@@ -200,7 +200,7 @@ def read(body: bytes, size: int, items_at: tuple[str, ...] = ("items",)) -> tupl
         (b'{"x":"\\"items\\":[","items":["]"]}', ("items",), [b'"]"'], b'{"items":null,"x":"\\"items\\":["}'),
     ],
 )
-def test_items_are_found_however_the_body_comes(
+def test_items_are_found_in_any_pieces_of_the_body(
     size: int, body: bytes, items_at: tuple[str, ...], items: list[bytes], envelope: bytes
 ) -> None:
     assert read(body, size, items_at) == (items, envelope)
@@ -241,6 +241,6 @@ def test_an_invalid_object_with_a_list_is_refused(body: bytes, size: int) -> Non
 
 
 @pytest.mark.parametrize("items_at", ["items", "", 1, ["items"]])
-def test_an_invalid_place(items_at: Any) -> None:
+def test_an_invalid_items_at_is_refused(items_at: Any) -> None:
     with pytest.raises(ConfigurationError, match="items_at must be a JSON pointer"):
         items_pointer(items_at)

@@ -56,7 +56,7 @@ BAD = {"amount": "much"}
         (PAYMENT, {"headers": [("Early-Data", "1")]}, 425, "IDEMPOTENCY_TOO_EARLY"),
     ],
 )
-def test_what_is_refused_before_the_claim_is_never_recorded(
+def test_a_request_refused_before_the_claim_is_never_recorded(
     made: Made, body: Any, how: dict[str, Any], status: int, code: str | None
 ) -> None:
     refused = made.web.call("/payments", body, **how)
@@ -80,7 +80,7 @@ def test_another_request_under_the_same_key_is_refused_in_every_state(made: Made
 @pytest.mark.parametrize(
     ("options", "headers"), [({"wait_seconds": 0}, []), ({"wait_seconds": 60}, [("Prefer", "wait=0")])]
 )
-def test_a_duplicate_learns_that_the_command_runs(
+def test_a_duplicate_of_a_running_command_gets_409(
     serve: Serve, engine: AsyncEngine, options: dict[str, Any], headers: list[tuple[str, str]]
 ) -> None:
     made = Made(serve, engine, **options)
@@ -144,7 +144,7 @@ def test_an_application_whose_store_is_not_migrated_does_not_start(tmp_path: Any
         Web(app, engine)
 
 
-def test_what_is_no_command_passes_untouched(made: Made) -> None:
+def test_other_requests_pass_unchanged(made: Made) -> None:
     @made.app.post("/echo")
     async def echo(request: Request) -> dict[str, str]:
         return {"body": (await request.body()).decode()}

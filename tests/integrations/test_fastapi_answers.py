@@ -153,7 +153,7 @@ def test_background_tasks_belong_to_the_command(serve: Serve, engine: AsyncEngin
         (503, "external", "UNKNOWN", None),
     ],
 )
-def test_what_an_http_exception_of_the_handler_means(
+def test_an_http_exception_of_the_handler_settles_by_its_status(
     serve: Serve, engine: AsyncEngine, status: int, effects: str, state: str, replayed: bool | None
 ) -> None:
     ran = []
@@ -198,7 +198,7 @@ HANDLED: list[tuple[type[Exception], int, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize(("kind", "status", "options", "state"), HANDLED)
-def test_what_an_exception_means_that_the_application_makes_an_answer_of(
+def test_an_exception_that_the_application_turns_into_an_answer_settles_as_an_exception(
     serve: Serve,
     engine: AsyncEngine,
     kind: type[Exception],
@@ -237,7 +237,7 @@ def test_an_unhandled_exception_is_500_and_unknown(serve: Serve, engine: AsyncEn
     assert web.call("/").code == UNKNOWN
 
 
-def test_a_handler_that_is_sure_before_its_effect_and_not_after_it(serve: Serve, engine: AsyncEngine) -> None:
+def test_an_exception_before_the_effect_frees_the_key_and_after_it_does_not(serve: Serve, engine: AsyncEngine) -> None:
     fails = [False, True]
 
     async def pay(permit: Permit = Semel.permit) -> None:
@@ -272,7 +272,7 @@ def test_a_stream_is_kept_up_to_the_limit_and_reaches_its_first_client_whole(
     assert (ran, web.states) == ([1], ["SUCCEEDED"])
 
 
-def test_events_flow_at_once_and_are_never_run_again(serve: Serve, engine: AsyncEngine) -> None:
+def test_an_event_stream_is_sent_at_once_and_never_runs_again(serve: Serve, engine: AsyncEngine) -> None:
     async def events() -> AsyncIterator[bytes]:
         yield b"data: 1\n\n"
         assert web.states == ["PROCESSING"]  # marked before its first byte left, settled after the last
@@ -380,7 +380,7 @@ def test_other_middleware_works_on_either_side(
     assert (got, web.states) == ([100 if parsed else 99], ["SUCCEEDED"])
 
 
-def test_a_body_read_behind_semels_back_is_refused_and_not_hashed_in_part(serve: Serve, engine: AsyncEngine) -> None:
+def test_a_body_that_was_read_elsewhere_is_refused_and_not_hashed_in_part(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
 
     @semel.command("it")

@@ -138,7 +138,7 @@ def test_a_body_over_the_limit_is_refused_and_the_handler_does_not_run(
 
 
 @pytest.mark.parametrize("parsed", [False, True])
-def test_a_body_that_its_client_did_not_finish_is_no_command(serve: Serve, engine: AsyncEngine, parsed: bool) -> None:
+def test_an_incomplete_body_claims_nothing(serve: Serve, engine: AsyncEngine, parsed: bool) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
     ran = []
 

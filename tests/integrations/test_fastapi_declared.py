@@ -82,7 +82,7 @@ def test_without_install_a_command_fails_loudly_and_does_not_run(serve: Serve, e
     assert "call semel.install(app) once" in str(web.raised)
 
 
-def test_a_safe_method_is_no_command(serve: Serve, engine: AsyncEngine) -> None:
+def test_a_safe_method_cannot_be_a_command(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
     semel.install(app)
     web = serve(app, engine)  # what is routed to later is met when it is called
@@ -154,7 +154,7 @@ def test_the_permit_may_be_any_parameter_and_fastapi_never_sees_it(serve: Serve,
     assert [sorted(parameter["name"] for parameter in each) for each in parameters] == [["Idempotency-Key", "x"]] * 4
 
 
-def test_the_permits_type_need_not_be_known_when_the_application_runs(serve: Serve, engine: AsyncEngine) -> None:
+def test_the_permits_type_may_be_imported_only_for_type_checkers(serve: Serve, engine: AsyncEngine) -> None:
     """Imported under TYPE_CHECKING, as linters ask; FastAPI, which must know all other types, never sees it."""
     semel, app = Semel(engine, caller=caller_of), FastAPI()
     names: dict[str, Any] = {"semel": semel, "app": app, "Payment": Payment, "__name__": __name__}

@@ -177,9 +177,7 @@ def test_dependency_overrides_still_work(made: Made) -> None:
     assert made.web.call("/payments", PAYMENT).status == 201
 
 
-def test_what_dependencies_do_is_done_again_for_every_retry_because_fastapi_solves_them_before_the_claim(
-    serve: Serve, engine: AsyncEngine
-) -> None:
+def test_dependencies_run_for_every_retry(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
     done = []
 

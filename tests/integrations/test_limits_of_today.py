@@ -30,7 +30,7 @@ def served(serve: Serve, engine: AsyncEngine, policy: Policy, ran: list[int]) ->
 
 
 @pytest.mark.parametrize("limit", STRICTER)
-def test_an_endpoint_that_claims_for_itself_replays(serve: Serve, engine: AsyncEngine, limit: str) -> None:
+def test_an_endpoint_that_claims_itself_replays(serve: Serve, engine: AsyncEngine, limit: str) -> None:
     ran: list[int] = []
     assert served(serve, engine, Policy(), ran).call("/pay", json.loads(BODY), key="order-1").status == 201
     stricter = served(serve, engine, STRICTER[limit](Policy()), ran)

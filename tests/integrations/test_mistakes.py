@@ -75,7 +75,7 @@ def test_a_command_with_a_safe_method_is_refused_at_install(methods: list[str], 
         semel.install(app)
 
 
-def test_starlette_routes_by_get_unless_told_otherwise() -> None:
+def test_starlette_routes_by_get_unless_methods_are_given() -> None:
     semel = StarletteSemel(AsyncEngine.connect("memory://"), caller=single_caller)
 
     @semel.command("notes.create")
@@ -142,7 +142,7 @@ def test_a_handler_that_returns_no_answer_is_reported_and_its_command_settled() 
             engine.run(command, lambda permit: Answer(200, (), b""))
 
 
-def test_an_atomic_handler_that_returns_no_answer_gives_the_file_back(tmp_path: Any) -> None:
+def test_an_atomic_handler_that_returns_no_answer_releases_the_file(tmp_path: Any) -> None:
     command = Command(SCOPE, "k", bytes(32), "v1", Policy(effects="atomic"))
 
     async def nothing(permit: Permit) -> Any:
@@ -183,7 +183,7 @@ def test_an_unmigrated_store_names_the_whole_command(tmp_path: Any) -> None:
     engine.close()
 
 
-def test_a_session_that_could_not_be_had_is_refused_when_the_endpoint_is_declared(tmp_path: Path) -> None:
+def test_an_impossible_session_is_refused_when_the_endpoint_is_declared(tmp_path: Path) -> None:
     on_sqlite = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/semel.db"), caller=single_caller)
     on_postgres = Semel(AsyncEngine.connect("postgresql://127.0.0.1/nowhere"), caller=single_caller)
 

@@ -225,7 +225,7 @@ def test_no_request_leaves_a_cycle(make: str, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("make", ["fastapi", "starlette", "middleware"])
-def test_a_route_that_is_no_command_costs_no_task(make: str) -> None:
+def test_an_unprotected_route_costs_no_task(make: str) -> None:
     async def main() -> None:
         stage = Stage()
         async with AsyncEngine.connect("memory://") as engine:
@@ -239,7 +239,7 @@ def test_a_route_that_is_no_command_costs_no_task(make: str) -> None:
     asyncio.run(main())
 
 
-def test_a_command_that_was_not_foreseen_is_protected_and_then_outlives_its_client_too() -> None:
+def test_a_command_found_at_run_time_is_protected_and_outlives_its_client() -> None:
     """A function that is no command calls one: no route says so."""
 
     async def main() -> None:

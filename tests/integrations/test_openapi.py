@@ -87,7 +87,7 @@ def test_every_command_is_described_wherever_it_is_included(
     assert "semel_request" not in json.dumps(operation)
 
 
-def test_what_the_application_says_itself_stays(document: dict[str, Any]) -> None:
+def test_the_applications_own_descriptions_stay(document: dict[str, Any]) -> None:
     responses = document["paths"]["/direct"]["post"]["responses"]
     assert responses["409"]["description"] == "Sold out"
     assert "application/json" in responses["422"]["content"]  # its own validation errors
@@ -104,7 +104,7 @@ def test_retention_guarantee_and_key_format_are_reported(document: dict[str, Any
     assert (both["minLength"], both["maxLength"], both["pattern"]) == (20, 255, "[a-z]+")
 
 
-def test_what_is_no_command_is_left_alone(document: dict[str, Any]) -> None:
+def test_other_routes_are_not_described(document: dict[str, Any]) -> None:
     assert "x-semel" not in document["paths"]["/plain"]["post"]
     assert set(document["paths"]["/operations"]["get"]["tags"]) == {"operations"}
     assert [each["name"] for each in document["paths"]["/operations/{operation_id}"]["get"]["parameters"]] == [
@@ -123,7 +123,7 @@ def test_a_route_that_is_hidden_stays_hidden(engine: AsyncEngine) -> None:
     assert app.openapi()["paths"] == {}
 
 
-def test_the_document_of_an_application_without_one_is_not_needed(serve: Serve, engine: AsyncEngine) -> None:
+def test_an_application_without_a_document_works(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI(openapi_url=None)
     semel.install(app)
     assert serve(app, engine).call("/openapi.json", method="GET").status == 404

@@ -153,7 +153,7 @@ def test_an_invalid_key_is_refused(web: Web, text: str) -> None:
     assert query(web, text).status == 400
 
 
-def test_without_a_key_there_is_nothing_to_look_for(web: Web) -> None:
+def test_a_status_query_needs_a_key_or_an_id(web: Web) -> None:
     assert query(web, "").status in (400, 422)  # FastAPI's own validation answers 422
 
 
@@ -169,7 +169,7 @@ def test_a_key_of_several_operations_needs_the_operations_name(web: Web) -> None
     assert found(query(web, f'key="{KEY}"&operation=orders.create'))["operation"] == "orders.create"
 
 
-def test_a_running_operation_says_when_to_ask_again(web: Web) -> None:
+def test_a_running_operation_has_retry_after(web: Web) -> None:
     async def look() -> tuple[Any, Any]:
         begun, ends = web.app.state.begun, web.app.state.ends = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(web.ask("/payments", b"wait"))
@@ -193,7 +193,7 @@ def test_the_link_of_a_problem_leads_to_the_operation(web: Web) -> None:
     assert found(get(web, problem["operation"]))["operationId"] == problem["operationId"]
 
 
-def test_the_mounted_application_takes_reads_only(serve: Serve, engine: AsyncEngine) -> None:
+def test_the_mounted_application_accepts_only_reads(serve: Serve, engine: AsyncEngine) -> None:
     web = serve(by_hand(engine), engine)
     answer = web.call("/operations/1")
     assert (answer.status, answer.header("allow")) == (405, "GET, HEAD")

@@ -87,7 +87,7 @@ def test_paths_that_were_declared_as_one_share_their_answers(serve: Serve, engin
     assert web.call("/us/payments", {"amount": 1}).replayed
 
 
-def test_a_slash_at_the_end_is_no_second_path(serve: Serve, engine: AsyncEngine) -> None:
+def test_a_trailing_slash_is_not_a_second_path(serve: Serve, engine: AsyncEngine) -> None:
     app, semel = FastAPI(), FastApiSemel(engine, caller=caller_of)
 
     @app.post("/payments")
@@ -145,7 +145,7 @@ async def _migrate(engine: AsyncEngine) -> None:
         ),
     ],
 )
-def test_a_key_in_the_path_is_what_the_endpoint_gets(
+def test_a_key_in_the_path_is_the_value_that_the_endpoint_gets(
     serve: Serve, engine: AsyncEngine, kind: type, spellings: tuple[str, ...]
 ) -> None:
     app, semel, paid = FastAPI(), FastApiSemel(engine, caller=caller_of), []
@@ -191,7 +191,7 @@ class Colour(StrEnum):
         (Colour, ("red", "RED")),
     ],
 )
-def test_a_key_in_the_path_is_one_whatever_reads_it_and_from_which_spelling(
+def test_a_key_in_the_path_is_one_key_in_every_spelling(
     serve: Serve, engine: AsyncEngine, kind: Any, spellings: tuple[str, ...]
 ) -> None:
     app, semel, paid = FastAPI(), FastApiSemel(engine, caller=caller_of), []

@@ -113,7 +113,7 @@ def test_a_replay_through_a_route_class_is_the_first_answer(serve: Serve, engine
 
 
 @pytest.mark.parametrize("make", [fastapi_with, starlette_with])
-def test_a_replay_that_a_middleware_swallows_leaves(
+def test_a_replay_that_a_middleware_swallows_is_sent(
     serve: Serve, engine: AsyncEngine, make: Callable[..., Starlette]
 ) -> None:
     web = serve(make(engine, swallow), engine)
@@ -122,7 +122,7 @@ def test_a_replay_that_a_middleware_swallows_leaves(
 
 
 @pytest.mark.parametrize("make", [fastapi_with, starlette_with])
-def test_a_replay_leaves_although_the_application_fails_on_it(
+def test_a_replay_is_sent_although_the_application_fails_on_it(
     serve: Serve, engine: AsyncEngine, make: Callable[..., Starlette]
 ) -> None:
     web = serve(make(engine, stumble), engine)
@@ -132,7 +132,7 @@ def test_a_replay_leaves_although_the_application_fails_on_it(
 
 
 @pytest.mark.parametrize("make", [fastapi_with, starlette_with])
-def test_semels_own_problem_documents_leave_as_they_are(
+def test_semels_problem_documents_are_sent_unchanged(
     serve: Serve, engine: AsyncEngine, make: Callable[..., Starlette]
 ) -> None:
     web = serve(make(engine, envelope), engine)
@@ -203,7 +203,7 @@ def test_an_unhandled_500_has_its_operations_link(serve: Serve, engine: AsyncEng
     assert web.call("/plain").link() is None
 
 
-def test_an_unhandled_500_of_a_command_without_an_effect_leads_to_that(serve: Serve, engine: AsyncEngine) -> None:
+def test_an_unhandled_500_of_a_command_without_an_effect_links_to_its_status(serve: Serve, engine: AsyncEngine) -> None:
     semel, app = Semel(engine, caller=caller_of), FastAPI()
 
     @app.post("/payments")

@@ -108,7 +108,7 @@ def test_a_method_of_an_endpoint_class_is_a_command(serve: Serve, engine: AsyncE
     assert web.call("/", method="PUT").status == 405
 
 
-def test_what_cannot_be_a_command_is_refused_when_it_is_declared(engine: AsyncEngine) -> None:
+def test_an_impossible_command_is_refused_when_it_is_declared(engine: AsyncEngine) -> None:
     semel = Semel(engine, caller=caller_of)
 
     class Payments(HTTPEndpoint):
@@ -157,7 +157,7 @@ def test_an_application_inside_may_install_it_too(serve: Serve, engine: AsyncEng
     both(serve(app, engine), "/inner/", b"abc")
 
 
-def test_what_the_endpoints_own_decorators_refuse_is_never_recorded(serve: Serve, engine: AsyncEngine) -> None:
+def test_a_refusal_of_the_endpoints_own_decorators_is_never_recorded(serve: Serve, engine: AsyncEngine) -> None:
     semel = Semel(engine, caller=caller_of)
 
     def checked(endpoint: Any) -> Any:
@@ -199,7 +199,7 @@ def test_the_user_of_starlettes_authentication_is_the_caller(serve: Serve, engin
     assert web.call("/", b"abc", caller=None).code == "IDEMPOTENCY_CALLER_UNKNOWN"
 
 
-def test_the_requests_state_may_name_the_caller(serve: Serve, engine: AsyncEngine) -> None:
+def test_the_caller_may_come_from_the_requests_state(serve: Serve, engine: AsyncEngine) -> None:
     semel = Semel(engine, caller=from_state("user"))
 
     def identified(endpoint: Any) -> Any:
