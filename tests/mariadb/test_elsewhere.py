@@ -25,7 +25,7 @@ pytestmark = MARK
 
 
 @pytest.mark.parametrize("ends", ["answer", "error"])
-def test_the_next_commands_are_where_they_belong(fellow: Fellow, outside: Outside, other: str, ends: str) -> None:
+def test_the_next_commands_use_the_right_database(fellow: Fellow, outside: Outside, other: str, ends: str) -> None:
     done = command("done", policy=ATOMIC)
     fellow.run(done, made)
 
@@ -49,6 +49,6 @@ def test_the_next_commands_are_where_they_belong(fellow: Fellow, outside: Outsid
 
 @pytest.mark.parametrize("kind", [pymysql.err.InterfaceError, asyncmy.errors.InterfaceError])
 @pytest.mark.parametrize("said", [(), ("1213",), (None,), ([1213],)])
-def test_an_error_without_a_number_is_no_conflict(kind: Callable[..., Any], said: tuple[Any, ...]) -> None:
+def test_an_error_without_a_number_is_not_a_conflict(kind: Callable[..., Any], said: tuple[Any, ...]) -> None:
     assert not is_conflict(kind(*said))
     assert is_conflict(kind(1213, "deadlock"))

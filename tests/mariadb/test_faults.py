@@ -82,7 +82,7 @@ def test_a_lost_answer_is_never_a_second_effect(
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_server_that_hangs_is_given_up_on_and_found_again(
+def test_a_server_that_hangs_times_out_and_is_used_again(
     make_fellow: MakeFellow, relay: Relay, outside: Outside, atomic: bool
 ) -> None:
     fellow = make_fellow(port=relay.port, patience_seconds=PATIENCE_SECONDS)
@@ -98,7 +98,7 @@ def test_a_server_that_hangs_is_given_up_on_and_found_again(
     assert fellow.run(what, handler, wait_seconds=5).answer == MADE
 
 
-def test_a_statement_of_semels_own_while_the_handler_runs_is_given_up_in_time(
+def test_semels_statement_beside_a_running_handler_times_out(
     make_fellow: MakeFellow, relay: Relay, outside: Outside
 ) -> None:
     """The handler may take its time; what Semel asks on its connection then may not."""
@@ -309,7 +309,7 @@ def test_a_batch_larger_than_a_packet_goes_in_parts(kind: Any, small: Running) -
         assert app.performs("settle", lambda: store.settle(settlements)) == [Settled()] * 100
 
 
-def test_a_transaction_is_over_whatever_the_server_makes_of_a_commit(kind: Any, small: Running) -> None:
+def test_a_transaction_ends_with_any_reply_to_the_commit(kind: Any, small: Running) -> None:
     """Chained, the next claim would be granted inside a transaction that never ends, and be lost with it."""
     with closing(Fellow(kind, at(small))) as app, closing(Fellow(kind, at(small))) as other:
         for batch in ("ab", "c"):
@@ -321,7 +321,7 @@ def test_a_transaction_is_over_whatever_the_server_makes_of_a_commit(kind: Any, 
         assert other.run(command("unit", policy=ATOMIC, caller=kind), never).replayed
 
 
-def test_a_killed_server_is_found_again_with_all_that_was_acknowledged() -> None:
+def test_a_killed_server_returns_with_all_acknowledged_writes() -> None:
     """SIGKILL, and the same engines go on."""
     running = _started()
     server = at(running, patience_seconds=2.0)

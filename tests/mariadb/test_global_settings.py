@@ -32,7 +32,7 @@ def levels(server: MariadbServer) -> dict[str, str]:
         return {found.check: found.level for found in engine.perform("observe", engine.store.observe)}  # type: ignore[attr-defined]
 
 
-def test_a_server_is_asked_for_its_real_settings(server: MariadbServer, outside: Outside) -> None:
+def test_settings_are_read_from_the_server(server: MariadbServer, outside: Outside) -> None:
     assert levels(server) == {"durability": "ok", "flush": "warning"}  # the tests' own server never waits for its disk
     for flush, level in (("2", "warning"), ("0", "forgets")):
         outside.fetch(f"SET GLOBAL innodb_flush_log_at_trx_commit = {flush}")
@@ -43,7 +43,7 @@ def test_a_server_is_asked_for_its_real_settings(server: MariadbServer, outside:
 
 
 @pytest.mark.parametrize("setting", ["read_only", "tx_read_only"])  # 1290 and 1792
-def test_a_read_only_server_replays_and_is_found_writable_again(
+def test_a_read_only_server_replays_and_is_used_again_when_writable(
     owned: MariadbServer, fellow: Fellow, outside: Outside, setting: str
 ) -> None:
     pairs = ((PLAIN, command("before")), (WHAT, command("before, atomic", policy=ATOMIC)))
@@ -66,7 +66,7 @@ def test_a_read_only_server_replays_and_is_found_writable_again(
         assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
 
 
-def test_a_name_that_leads_to_another_server_now_is_looked_up_again(
+def test_a_name_that_moved_to_another_server_is_resolved_again(
     owned: MariadbServer, kind: Kind, outside: Outside, relay: Relay
 ) -> None:
     """The old primary lives on, read-only, and ends no connection; the relay is the name."""

@@ -46,7 +46,7 @@ def test_a_commit_that_was_cut_may_be_retried(
     retry_runs(fellow, outside)
 
 
-def test_a_handler_that_rolled_back_by_itself_is_the_applications_failure(fellow: Fellow, outside: Outside) -> None:
+def test_a_handlers_own_rollback_is_the_applications_failure(fellow: Fellow, outside: Outside) -> None:
     async def rolls_back(db: Writes) -> None:
         await db.insert()
         await db.execute("ROLLBACK")

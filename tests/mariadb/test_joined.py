@@ -127,7 +127,7 @@ def nothing() -> None:
 
 
 @pytest.mark.parametrize("user", ["pymysql", "asyncmy"], indirect=True)
-def test_a_definition_that_commits_by_itself_is_an_early_commit(user: User, outside: Outside) -> None:
+def test_ddl_that_commits_implicitly_is_an_early_commit(user: User, outside: Outside) -> None:
     with pytest.raises(EarlyCommit):
         user.join(lambda: user.execute("CREATE OR REPLACE TABLE theirs (n int)"))
     user.say("rollback")
@@ -163,7 +163,7 @@ def test_another_database_another_charset_and_a_savepoint_are_refused(server: Ma
 
 
 @pytest.mark.parametrize("user", ["pymysql", "asyncmy"], indirect=True)
-def test_a_connection_that_has_gone_elsewhere_since_is_refused(user: User, outside: Outside, other: str) -> None:
+def test_a_connection_that_changed_its_database_is_refused(user: User, outside: Outside, other: str) -> None:
     """It was admitted before, and is asked again with each claim."""
     user.join(nothing)
     user.say("commit")

@@ -100,7 +100,7 @@ def check_others(fellow: Fellow, outside: Outside) -> None:
     assert fellow.run(command("b", policy=ATOMIC), other).replayed
 
 
-def test_nothing_is_settled_on_the_strength_of_another_answer(fellow: Fellow, outside: Outside, left: Left) -> None:
+def test_a_settlement_never_uses_another_statements_answer(fellow: Fellow, outside: Outside, left: Left) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         await left.begin(db)
@@ -112,7 +112,7 @@ def test_nothing_is_settled_on_the_strength_of_another_answer(fellow: Fellow, ou
     check_others(fellow, outside)
 
 
-def test_a_rollback_is_no_answer_to_the_next_command(fellow: Fellow, outside: Outside, left: Left) -> None:
+def test_a_rollbacks_reply_is_not_read_by_the_next_command(fellow: Fellow, outside: Outside, left: Left) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert()
         await left.begin(db)

@@ -107,7 +107,7 @@ def test_items_of_an_interrupted_run_whose_writes_remain_are_unknown(fellow: Fel
     assert (home.effects(), logged(home)) == ([2], [0, 1, 2])
 
 
-def test_a_chunk_that_is_rolled_back_without_such_writes_is_done_over(fellow: Fellow, home: Home) -> None:
+def test_a_chunk_rolled_back_without_remaining_writes_is_repeated(fellow: Fellow, home: Home) -> None:
     async def handler(item: BulkItem) -> None:
         await write(item, item.value["n"])
         if item.value["n"] == 1:

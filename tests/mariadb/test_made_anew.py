@@ -30,7 +30,7 @@ async def made(permit: Permit, db: Writes) -> Answer:
 
 @pytest.mark.parametrize("reference", [None, "invoice-7"])
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_an_engine_refuses_another_store_in_the_place_of_its_own(
+def test_an_engine_refuses_a_store_that_replaced_its_own(
     effects: str, reference: str | None, server: MariadbServer, make_fellow: Callable[..., Fellow], outside: Outside
 ) -> None:
     """An ATOMIC command runs: what it wrote was in the same database as its record."""
@@ -48,7 +48,7 @@ def test_an_engine_refuses_another_store_in_the_place_of_its_own(
         fellow.run(command("next", policy=policy), never)
 
 
-def test_an_answer_of_another_store_is_no_replay(
+def test_an_answer_of_another_store_is_not_replayed(
     server: MariadbServer, make_fellow: Callable[..., Fellow], outside: Outside
 ) -> None:
     """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""

@@ -28,7 +28,7 @@ def in_one_packet() -> Flow[None]:
 
 
 @pytest.mark.parametrize("flow", [one_by_one, in_one_packet])
-def test_a_transaction_that_may_be_open_still_is_never_spoken_in(flow: MakeFlow[None]) -> None:
+def test_a_connection_with_a_possibly_open_transaction_is_not_used(flow: MakeFlow[None]) -> None:
     said = converse(flow, None, PACKET)
     text = next(said)
     if text == "START TRANSACTION":

@@ -39,7 +39,7 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
 
 
-def test_a_claim_that_may_have_landed_is_released_although_saying_it_again_was_refused(
+def test_a_claim_that_may_have_landed_is_released_although_its_retry_was_refused(
     make_fellow: MakeFellow, outside: Outside, relay: Relay
 ) -> None:
     """Found on Galera: the node died with the claim, and the one that was asked instead refused it."""

@@ -32,7 +32,7 @@ def test_each_doubtful_setting_has_a_remedy(changed: dict[str, str], check: str,
 
 
 @pytest.mark.parametrize("waits", ["0", "1", "6"])
-def test_a_galera_node_says_what_its_reads_wait_for(waits: str) -> None:
+def test_a_galera_node_reports_its_sync_wait(waits: str) -> None:
     found = {each.check: each for each in judge({**SOUND, "wsrep_on": "ON", "wsrep_sync_wait": waits})}
     assert found["galera reads"].level == "note"
     assert "wsrep_sync_wait=7" in found["galera reads"].remedy
