@@ -27,7 +27,7 @@ def test_a_mutant_is_found(mutant: Mutant) -> None:
 
 @pytest.mark.no_cover  # the smaller runs below measure the same parts
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_is_found_where_nothing_is_wrong(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unchanged_code_passes(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No part is wrong by itself. That no state and no seed beyond these is, tests/explore and tests/simulate
     prove: they begin with the same ones, in the same order, and go further."""
     monkeypatch.setattr("verification.mutants.kit.STATES_MAX", 200)
@@ -47,7 +47,7 @@ NAMED = {
 }
 
 
-def test_the_classic_mistakes_are_there() -> None:
+def test_the_classic_mistakes_are_among_the_mutants() -> None:
     assert {mutant.name for mutant in MUTANTS}.issuperset(NAMED.values())
 
 
