@@ -94,7 +94,7 @@ def test_a_server_is_asked_about_itself_once_in_a_process(
     assert len(alchemy._known) == 1
 
 
-def test_a_session_of_the_other_colour_is_refused(fellow: Fellow) -> None:
+def test_a_sync_or_async_session_on_the_other_kind_of_unit_is_refused(fellow: Fellow) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         wrong: Any = async_session_on if _is_sync(permit) else alchemy.session_on
         with pytest.raises(ConfigurationError, match=r"session_on of semel\.stores\.sql\.sqlalchemy"):

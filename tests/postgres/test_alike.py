@@ -58,7 +58,7 @@ def arrays(statement: Statement) -> int:
     return unnest.partition(")")[0].count("[]")
 
 
-def test_six_columns_of_a_claim_and_five_of_a_settlement_are_a_rows_own() -> None:
+def test_six_columns_of_a_claim_and_five_of_a_settlement_differ_by_row() -> None:
     """What travels once is no array: most of what a batch cost its process was to write down the same many times."""
     assert (arrays(SQL["claim"]), arrays(CLAIM_ALIKE), len(CLAIMS_OWN)) == (20, 6, 6)
     assert (arrays(SQL["settle"]), arrays(SETTLE_ALIKE), len(SETTLEMENTS_OWN)) == (14, 5, 5)
@@ -147,7 +147,7 @@ def test_settlements_that_differ_in_more_than_their_own_columns_are_not_alike(ot
     assert settlements_alike([*settlements, settlements[0]._replace(id=b"x" * 16, **other)]) is None
 
 
-def test_of_settlements_alike_each_is_told_what_became_of_its_own(make_fellow: Callable[..., Fellow]) -> None:
+def test_each_of_equal_settlements_gets_its_own_result(make_fellow: Callable[..., Fellow]) -> None:
     """One has another holder's fence, one comes twice, one has no record: the others are settled."""
     fellow = make_fellow()
     claims = [attempt(f"k{number}", request=number) for number in range(4)]

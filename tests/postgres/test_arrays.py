@@ -23,7 +23,7 @@ KINDS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_server_reads_what_was_meant(kind: str) -> None:
+def test_the_server_decodes_the_encoded_arrays(kind: str) -> None:
     items = KINDS[kind]
     statement = f"SELECT $1::{kind}[]".encode()
     with psycopg.connect(postgres.postgres(), autocommit=True) as connection:
@@ -42,7 +42,7 @@ def test_an_item_of_another_type_is_refused_and_nothing_is_sent(kind: str, item:
         with_arrays(statement, [[item], 1])
 
 
-def test_only_what_a_statement_calls_an_array_is_written_as_one() -> None:
+def test_only_array_parameters_are_encoded_as_arrays() -> None:
     statement = compose("some", "SELECT :ids::bytea[], :limit::bigint, :ids::bytea[], :states::smallint[]")
 
     values = with_arrays(statement, [[b"1"], 5, None])

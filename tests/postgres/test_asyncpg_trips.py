@@ -67,7 +67,7 @@ async def rows(connection: Any) -> list[Any]:
     return [tuple(row) for row in await connection.fetch("SELECT a, b, c FROM said")]
 
 
-def test_values_come_back_as_they_went_behind_a_begin(conninfo: str) -> None:
+def test_values_round_trip_behind_a_begin(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         for _ in range(2):
             [row] = await connection.ask(ECHO, VALUES, Deadline(5.0), "BEGIN")
@@ -107,7 +107,7 @@ def test_a_refusal_in_front_of_a_statement_performs_nothing_behind_it(conninfo: 
     told(conninfo, story)
 
 
-def test_nothing_is_written_while_another_operation_is_under_way(conninfo: str) -> None:
+def test_nothing_is_sent_during_another_operation(conninfo: str) -> None:
     async def story(connection: AsyncpgUnitConnection) -> None:
         await connection.execute("BEGIN")
         await connection.commit_behind(KEEP, (1, "one", b""), Deadline(5.0))
@@ -238,9 +238,7 @@ def test_a_prepared_statement_outlives_asyncpgs_own_cache(conninfo: str) -> None
     told(conninfo, story)
 
 
-def test_a_claim_that_is_cancelled_on_its_way_leaves_no_transaction_to_the_next_one(
-    conninfo: str, outside: Outside
-) -> None:
+def test_a_claim_cancelled_in_flight_leaves_no_transaction_to_the_next(conninfo: str, outside: Outside) -> None:
     """asyncpg knows of no transaction before the answer to BEGIN; the server has one all the same."""
 
     async def story(fellow: Fellow) -> None:

@@ -94,7 +94,7 @@ def test_a_server_that_hangs_is_503_in_time_and_serves_again_without_a_restart(
     assert service.ran == 1 + int(warm)
 
 
-def test_a_server_that_is_away_is_503_and_serves_again_without_a_restart(
+def test_an_unreachable_server_is_503_and_serves_again_without_a_restart(
     service: Service, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert service.post("before").status_code == 201
@@ -116,7 +116,7 @@ def test_a_column_that_is_missing_is_503_and_no_traceback(service: Service, outs
     assert service.ran == 1
 
 
-def test_unreachable_says_what_to_do_and_never_the_password() -> None:
+def test_an_unreachable_server_is_reported_with_the_remedy_and_without_the_password() -> None:
     place = f"app:{SECRET.replace('/', '%2F')}@127.0.0.1:{free_port()}"
     engine: Any = Engine.connect(url("psycopg", place))
     with closing(engine), pytest.raises(StoreUnavailable, match="check that the server runs") as refused:

@@ -70,7 +70,7 @@ def test_a_test_case_sees_everything_and_leaves_nothing(engine: Engine, connecti
         assert (outside.rows(), outside.states) == ([], [])
 
 
-def test_what_is_refused_outside_of_tests_is_refused_in_them(engine: Engine, connection: Any) -> None:
+def test_joins_refused_outside_of_tests_are_refused_in_them(engine: Engine, connection: Any) -> None:
     def story(case: TestCase) -> None:
         with pytest.raises(JoinRefused, match=r"with transaction\.atomic"):
             engine.atomic(connection, WHAT).__enter__()

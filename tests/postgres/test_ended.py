@@ -38,7 +38,7 @@ async def _end(fellow: Fellow) -> int:
 
 
 @pytest.mark.parametrize("policy", [EXTERNAL, ATOMIC], ids=["external", "atomic"])
-def test_one_that_was_idle_is_replaced_by_a_new_one(fellow: Fellow, policy: Policy) -> None:
+def test_a_connection_that_ended_while_idle_is_replaced(fellow: Fellow, policy: Policy) -> None:
     fellow.run(command("before", policy=policy), other)
     assert fellow.tell(_end(fellow)) > 0
     assert fellow.run(command("after", policy=policy), other).answer == MADE

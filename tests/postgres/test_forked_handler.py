@@ -20,7 +20,9 @@ def _exit_of(child: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["psycopg"], indirect=True)
-def test_a_child_that_returns_from_the_handler(make_fellow: Callable[..., Fellow], outside: Outside) -> None:
+def test_a_forked_child_that_returns_from_the_handler_changes_nothing(
+    make_fellow: Callable[..., Fellow], outside: Outside
+) -> None:
     fellow = make_fellow(patience_seconds=2.0)
     parent = os.getpid()
     exits: list[int] = []

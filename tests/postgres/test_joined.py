@@ -91,7 +91,7 @@ def test_a_savepoint_that_is_open_is_refused_with_events_too(made: type[User], c
 
 
 @pytest.mark.parametrize("made", [Psycopg, Asyncpg])
-def test_another_database_with_a_store_of_its_own_is_refused(made: type[User], conninfo: str, outside: Outside) -> None:
+def test_another_database_with_its_own_store_is_refused(made: type[User], conninfo: str, outside: Outside) -> None:
     database = f"semel_other_{os.getpid()}"
     with psycopg.connect(conninfo, autocommit=True) as admin:
         if not admin.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchall():
@@ -129,7 +129,9 @@ def test_an_invalid_connection_is_refused(made: type[User], conninfo: str, thing
 
 
 @pytest.mark.parametrize(("made", "wrong"), [(Psycopg, AsyncPsycopg), (Psycopg, Asyncpg), (AsyncPsycopg, Psycopg)])
-def test_the_other_worlds_connection_is_refused(made: type[User], wrong: type[User], conninfo: str) -> None:
+def test_a_sync_or_async_connection_of_the_other_kind_is_refused(
+    made: type[User], wrong: type[User], conninfo: str
+) -> None:
     async def story() -> None:
         async with someone(made, conninfo) as user, someone(wrong, conninfo) as other:
             connection, user.target = user.target, other.target
@@ -176,7 +178,7 @@ def test_a_verdict_leaves_no_transaction_open_that_the_join_began(
 
 
 @pytest.mark.parametrize("made", [Psycopg, AsyncPsycopg])
-def test_the_users_rows_and_adapters_are_theirs(made: type[User], conninfo: str) -> None:
+def test_the_users_row_factory_and_adapters_stay(made: type[User], conninfo: str) -> None:
     class Shouting(psycopg.types.string.TextLoader):
         def load(self, data: Any) -> Any:
             return str(super().load(data)).upper()

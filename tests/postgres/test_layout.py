@@ -52,7 +52,7 @@ def test_settlements_are_hot_updates(conninfo: str, outside: Outside) -> None:
     assert (updated, hot) == (20, 20)
 
 
-def test_a_claim_in_a_long_transaction_is_of_the_time_of_its_statement(conninfo: str, outside: Outside) -> None:
+def test_a_claim_in_a_long_transaction_has_the_time_of_its_statement(conninfo: str, outside: Outside) -> None:
     """By the time at which the transaction began, which may be long ago, its lease would be shorter than it says."""
     with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine, psycopg.connect(conninfo) as mine:
         mine.execute(f"SET search_path = {schema()}, public")

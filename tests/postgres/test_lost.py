@@ -91,7 +91,7 @@ def test_a_commit_that_never_arrives_is_not_known_yet(fellow: Fellow, outside: O
 
 @pytest.mark.parametrize("loss", ["request", "reply", "both"])
 @pytest.mark.parametrize("word", [CLAIM, SETTLE])
-def test_what_is_lost_before_the_commit_leaves_nothing_or_all(
+def test_a_connection_lost_before_the_commit_leaves_all_or_nothing(
     fellow: Fellow, kind: Kind, outside: Outside, relay: Relay, word: str, loss: Loss
 ) -> None:
     ran: list[int] = []
@@ -109,9 +109,7 @@ def test_what_is_lost_before_the_commit_leaves_nothing_or_all(
     ends_well(fellow, outside, relay)
 
 
-def test_a_statement_of_semels_own_behind_the_handler_is_given_up_in_time(
-    fellow: Fellow, outside: Outside, relay: Relay
-) -> None:
+def test_semels_statement_after_the_handler_times_out(fellow: Fellow, outside: Outside, relay: Relay) -> None:
     """The handler may take its time; what Semel asks on its connection then may not."""
     what = replace(WHAT, business_ref="invoice-1")
 
@@ -129,7 +127,7 @@ def test_a_statement_of_semels_own_behind_the_handler_is_given_up_in_time(
 
 
 @pytest.mark.parametrize("step", ["UPDATE semel_record AS r SET", "(SELECT FROM semel_record WHERE id ="])
-def test_a_refusal_whose_own_transaction_meets_silence_is_given_up_in_time(
+def test_the_separate_transaction_of_a_refusal_times_out(
     fellow: Fellow, outside: Outside, relay: Relay, step: str
 ) -> None:
     """It is claimed and settled in one transaction, of which the engine waits for no ROLLBACK either."""

@@ -30,9 +30,7 @@ async def made(permit: Permit, db: Writes) -> Answer:
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
-def test_an_engine_refuses_another_store_in_the_place_of_its_own(
-    effects: str, conninfo: str, make_fellow: MakeFellow
-) -> None:
+def test_an_engine_refuses_a_store_that_replaced_its_own(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
     policy = Policy.of(effects=effects)
     fellow = make_fellow()
     fellow.run(command("first", policy=policy), made)
@@ -49,7 +47,7 @@ def test_an_engine_refuses_another_store_in_the_place_of_its_own(
 
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
-def test_an_answer_of_another_store_is_no_replay(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
+def test_an_answer_of_another_store_is_not_replayed(effects: str, conninfo: str, make_fellow: MakeFellow) -> None:
     """This process knows that its key was answered, and looks for the answer: in the store that it has opened alone."""
     fellow, what = make_fellow(), command("first", policy=Policy.of(effects=effects))
     fellow.run(what, made)

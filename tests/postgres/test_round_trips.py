@@ -73,7 +73,7 @@ def test_a_fresh_command_is_two_round_trips_and_a_replay_one(counted: Fellow, re
         assert words(replayed) == [CLAIM if counted.runner is None else LOOK]
 
 
-def test_what_another_process_has_answered_is_claimed_once_and_then_looked_for(
+def test_an_answer_of_another_process_is_claimed_once_and_then_looked_up(
     counted: Fellow, relay: Relay, make_fellow: MakeFellow
 ) -> None:
     """A process looks where it knows of an answer: a fresh command must not pay for a look."""

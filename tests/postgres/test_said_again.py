@@ -38,7 +38,7 @@ def test_a_claim_that_may_have_landed_before_the_server_went_away_is_released(
     assert outside.states == [State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE]
 
 
-def test_a_claim_that_may_have_landed_is_not_refused_where_saying_it_again_is(
+def test_a_claim_that_may_have_landed_is_not_refused_if_its_retry_is(
     make_fellow: MakeFellow, outside: Outside, relay: Relay
 ) -> None:
     """Somebody else is asked the second time, and takes no writes."""

@@ -30,7 +30,7 @@ SLEEP = "SELECT pg_sleep(60)"
 
 
 @pytest.mark.parametrize("kind", PSYCOPGS)
-def test_what_a_handler_commits_is_not_undone_by_its_later_rollback(fellow: Fellow, outside: Outside) -> None:
+def test_a_handlers_commit_is_not_undone_by_its_later_rollback(fellow: Fellow, outside: Outside) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         await db.insert(7)
         await db.rollback()
@@ -93,7 +93,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["settled", "committed early"])
-def test_what_one_handler_sets_is_not_the_next_ones(fellow: Fellow, outside: Outside, early: bool) -> None:
+def test_a_handlers_settings_do_not_reach_the_next_handler(fellow: Fellow, outside: Outside, early: bool) -> None:
     """Another tenant's rows, another user's rights, or nothing at all any more."""
     seen: list[tuple[Any, ...]] = []
     name = schema()
@@ -131,7 +131,7 @@ def test_what_one_handler_sets_is_not_the_next_ones(fellow: Fellow, outside: Out
 # --- what a session has prepared ---
 
 
-def test_plans_whose_columns_are_of_another_type_are_made_anew(fellow: Fellow, outside: Outside) -> None:
+def test_plans_with_changed_column_types_are_prepared_again(fellow: Fellow, outside: Outside) -> None:
     """As a migration may leave them behind under running processes: each command would be refused until a restart."""
 
     async def handler(permit: Permit, db: Writes) -> Answer:
@@ -151,7 +151,7 @@ def test_plans_whose_columns_are_of_another_type_are_made_anew(fellow: Fellow, o
     assert runs("after") == [True, True]
 
 
-def test_texts_are_texts_whatever_encoding_the_role_has(kind: Kind, conninfo: str, outside: Outside) -> None:
+def test_texts_are_decoded_under_any_encoding_of_the_role(kind: Kind, conninfo: str, outside: Outside) -> None:
     role = f"latin_{schema()}"
     outside.connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER; ALTER ROLE {role} SET client_encoding = latin1")
     fellow = Fellow(kind, conninfo.replace("postgres@", f"{role}@"))
@@ -177,7 +177,7 @@ def test_texts_are_texts_whatever_encoding_the_role_has(kind: Kind, conninfo: st
 @pytest.mark.parametrize("kind", PSYCOPGS)
 @pytest.mark.parametrize("ends", ["made", "fails"])
 @pytest.mark.parametrize("left", ["rows half read", "a statement"])
-def test_what_a_handler_leaves_under_way_ends_with_its_command(
+def test_a_statement_left_running_ends_with_its_command(
     make_fellow: MakeFellow, outside: Outside, ends: str, left: str
 ) -> None:
     """psycopg's lock is held for as long: the command, its key and its connection would wait for it for ever."""

@@ -91,9 +91,7 @@ async def _ended(fellow: Fellow) -> None:
         await done
 
 
-def test_a_plan_that_is_kept_walks_no_index_though_the_table_was_empty_when_it_was_made(
-    conninfo: str, outside: Outside
-) -> None:
+def test_a_cached_plan_made_on_an_empty_table_uses_the_primary_key(conninfo: str, outside: Outside) -> None:
     """Without values and without rows: what a connection that is used before there is anything plans for all time."""
     outside.connection.execute("ANALYZE semel_record")
     every = {**postgres_rows.SQL, **statements("semel.steps", "sql/postgres_steps.sql")}
@@ -132,7 +130,7 @@ def test_a_unit_is_planned_anew_until_no_plan_of_it_scans_the_table(conninfo: st
         assert not any("Seq Scan" in line for line in lines)
 
 
-def test_a_connection_keeps_the_plans_of_claims_and_settlements_and_of_nothing_else(make_fellow: MakeFellow) -> None:
+def test_a_connection_keeps_only_the_plans_of_claims_and_settlements(make_fellow: MakeFellow) -> None:
     """Planning took half of a server's time for a command. The others are planned for their values, each time anew."""
     fellow = make_fellow()
     for number in range(8):
@@ -163,7 +161,7 @@ def test_every_batch_is_sent_in_the_order_of_its_ids(conninfo: str) -> None:
         assert told.params["id"] == ids
 
 
-def test_a_claim_that_sees_neither_row_asks_again(conninfo: str, outside: Outside) -> None:
+def test_a_claim_that_sees_no_row_is_repeated(conninfo: str, outside: Outside) -> None:
     """Its snapshot is older than the winner's commit, and its insert met the winner's row: 41 % in a race."""
     fellows = [Fellow("psycopg", conninfo) for _ in range(4)]
     met: list[Any] = []
@@ -187,7 +185,7 @@ def test_a_claim_that_sees_neither_row_asks_again(conninfo: str, outside: Outsid
     assert sum(isinstance(verdict, InProgress) for verdict in met) == 75
 
 
-def test_a_claim_in_neither_half_is_asked_three_times_and_then_in_progress(conninfo: str) -> None:
+def test_a_claim_that_sees_no_row_three_times_is_in_progress(conninfo: str) -> None:
     with closing(Engine(postgres_backend(conninfo, schema=schema()))) as engine:
         one = engine.core.attempt(command("k"))
         flow: Flow[Any] = engine.store.claim([one])

@@ -28,7 +28,7 @@ def status(connection: psycopg.Connection[Any]) -> str:
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_values_come_back_as_they_went(connection: psycopg.Connection[Any], prepared: bool) -> None:
+def test_values_round_trip(connection: psycopg.Connection[Any], prepared: bool) -> None:
     for _ in range(2):
         rows = execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"SAVEPOINT here", None), prepared=prepared)
         assert rows == [VALUES]
@@ -65,7 +65,7 @@ def test_dropped_prepared_names_are_forgotten_and_never_reused(
     assert names_of(connection)[ECHO] != before
 
 
-def test_what_psycopg_drops_after_a_rollback_is_prepared_again(conninfo: str) -> None:
+def test_statements_that_psycopg_drops_after_a_rollback_are_prepared_again(conninfo: str) -> None:
     with PatientConnection.connect(conninfo) as connection:
         execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"SAVEPOINT here", None))
         connection.execute("SELECT 1", prepare=True)
@@ -76,7 +76,7 @@ def test_what_psycopg_drops_after_a_rollback_is_prepared_again(conninfo: str) ->
 
 
 @pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
-def test_what_cannot_be_written_down_is_refused_before_anything_is_sent(
+def test_a_value_that_cannot_be_encoded_is_refused_before_anything_is_sent(
     connection: psycopg.Connection[Any], text: str
 ) -> None:
     with pytest.raises((psycopg.DataError, UnicodeEncodeError)):
@@ -98,7 +98,7 @@ def test_a_connection_whose_server_process_ended_on_the_way_is_lost(connection: 
     assert connection.closed
 
 
-def test_a_trip_that_is_broken_off_leaves_no_connection(connection: psycopg.Connection[Any]) -> None:
+def test_an_interrupted_round_trip_closes_the_connection(connection: psycopg.Connection[Any]) -> None:
     going = trip(connection, ((ECHO, VALUES),), prepared=True)
     next(going)
     going.close()

@@ -13,7 +13,7 @@ from tests.postgres.conftest import WHAT, Fellow, Writes
 from tests.servers.postgres import schema
 
 
-def test_an_open_unit_of_one_is_not_in_the_way_of_the_other(
+def test_an_open_unit_in_one_schema_does_not_block_the_other(
     conninfo: str, kind: str, make_fellow: Callable[..., Fellow]
 ) -> None:
     elsewhere = f"{schema()}_two"

@@ -128,7 +128,7 @@ def test_a_handlers_commit_or_rollback_does_not_end_the_unit(
     assert (fellow.units, outside.open_transactions) == ((1, 1), 0)
 
 
-def test_what_one_handler_sets_on_its_connection_is_not_the_next_ones(fellow: Fellow) -> None:
+def test_a_handlers_connection_settings_do_not_reach_the_next_handler(fellow: Fellow) -> None:
     async def sets(permit: Permit, db: Writes) -> Answer:
         if isinstance(db.connection, (psycopg.Connection, psycopg.AsyncConnection)):
             db.connection.row_factory = psycopg.rows.dict_row

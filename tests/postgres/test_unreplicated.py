@@ -53,9 +53,7 @@ def not_believed(fellow: Fellow, what: Command, handler: Handler) -> None:
         fellow.run(what, handler)
 
 
-def test_a_claim_is_not_believed_and_given_up(
-    fellow: Fellow, outside: Outside, cut_short: Callable[[str], None]
-) -> None:
+def test_an_unreplicated_claim_is_released(fellow: Fellow, outside: Outside, cut_short: Callable[[str], None]) -> None:
     fellow.run(command("before"), plain)
     cut_short("INSERT")
     not_believed(fellow, command("k"), never)
@@ -64,7 +62,7 @@ def test_a_claim_is_not_believed_and_given_up(
 
 
 @pytest.mark.parametrize("policy", [Policy(), ATOMIC], ids=["external", "atomic"])
-def test_an_answer_is_not_sent_that_a_failover_may_take_back(
+def test_an_unreplicated_answer_is_not_sent(
     fellow: Fellow, outside: Outside, cut_short: Callable[[str], None], policy: Policy
 ) -> None:
     """It is there for the retry, as long as this server is."""
@@ -79,7 +77,7 @@ def test_an_answer_is_not_sent_that_a_failover_may_take_back(
     assert fellow.units[0] == fellow.units[1]
 
 
-def test_a_refusal_that_is_stored_on_its_own_neither(
+def test_an_unreplicated_refusal_is_not_sent(
     fellow: Fellow, outside: Outside, cut_short: Callable[[str], None]
 ) -> None:
     fellow.run(command("before", policy=ATOMIC), plain)
