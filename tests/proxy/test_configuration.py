@@ -87,6 +87,6 @@ def test_a_proxy_is_not_its_own_upstream(url: str, host: str, own: bool) -> None
 
 
 @pytest.mark.parametrize("url", ["shop:3000", "http://", "ftp://shop", "http://shop/path", "http://shop:99999"])
-def test_an_upstream_that_is_no_origin_is_refused(url: str) -> None:
+def test_an_upstream_with_a_path_or_query_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="--upstream"):
         UpstreamOrigin.of(url)

@@ -150,7 +150,7 @@ def test_a_lenient_spelling_of_a_command_is_not_passed_on(node: Proxy, path: str
         ("POST /other HTTP/1.1\r\nHost: x\r\nEarly-Data: 1\r\nContent-Length: 0", b"425"),
     ],
 )
-def test_what_two_servers_could_read_differently_is_refused(node: Proxy, head: str, status: bytes) -> None:
+def test_ambiguous_requests_are_refused(node: Proxy, head: str, status: bytes) -> None:
     count = len(node.client.get("/payments").json())
     assert node.send(head + "\r\n\r\n").split(b" ")[1] == status
     assert len(node.client.get("/payments").json()) == count
@@ -165,7 +165,7 @@ def test_a_reset_after_the_request_leaves_the_outcome_unknown(broken: Proxy, bre
     assert len(breaking.requests) == count + 1
 
 
-def test_a_truncated_answer_is_no_success(broken: Proxy, breaking: Breaking) -> None:
+def test_a_truncated_answer_is_not_a_success(broken: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
     assert broken.post("/payments", "canary-cut", {"amount": 1}).status_code == 502
     again = broken.post("/payments", "canary-cut", {"amount": 1})
@@ -186,7 +186,7 @@ def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(brok
     assert "set-cookie" not in replay.headers
 
 
-def test_a_service_that_still_works_on_an_earlier_attempt_has_not_refused(broken: Proxy, breaking: Breaking) -> None:
+def test_a_409_to_a_repeated_attempt_is_in_progress(broken: Proxy, breaking: Breaking) -> None:
     busy = b"HTTP/1.1 409 Conflict\r\n%sContent-Length: 4\r\n\r\nbusy"
     breaking.answers += [
         b"",
@@ -224,7 +224,7 @@ def test_a_status_that_no_server_may_send_is_a_broken_answer(broken: Proxy, brea
     assert again.headers["semel-code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
-def test_a_services_own_words_about_its_key_are_not_passed_on(broken: Proxy, breaking: Breaking) -> None:
+def test_the_services_own_key_headers_are_dropped(broken: Proxy, breaking: Breaking) -> None:
     own = b"Idempotency-Key-Lifetime: 5\r\nIdempotency-Replayed: true\r\nIdempotent-Replayed: true\r\n"
     answer = b"HTTP/1.1 201 Created\r\n" + own + b"Content-Length: 2\r\n\r\nok"
     breaking.answers += [answer, answer]
@@ -260,7 +260,7 @@ def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(broken
         assert len(breaking.requests) == count + 1
 
 
-def test_no_byte_of_one_answer_is_read_as_another(broken: Proxy, breaking: Breaking) -> None:
+def test_one_answers_bytes_are_not_read_as_another_answer(broken: Proxy, breaking: Breaking) -> None:
     own = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown"
     stale = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
     for method, first in (
@@ -311,7 +311,7 @@ def test_an_odd_form_of_a_command_has_one_effect_or_none(broken: Proxy, breaking
     breaking.answers.clear()
 
 
-def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking) -> None:
+def test_compressed_bytes_are_stored_unchanged(broken: Proxy, breaking: Breaking) -> None:
     kept = b"\x1f\x8bno gzip at all"
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(kept)
     breaking.answers.append(head + kept)
@@ -321,7 +321,7 @@ def test_compressed_bytes_are_kept_as_they_are(broken: Proxy, breaking: Breaking
     assert broken.send(body).endswith(kept)
 
 
-def test_a_second_proxy_replays_and_an_upstream_that_is_away_frees_the_key(
+def test_a_second_proxy_replays_and_an_unreachable_upstream_frees_the_key(
     node: Proxy, store: str, tmp_path: Path
 ) -> None:
     first = node.post("/payments", "second-proxy", {"amount": 5})

@@ -98,7 +98,7 @@ def test_a_client_that_stops_reading_holds_no_connection_for_ever() -> None:
     asyncio.run(story())
 
 
-def test_what_is_no_command_is_cut_when_the_proxy_ends() -> None:
+def test_other_requests_are_cut_when_the_proxy_ends() -> None:
     begun = asyncio.Event()
 
     async def receive() -> dict[str, Any]:

@@ -275,7 +275,7 @@ def test_a_late_answer_leaves_the_outcome_in_doubt(here: Place, held: Held) -> N
 
 
 @ONE_STORE
-def test_a_long_answer_is_judged_by_its_status_and_not_kept(here: Place, held: Held) -> None:
+def test_a_long_answer_settles_by_its_status_and_is_not_stored(here: Place, held: Held) -> None:
     for status, again, state in ((201, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", "SUCCEEDED"), (202, UNKNOWN, "UNKNOWN")):
         key = str(uuid4())
         first = post(here.proxy, "/long", key, x_status=str(status))
@@ -292,7 +292,7 @@ def test_a_long_answer_is_judged_by_its_status_and_not_kept(here: Place, held: H
 
 @ONE_STORE
 @pytest.mark.parametrize("path", ["/stream", "/long"])
-def test_the_first_byte_of_a_stream_arrives_before_the_last_is_made(here: Place, held: Held, path: str) -> None:
+def test_a_stream_is_forwarded_as_it_arrives(here: Place, held: Held, path: str) -> None:
     headers = {"x-hold": f"streaming:{held.port}", "idempotency-key": str(uuid4())}
     with here.proxy.client.stream("POST", path, content=b"1", headers=headers) as answer:
         pieces = answer.iter_raw()
@@ -323,7 +323,7 @@ def test_other_methods_and_chunked_bodies_pass(here: Place) -> None:
     assert here.service.effects(f"POST /other {key}-2") == 1
 
 
-def test_a_client_that_leaves_does_not_end_its_command(here: Place, held: Held) -> None:
+def test_a_client_that_disconnects_does_not_end_its_command(here: Place, held: Held) -> None:
     key = str(uuid4())
     request = (
         f'POST /payments HTTP/1.1\r\nHost: x\r\nIdempotency-Key: "{key}"\r\nX-Hold: before:{held.port}\r\n'
@@ -342,7 +342,7 @@ def test_a_client_that_leaves_does_not_end_its_command(here: Place, held: Held) 
 
 
 @ONE_STORE
-def test_sigterm_lets_a_command_end_and_says_what_it_waits_for(here: Place, held: Held) -> None:
+def test_sigterm_lets_a_command_end_and_logs_what_it_waits_for(here: Place, held: Held) -> None:
     key, proxy = str(uuid4()), here.start_proxy()
 
     def end(connections: list[socket.socket]) -> None:
@@ -361,7 +361,7 @@ def test_sigterm_lets_a_command_end_and_says_what_it_waits_for(here: Place, held
 
 
 @ONE_STORE
-def test_probes_tell_of_the_store_and_of_the_service(here: Place) -> None:
+def test_probes_report_the_store_and_the_service(here: Place) -> None:
     found = re.search(rb"health: (http://[0-9.:]+)/readyz", here.proxy.log)
     assert found is not None
     base = found[1].decode()
