@@ -134,7 +134,7 @@ def test_a_server_that_is_loading_is_named_as_the_cause(started: Starts, opened:
     assert shell.run(command("0"), lambda permit: MADE).replayed
 
 
-def test_a_password_is_wanted_and_never_shown(started: Starts, mode: str) -> None:
+def test_a_wrong_password_is_reported_and_never_shown(started: Starts, mode: str) -> None:
     own = started("appendonly yes", "requirepass s3cret-of-ours")
 
     def shell_of(user: str) -> Shell:
@@ -159,7 +159,7 @@ def test_a_password_is_wanted_and_never_shown(started: Starts, mode: str) -> Non
     right.close()
 
 
-def test_a_user_who_may_not_learns_what_to_allow(started: Starts, mode: str) -> None:
+def test_a_missing_right_is_named(started: Starts, mode: str) -> None:
     own = started("appendonly yes", "user joe on >pw ~* +@all -evalsha")
     chosen: Any = mode
     shell = Shell(chosen, connect_backend(f"redis://joe:pw@127.0.0.1:{own.port}"))
@@ -222,7 +222,7 @@ def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(opened: Op
     assert "use redis:// in the URL" in refused(opened(servers.valkey(), ready=False, cluster=True))
 
 
-def test_a_state_is_kept_for_later_callers(opened: Opens) -> None:
+def test_a_servers_state_is_reported_to_later_callers(opened: Opens) -> None:
     """Two engines, two prefixes: the same key is another command."""
     one, other = opened(servers.valkey()), opened(servers.valkey())
     one.run(command(), lambda permit: MADE)

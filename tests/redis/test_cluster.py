@@ -212,7 +212,7 @@ def told(routes: Cluster, replies: list[Any]) -> list[NodeExchange]:
     return said
 
 
-def test_a_call_that_is_sent_round_and_round_is_given_up() -> None:
+def test_redirects_of_a_call_are_bounded() -> None:
     moved = [[RedisRefused("MOVED", f"12345 {'b:2' if n % 2 == 0 else 'a:1'}")] for n in range(ROUNDS_MAX)]
     with pytest.raises(StoreUnavailable, match="from node to node"):
         told(Cluster((A,)), [[MAP], *moved])
@@ -226,7 +226,7 @@ def test_asking_goes_before_the_call_once() -> None:
     ]
 
 
-def test_the_map_is_asked_of_the_next_node_where_one_is_away() -> None:
+def test_the_map_comes_from_the_next_node_if_one_is_unreachable() -> None:
     sent = told(Cluster((B, A)), [StoreUnavailable("away"), [MAP]])
     assert [each.node for each in sent] == [B, A, A]
     with pytest.raises(StoreUnavailable, match="away"):
@@ -235,7 +235,7 @@ def test_the_map_is_asked_of_the_next_node_where_one_is_away() -> None:
         told(Cluster((A,)), [[[[0, 1, [b"a", 1]]]]])
 
 
-def test_a_node_that_does_not_say_its_name_is_the_one_that_was_asked() -> None:
+def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
     routes = Cluster((A,))
     told(routes, [[[[0, 16383, [b"", 7]]]]])
     assert routes.node_of(b"k") == Node("a", 7)

@@ -74,7 +74,7 @@ def test_a_lapse_is_unknown_within_its_lease_and_one_second(
     asyncio.run(scenario())
 
 
-def test_a_fleet_that_is_replaced_at_once_goes_on_looking(own: int, fleet: Fleet) -> None:
+def test_a_fleet_replaced_at_once_continues_to_check(own: int, fleet: Fleet) -> None:
     """The turns of processes that are gone are not waited for."""
 
     async def scenario() -> None:

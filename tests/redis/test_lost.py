@@ -99,7 +99,7 @@ def test_a_connection_that_died_while_idle_is_not_used(through: Bench, between: 
     assert through.row().state == State.SUCCEEDED
 
 
-def test_a_server_that_hangs_is_waited_for_so_long(between: Relay, opened: Opens) -> None:
+def test_a_server_that_hangs_times_out(between: Relay, opened: Opens) -> None:
     shell = opened(between.port, patience_seconds=0.6, confirm_seconds=0.1)  # enough to connect on a busy machine
     shell.run(command("warm"), lambda permit: MADE)
     between.hanging = True

@@ -21,7 +21,7 @@ COMMANDS: list[tuple[Any, ...]] = [
 ]
 
 
-def test_both_ways_write_the_same_bytes() -> None:
+def test_hiredis_and_our_code_pack_the_same_bytes() -> None:
     random_bytes = random.Random(SEED)
     many = [
         ("EVALSHA", *(random_bytes.randbytes(random_bytes.randrange(80)) for _ in range(random_bytes.randrange(1, 22))))
@@ -34,7 +34,7 @@ def test_both_ways_write_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("found", [None, "older"])
-def test_without_hiredis_it_is_written_out_here(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hiredis_our_code_packs_commands(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def import_module(name: str) -> object:
         if found is None:
             raise ImportError(name)

@@ -80,7 +80,7 @@ def test_a_replay_is_on_the_replicas_too(pair: tuple[int, int], opened: Opens) -
     assert row.state == State.SUCCEEDED
 
 
-def test_waiting_travels_with_the_call(pair: tuple[int, int], opened: Opens) -> None:
+def test_the_wait_command_travels_with_the_call(pair: tuple[int, int], opened: Opens) -> None:
     primary, _ = pair
     shell = opened(primary, wait_replicas=1)
     shell.run(command("warm"), lambda permit: MADE)

@@ -101,7 +101,7 @@ def test_a_server_that_takes_no_writes_is_not_asked_again_on_this_connection(cod
     assert server.connected == 2
 
 
-def test_what_a_loading_server_says_to_one_exchange_is_not_read_by_the_next() -> None:
+def test_a_loading_servers_reply_is_not_read_by_the_next_exchange() -> None:
     server = Server(b"-LOADING it is loading\r\n", b"-LOADING it is loading\r\n", b":7\r\n")
 
     async def story(exchange: Exchanges, loop: RedisLoop) -> None:
@@ -114,7 +114,7 @@ def test_what_a_loading_server_says_to_one_exchange_is_not_read_by_the_next() ->
     assert server.connected == 2
 
 
-def test_what_nobody_has_asked_for_is_no_reply() -> None:
+def test_an_unsolicited_message_is_not_a_reply() -> None:
     server = Server(b":1\r\n:2\r\n", b":3\r\n")
 
     async def story(exchange: Exchanges, loop: RedisLoop) -> None:
@@ -141,7 +141,7 @@ def test_an_answer_that_ends_in_the_middle_or_never_comes_is_lost(end: bytes | N
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n\x15\x03\x03\x00\x02\r\n"])
-def test_what_is_no_reply_leaves_it_open(said: bytes) -> None:
+def test_a_malformed_reply_leaves_the_outcome_open(said: bytes) -> None:
     """Another program listens there by now, or something between changes the replies: what was sent may have run."""
     server = Server(b":1\r\n", said, None, b":3\r\n")
 

@@ -68,7 +68,7 @@ def test_the_settlement_starts_the_clock(on_valkey: Bench, client: Redis) -> Non
             assert wanted - 60_000 < left <= wanted
 
 
-def test_what_redis_has_forgotten_by_itself_leaves_no_place(on_valkey: Bench, client: Redis) -> None:
+def test_the_index_entry_of_an_expired_record_is_removed(on_valkey: Bench, client: Redis) -> None:
     """A record that is gone is not listed, its places go with the purge, and it can be claimed meanwhile."""
     store = on_valkey.store
     assert isinstance(store, RedisStore)
@@ -85,7 +85,7 @@ def test_what_redis_has_forgotten_by_itself_leaves_no_place(on_valkey: Bench, cl
     assert on_valkey.do(partial(store.purge, None, 10)) == Purged(2, 0, 0, None)
 
 
-def test_what_came_back_meanwhile_is_not_forgotten(on_valkey: Bench) -> None:
+def test_the_index_entry_of_a_recreated_record_stays(on_valkey: Bench) -> None:
     """A purge that saw a record gone, or in another version, does not drop the one that is there."""
     store = on_valkey.store
     assert isinstance(store, RedisStore)
@@ -99,7 +99,7 @@ def test_what_came_back_meanwhile_is_not_forgotten(on_valkey: Bench) -> None:
     assert len(on_valkey.do(lambda: store.find(Find())).records) == 1
 
 
-def test_what_may_run_again_does_not_hide_what_is_unknown(on_valkey: Bench) -> None:
+def test_retryable_records_do_not_hide_unknown_ones(on_valkey: Bench) -> None:
     """Lapsed leases that no reaper marks must not stand at the head of its line for ever."""
     for number in range(12):
         on_valkey.grant(attempt(f"again {number}", policy=IDEMPOTENT))

@@ -54,7 +54,7 @@ def performed(
 
 
 @pytest.mark.parametrize("then", ["away", "no script", "on and on"])
-def test_a_batch_of_which_a_part_has_run_is_not_said_to_be_unavailable(then: str) -> None:
+def test_a_batch_that_ran_in_part_is_not_reported_as_unavailable(then: str) -> None:
     """Nobody would release the claims that were made: each is to be asked for by itself, and meets its own nonce."""
     both = claims(2)
     for calls in (both, both[1:]):
@@ -77,7 +77,7 @@ FULL = RedisRefused("OOM", "command not allowed when used memory > 'maxmemory'."
 @pytest.mark.parametrize(
     ("own", "stands"), [((b"OK", 1), True), ((FULL, 1), True), ((FULL, 0), False), ((MOVED, MOVED), False)]
 )
-def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: tuple[object, object], stands: bool) -> None:
+def test_a_wait_counts_only_after_a_write_of_this_connection(own: tuple[object, object], stands: bool) -> None:
     """WAIT speaks of the connection's last write: where its own were refused, it may speak of none."""
     replies: Replies = [[1, b"record"], *own, 1]
     said, told = performed(claims(1), replies, terms=RouteTerms(wait_replicas=1))
@@ -86,7 +86,7 @@ def test_replicas_are_believed_only_behind_a_write_of_this_connection(own: tuple
 
 
 @pytest.mark.parametrize("key", [KEYS.meta, KEYS.record(b"\1" * 16)])
-def test_what_replicas_are_asked_about_lies_where_the_call_wrote(key: bytes) -> None:
+def test_the_wait_key_is_in_the_slot_of_the_call(key: bytes) -> None:
     """Semel's own key has no braces: a write for WAIT that lay elsewhere was refused, and nothing could be migrated."""
     (own, *_) = RouteTerms(wait_replicas=1).waits([RedisCall(LUA["claim"], (key,), ())])
     assert slot(own[1]) == slot(key)

@@ -65,7 +65,7 @@ def test_a_primary_that_has_become_a_replica_is_not_asked_again() -> None:
     assert asked(routes, NAMES_THERE, PRIMARY, [b"2"]) == ([FIRST, THERE, THERE], [b"2"])
 
 
-def test_a_silent_sentinel_is_passed_over_and_asked_last() -> None:
+def test_a_silent_sentinel_is_skipped_and_asked_last() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
     assert asked(routes, AWAY, NAMES_HERE, PRIMARY, [b"1"])[0] == [FIRST, SECOND, HERE, HERE]
     routes.note_failure(HERE)
@@ -73,7 +73,7 @@ def test_a_silent_sentinel_is_passed_over_and_asked_last() -> None:
     assert asked(routes, NAMES_HERE, PRIMARY, [b"2"])[0] == [SECOND, HERE, HERE]
 
 
-def test_one_that_still_names_the_old_primary_is_not_believed() -> None:
+def test_a_sentinel_that_names_the_old_primary_is_ignored() -> None:
     routes = Sentinel("shop", (FIRST, SECOND))
     assert asked(routes, NAMES_HERE, REPLICA, NAMES_THERE, PRIMARY, [b"1"])[0] == [FIRST, HERE, SECOND, THERE, THERE]
     routes = Sentinel("shop", (FIRST, SECOND))

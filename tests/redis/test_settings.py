@@ -128,7 +128,7 @@ def test_each_servers_memory_is_reported_once() -> None:
     assert perform(memory((b"t",) * 6), lambda asked: replies) == {(5, 9), (4, 9)}
 
 
-def test_what_cannot_be_used_is_refused_whatever_was_accepted() -> None:
+def test_an_unusable_server_is_refused_even_with_accepted_loss() -> None:
     with pytest.raises(ConfigurationError, match="it is old: upgrade"):
         Needs().learn([Observed("version", "unusable", "it is old", "upgrade")], accepts_loss=True)
 
@@ -149,7 +149,7 @@ def test_doctor_finds_what_is_wrong(forgetful: Running, capsys: pytest.CaptureFi
     assert found["eviction"]["level"] == "ok"
 
 
-def test_doctor_is_content_with_a_server_that_keeps_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_nothing_on_a_durable_server(capsys: pytest.CaptureFixture[str]) -> None:
     prefix = servers.prefix()
     with migrated(servers.valkey(), prefix):
         pass
@@ -302,7 +302,7 @@ def test_doctor_names_the_policy_where_the_identity_is_gone(
     assert "records may be lost" in found["records"]["detail"]
 
 
-def test_doctor_says_of_a_flushed_store_that_records_may_be_lost(
+def test_doctor_reports_that_a_flushed_store_may_have_lost_records(
     evicting: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     migrated(evicting.port, "shop").close()
@@ -316,7 +316,7 @@ def test_doctor_says_of_a_flushed_store_that_records_may_be_lost(
     assert "before you run: semel migrate" in found["records"]["remedy"]
 
 
-def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) -> None:
+def test_a_store_of_the_first_version_still_works(evicting: Running, opened: Opens) -> None:
     """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
     with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
         plain.delete(*plain.scan_iter("*marker*", count=10_000))
@@ -327,7 +327,7 @@ def test_a_store_of_the_first_version_goes_on(evicting: Running, opened: Opens) 
             assert old.run(command("other", policy=EXTERNAL), lambda permit: MADE).answer == MADE
 
 
-def test_a_store_of_the_second_version_goes_on(evicting: Running) -> None:
+def test_a_store_of_the_second_version_still_works(evicting: Running) -> None:
     """Its markers have no name: they are relied on until `semel migrate` has run and the engine is opened again."""
     with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
         plain.delete(*plain.scan_iter("*marker:*", count=10_000))
@@ -341,7 +341,7 @@ def test_a_store_of_the_second_version_goes_on(evicting: Running) -> None:
                 old.run(command("third", policy=EXTERNAL), lambda permit: MADE)
 
 
-def test_a_store_made_anew_grants_nothing_to_who_opened_the_former_one(
+def test_a_recreated_store_grants_nothing_to_engines_of_the_former_one(
     evicting: Running, opened: Opens, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A flush, then a plain migrate by whoever comes next: what has run is not run again by those who were there."""

@@ -20,7 +20,7 @@ HERE, THERE = Node("here", 1), Node("there", 2)
 CODES = ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS")
 
 
-def test_a_name_that_leads_to_another_server_now_is_looked_up_again(tmp_path: Path, opened: Opens) -> None:
+def test_a_name_that_moved_to_another_server_is_resolved_again(tmp_path: Path, opened: Opens) -> None:
     """As hosts of Redis fail over: the old primary lives on as a replica, no connection ends. The relay is the name."""
     common = ("appendonly yes", "repl-diskless-sync-delay 0")
     one = servers.start(tmp_path / "one", *common)
