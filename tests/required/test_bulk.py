@@ -119,7 +119,7 @@ def test_a_bulk_over_http(semel_async_engine: AsyncEngine, semel_database: Path)
 
 @sqlite
 @pytest.mark.parametrize(("effects", "finished"), [("atomic", {0, 1}), ("idempotent", {0}), ("external", {0})])
-def test_what_an_interruption_leaves(
+def test_an_interrupted_bulk_continues(
     effects: Any, finished: set[int], semel_engine: Engine, semel_database: Path
 ) -> None:
     """The lease is not given back, the finished items stand, and nothing of the others does."""
@@ -151,7 +151,7 @@ def test_what_an_interruption_leaves(
         ("idempotent", "one item had been finished, and item 1 of the list ran again; the counter grew by 16 in all"),
     ],
 )
-def test_a_list_that_begins_anew(effects: Any, came: str, semel_engine: Engine, semel_database: Path) -> None:
+def test_a_bulk_that_starts_over_fails(effects: Any, came: str, semel_engine: Engine, semel_database: Path) -> None:
     """Each attempt has a key of its own: nothing of the first one is known to the second."""
     payer = Payer(semel_database, effects, "anew")
     target = payer.target(semel_engine)
@@ -190,7 +190,7 @@ def test_effects_outside_of_the_transaction(semel_engine: Engine, semel_database
 
 
 @sqlite
-def test_an_answer_that_is_made_anew(semel_engine: Engine, semel_database: Path) -> None:
+def test_an_answer_that_is_made_again_fails(semel_engine: Engine, semel_database: Path) -> None:
     payer, numbers = Payer(semel_database, "atomic"), iter(range(1000))
     bulk = Bulk(semel_engine, operation="bills.pay", effects="atomic")
 

@@ -17,7 +17,7 @@ HOMES = {"psycopg": postgres_home, "asyncpg": postgres_home, "pymysql": mariadb_
 
 
 @pytest.mark.parametrize("kind", HOMES)
-def test_what_was_told_is_read_with_its_id_topic_and_payload(kind: str) -> None:
+def test_a_published_event_is_read_with_its_id_topic_and_payload(kind: str) -> None:
     home = HOMES[kind]()
     fellow = Fellow(kind, home)
     emitted: list[str] = []

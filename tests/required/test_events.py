@@ -82,7 +82,7 @@ def only(report: Report) -> str:
 
 @sqlite
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
-def test_what_a_permit_emits_is_one_set(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_events_of_a_permit_are_one_set(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, effects)
     report = shop.tried(shop.app(semel_async_engine, placed))
     assert CHECK in report.held, report.text()
@@ -106,7 +106,9 @@ def test_of_a_sync_function_whose_engine_runs_in_threads(semel_engine: Engine, s
 
 
 @sqlite
-def test_nothing_told_is_nothing_to_compare_and_said(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_operation_without_events_passes_with_a_remark(
+    semel_async_engine: AsyncEngine, semel_database: Path
+) -> None:
     shop = Shop(semel_database, "idempotent")
     report = shop.tried(shop.app(semel_async_engine, lambda permit: None))
     assert CHECK in report.held
@@ -117,7 +119,7 @@ def test_nothing_told_is_nothing_to_compare_and_said(semel_async_engine: AsyncEn
 
 
 @sqlite
-def test_an_id_made_anew_at_each_run(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_id_that_changes_at_each_run_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     """Published by the handler itself, under a random id: two runs are two orders to whoever ships."""
     shop = Shop(semel_database, "idempotent")
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": uuid.uuid4(), "type": "orders.placed"}))
@@ -134,7 +136,7 @@ def test_an_id_made_anew_at_each_run(semel_async_engine: AsyncEngine, semel_data
 
 
 @sqlite
-def test_the_outbox_with_an_id_of_its_own_at_each_run(semel_engine: Engine, semel_database: Path) -> None:
+def test_an_outbox_event_id_that_changes_at_each_run_fails(semel_engine: Engine, semel_database: Path) -> None:
     """Written on a connection of the handler's, in a commit of its own: seen in the database, without any events=."""
     shop = Shop(semel_database, "idempotent")
     outbox = Outbox(semel_engine)
@@ -155,7 +157,9 @@ def test_the_outbox_with_an_id_of_its_own_at_each_run(semel_engine: Engine, seme
 
 @sqlite
 @pytest.mark.parametrize("effects", ["idempotent", "atomic"])
-def test_a_name_made_anew_at_each_run(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_name_that_changes_at_each_run_fails(
+    effects: Any, semel_async_engine: AsyncEngine, semel_database: Path
+) -> None:
     """One of them leaves, and not the one whose id the first run was given."""
     shop, numbers = Shop(semel_database, effects), itertools.count()
     app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", b"1", ordinal=next(numbers)))
@@ -170,7 +174,7 @@ def test_a_name_made_anew_at_each_run(effects: Any, semel_async_engine: AsyncEng
 
 
 @sqlite
-def test_a_payload_that_changes(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_payload_that_changes_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     """Of permit.emit one alone leaves, which is worth a remark; of one's own publishing both do."""
     shop, numbers = Shop(semel_database, "idempotent"), itertools.count()
     app = shop.app(semel_async_engine, lambda permit: permit.emit("orders.placed", {"at": next(numbers)}))
@@ -184,7 +188,7 @@ def test_a_payload_that_changes(semel_async_engine: AsyncEngine, semel_database:
 
 
 @sqlite
-def test_told_outside_of_what_is_protected(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_published_outside_of_the_command_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     """A dependency tells it at every request, under one id: consumers without an inbox act each time."""
     shop = Shop(semel_database, "idempotent")
     app = shop.app(
@@ -198,7 +202,7 @@ def test_told_outside_of_what_is_protected(semel_async_engine: AsyncEngine, seme
 
 
 @sqlite
-def test_told_of_what_was_undone(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_about_a_rolled_back_effect_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, "atomic")
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": permit.key_for("event")}))
     text = only(shop.tried(app, listed=True))
@@ -207,7 +211,9 @@ def test_told_of_what_was_undone(semel_async_engine: AsyncEngine, semel_database
 
 
 @sqlite
-def test_told_behind_the_settlement_is_lost(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
+def test_an_event_published_after_the_settlement_may_be_lost(
+    semel_async_engine: AsyncEngine, semel_database: Path
+) -> None:
     """A layer tells it when the answer has come: where the process dies before that, nobody ever hears of it."""
     shop = Shop(semel_database, "idempotent")
     inner = shop.app(semel_async_engine, lambda permit: None)
@@ -266,7 +272,7 @@ def test_an_opaque_function_is_tried_as_far_as_possible() -> None:
         (lambda: 1 // 0, CannotRun, "the list of events failed: ZeroDivisionError"),
     ],
 )
-def test_what_is_no_list_of_events(events: Any, error: type[Exception], message: str) -> None:
+def test_an_invalid_list_of_events_is_refused(events: Any, error: type[Exception], message: str) -> None:
     done: list[int] = []
     options: dict[str, Any] = {"arguments": {"n": 1}, "effects": done, "events": events}
     with pytest.raises(error, match=message):

@@ -82,7 +82,7 @@ def test_each_required_check_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_application_fails_the_test_that_tells_it(name: str) -> None:
+def test_a_broken_application_fails_the_right_test(name: str) -> None:
     provider = Provider()
     case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, other_caller=BOB, effects=provider.charges)
     made = suite(app=BROKEN[name](AsyncEngine.connect("memory://"), provider), operations=[case])
@@ -110,7 +110,7 @@ def test_nothing_is_left_out_silently() -> None:
     assert all("other_caller=" in remedy for remedy in refused.values())
 
 
-def test_no_protection_cannot_be_crashed() -> None:
+def test_an_unprotected_function_cannot_be_crash_tested() -> None:
     provider = Provider()
     case = Case(request="POST /payments", json={"amount": 5}, headers=ALICE, effects=provider.charges)
     made = suite(app=BROKEN["no_semel"](AsyncEngine.connect("memory://"), provider), operations=[case])
