@@ -107,7 +107,7 @@ class AwayForAMoment:
         return None
 
 
-def test_renewals_go_on_after_a_store_was_away() -> None:
+def test_renewals_continue_after_a_store_outage() -> None:
     """One renewal met a store without tables; the thread that renews all leases must not die of it."""
     driver = AwayForAMoment()
     engine = Engine(Backend("away", MemoryStore(), driver))
@@ -150,7 +150,7 @@ def test_a_drain_waits_for_a_claim_on_its_way() -> None:
     asyncio.run(scenario())
 
 
-def test_a_draining_engine_grants_nothing_to_who_waits() -> None:
+def test_a_draining_engine_grants_nothing_to_waiters() -> None:
     async def scenario() -> None:
         engine = await opened(memory())
         permit = await engine.claim(command())
@@ -169,7 +169,7 @@ def test_a_draining_engine_grants_nothing_to_who_waits() -> None:
     asyncio.run(scenario())
 
 
-def test_a_joined_command_leaves_the_one_alone_that_waits_for_it(tmp_path: Path) -> None:
+def test_a_joined_command_does_not_disturb_its_waiter(tmp_path: Path) -> None:
     """Both have one key: the joined one holds the file, the other waits for it and is given its answer."""
 
     async def scenario() -> None:
@@ -301,7 +301,7 @@ def test_a_refusal_of_a_record_by_a_former_recipe_is_stored(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_what_holds_instead_is_read_by_the_recipe_of_the_record(mode: str) -> None:
+def test_the_settled_record_is_read_by_its_own_recipe(mode: str) -> None:
     """A refused settlement is answered with the record's own answer, whichever recipe it was made under."""
     former, latter = recast("external")
     backend = memory()
