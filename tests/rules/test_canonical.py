@@ -145,19 +145,19 @@ def test_depth_is_limited_before_parsing() -> None:
 
 
 @pytest.mark.usefixtures("_each_path")
-def test_brackets_that_do_not_nest_are_no_depth() -> None:
+def test_unbalanced_brackets_do_not_count_as_depth() -> None:
     for body in (b"[" + b"[]," * 100 + b"1]", b'["' + b"[" * 100 + b'"]', b'["\\"' + b"{" * 100 + b'"]'):
         assert canonical_json(body, depth_max=2) == body
     assert canonical_json(b'"' + b'\\"[' * 100, depth_max=2) is None
 
 
-def test_a_stack_that_is_used_up_refuses_and_never_changes_the_form() -> None:
+def test_a_recursion_error_refuses_and_never_changes_the_form() -> None:
     body = b"[" * 100_000 + b"]" * 100_000
     with pytest.raises(RequestTooLarge, match="this process"):
         canonical_json(body, depth_max=200_000)
 
 
-def test_the_fast_path_is_taken_for_what_clients_send() -> None:
+def test_the_fast_path_handles_usual_requests() -> None:
     quick = canonical.plain_reader()
     assert quick is not None
     document = {"id": "8e03978e-40d5-43dd-bc93-0894a57f9324", "at": "2024-02-29T12:00:00Z", "n": [-10, 0, 999]}
@@ -167,7 +167,7 @@ def test_the_fast_path_is_taken_for_what_clients_send() -> None:
         assert quick(body.encode()) is None
 
 
-def test_something_else_named_orjson_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_module_named_orjson_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impostor:
         OPT_SORT_KEYS = 0
 
@@ -185,7 +185,7 @@ def test_something_else_named_orjson_is_not_trusted(monkeypatch: pytest.MonkeyPa
     canonical.plain_reader.cache_clear()
 
 
-def test_a_risky_number_is_always_seen() -> None:
+def test_a_risky_number_is_always_detected() -> None:
     for number in ("1.5", "-1.5", "0e1", "10E2", "-0", "-0.0", "1" * 16, "-" + "9" * 20):
         for before in ("[", "[ ", "[\t", "[\n", "[\r", "[1,", '{"a":', '{"a": '):
             for after in ("", "]", ",1]", " ]", "\n}"):
@@ -193,7 +193,7 @@ def test_a_risky_number_is_always_seen() -> None:
     assert canonical._PLAIN(b'{"a":[-10,0,999999999999999],"b":"8e-0.5 4111111111111111"}') is not None
 
 
-def test_what_is_plain_passes_every_check_of_a_body() -> None:
+def test_plain_json_passes_every_check_of_a_body() -> None:
     for body in (b'{"a":[-10,0,999999999999999],"b":"NaN"}', b'[ "]", {"deep": [[]]} ]'):
         assert canonical.plain_json(body, 64) == canonical._exact(body)
         check_json(body, 64)
@@ -257,7 +257,7 @@ def test_the_two_implementations_agree(document: str, depth_max: int) -> None:
 
 @PLAIN
 @given(documents(BROKEN_LETTERS), st.integers(0, 60), st.integers(0, 60))
-def test_they_agree_on_broken_documents(document: str, start: int, end: int) -> None:
+def test_both_implementations_agree_on_broken_documents(document: str, start: int, end: int) -> None:
     body = document.encode()
     agree(body, 64)
     agree(body[: len(body) - end], 64)
@@ -268,7 +268,7 @@ def test_they_agree_on_broken_documents(document: str, start: int, end: int) -> 
 @given(
     st.text('{}[]":,\\u0dD8-+.eE19 \n\tntrue', max_size=30) | st.binary(max_size=20).map(lambda b: b.decode("latin-1"))
 )
-def test_fast_and_slow_ways_agree_on_noise(noise: str) -> None:
+def test_fast_and_slow_paths_agree_on_random_input(noise: str) -> None:
     agree(noise.encode("latin-1", "replace"), 3)
 
 
@@ -280,7 +280,9 @@ def test_fast_and_slow_ways_agree_on_noise(noise: str) -> None:
     ),
     st.sampled_from([None, (",", ":"), (", ", ": "), (" ,", " :")]),
 )
-def test_they_agree_on_what_json_libraries_write(value: object, separators: tuple[str, str] | None) -> None:
+def test_both_implementations_agree_on_output_of_json_libraries(
+    value: object, separators: tuple[str, str] | None
+) -> None:
     agree(json.dumps(value, separators=separators, ensure_ascii=False).encode(), 64)
 
 

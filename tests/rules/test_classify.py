@@ -49,7 +49,7 @@ def test_every_status_is_classified_as_designed(policy: Policy, begun: bool) -> 
         assert outcome == wanted, status
 
 
-def test_an_answer_that_is_no_http_is_a_success() -> None:
+def test_an_answer_without_a_status_is_a_success() -> None:
     assert of(None, EXTERNAL) == Succeeded(Answer(None, (), b""))
 
 
@@ -63,20 +63,20 @@ def test_only_2xx_is_kept_if_the_policy_declares_it() -> None:
 
 
 @pytest.mark.parametrize("status", [100, 199, 200, 201, 299, 300, 301, 399])
-def test_2xx_is_kept_and_3xx_too_where_only_2xx_is(status: int) -> None:
+def test_replay_2xx_stores_2xx_and_3xx(status: int) -> None:
     """The edges of the classes: a 3xx is no refusal, and its answer is what the client needs."""
     assert of(status, Policy(replay="2xx")) == Succeeded(Answer(status, (), b""))
     assert of(status, EXTERNAL, begun=False) == Succeeded(Answer(status, (), b""))
 
 
 @pytest.mark.parametrize("status", [400, 401, 408, 429, 499])
-def test_a_refusal_that_is_not_kept_frees_the_key(status: int) -> None:
+def test_a_refusal_that_is_not_stored_frees_the_key(status: int) -> None:
     narrow = Policy(replay="2xx", marks_effects=True)
     for begun in (True, False):
         assert of(status, narrow, begun=begun) == Released(f"http-{status}", proven=True)
 
 
-def test_what_proves_that_nothing_ran_can_be_declared() -> None:
+def test_not_run_changes_the_statuses_that_free_the_key() -> None:
     fewer = Policy(not_run=frozenset({429, 503}))
     assert of(408, fewer) == Unprovable("http-408")
     assert of(408, Policy(not_run=frozenset(), effects="idempotent")) == Released("http-408", proven=False)
@@ -85,7 +85,7 @@ def test_what_proves_that_nothing_ran_can_be_declared() -> None:
     assert of(408, Policy(not_run=frozenset(), replay="2xx")) == Unprovable("http-408")
 
 
-def test_a_success_of_statuses_is_asked_about_an_answer_that_is_not_kept() -> None:
+def test_a_success_function_of_statuses_judges_an_answer_that_is_not_stored() -> None:
     answers = {status: Answer(status, (), b"") for status in (201, 202, 404, 500)}
     by_status, by_body = Policy(success=StatusIn([201])), Policy(success=lambda answer: True)
     found = {status: type(classify_unread(each, by_status, begun=True)) for status, each in answers.items()}
@@ -117,26 +117,26 @@ class DeclinedHard(Declined):
 
 @pytest.mark.parametrize("error", [NothingHappened("no"), Declined(), DeclinedHard()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
-def test_what_proves_that_nothing_happened_releases_the_key(error: Exception, effects: str) -> None:
+def test_a_proof_that_nothing_happened_releases_the_key(error: Exception, effects: str) -> None:
     policy = Policy.of(effects=effects, nothing_happened=(Declined,))
     assert classify_exception(error, policy, begun=True) == Released(type(error).__name__, proven=True)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), asyncio.CancelledError(), SystemExit(1)])
-def test_any_other_exception_by_effects(error: BaseException) -> None:
+def test_any_other_exception_settles_by_effects(error: BaseException) -> None:
     name = f"error:{type(error).__name__}"
     assert classify_exception(error, EXTERNAL, begun=True) == Unprovable(name)
     assert classify_exception(error, IDEMPOTENT, begun=True) == Released(name, proven=False)
     assert classify_exception(error, ATOMIC, begun=True) == Released(name, proven=True)
 
 
-def test_before_the_point_of_no_return_nothing_has_happened() -> None:
+def test_an_exception_before_the_marked_effect_frees_the_key() -> None:
     policy = Policy(marks_effects=True)
     assert classify_exception(KeyError("x"), policy, begun=False) == Released("KeyError", proven=True)
     assert of(500, policy, begun=False) == Released("http-500", proven=True)
     assert isinstance(of(500, policy, begun=True), Unprovable)
 
 
-def test_no_reason_carries_a_message() -> None:
+def test_no_reason_contains_an_exceptions_message() -> None:
     outcome = classify_exception(ValueError("card 4111"), EXTERNAL, begun=True)
     assert "4111" not in repr(outcome)

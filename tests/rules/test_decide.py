@@ -274,7 +274,7 @@ def test_the_table_has_a_line_for_every_situation() -> None:
     assert len({place.value for place in Situation}) == len(Situation)
 
 
-def test_every_verdict_but_a_damaged_answer_is_the_tables() -> None:
+def test_every_verdict_except_for_a_damaged_answer_comes_from_the_table() -> None:
     for case in cases():
         row = row_of(case)
         verdict, line = decided(row, case), TABLE[situated(row, case)]
@@ -293,7 +293,7 @@ def record(state: State, *, policy: Policy = EXTERNAL, at: int = NOW) -> Record:
     return grant_row(None, claim, grant_for(None, claim, at))._replace(state=state)
 
 
-def test_a_first_grant_takes_everything_from_the_claim_and_the_clock() -> None:
+def test_a_first_grant_follows_from_the_claim_and_the_clock() -> None:
     grant = grant_for(None, MINE)
     assert grant == Grant(
         id=MINE.id,
@@ -328,7 +328,7 @@ def test_a_takeover_keeps_the_operation_and_counts_the_crash() -> None:
     assert grant.deadline_at == later + 300_000_000
 
 
-def test_a_lease_given_back_counts_no_crash() -> None:
+def test_a_released_lease_counts_no_crash() -> None:
     idempotent = Policy(effects="idempotent")
     row = record(State.PROCESSING, policy=idempotent)._replace(lease_until=0, lapses=1)
     assert grant_for(row, attempt(nonce=2, policy=idempotent)).lapses == 1
@@ -340,7 +340,7 @@ def test_a_reservation_that_lapsed_counts_no_crash() -> None:
     assert grant_for(row, stepped, row.lease_until).lapses == 0
 
 
-def test_a_reservation_is_refused_to_an_attempt_without_steps_until_its_list_was_read() -> None:
+def test_an_attempt_without_steps_gets_no_reservation_before_its_steps_are_read() -> None:
     row = record(State.CLAIMED)
     verdict = decide(row, OTHERS, row.lease_until)
     assert verdict == Unreadable(row.operation_id, "steps")
@@ -348,7 +348,7 @@ def test_a_reservation_is_refused_to_an_attempt_without_steps_until_its_list_was
     assert not needs_steps(decide(row, OTHERS, row.lease_until, begun=False))
 
 
-def test_the_table_of_declarations_is_whole() -> None:
+def test_the_table_of_declarations_is_complete() -> None:
     assert set(LAPSED) == set(Was)
     assert all(set(line) == set(DeclaredTerms) for line in LAPSED.values())
     may = {(was, now) for was, line in LAPSED.items() for now in DeclaredTerms if TABLE[line[now]].verdict is Proceed}
@@ -378,14 +378,14 @@ def test_a_bulk_and_a_single_command_never_run_each_others_record(state: State, 
             assert decide(row, other, now, begun=False) == Unreadable(row.operation_id, "recipe", row.recipe)
 
 
-def test_what_did_not_happen_starts_its_counts_anew() -> None:
+def test_did_not_happen_resets_the_counts() -> None:
     row = record(State.FAILED_NOT_REPLAYABLE)._replace(lapses=4, generation=3)
     grant = grant_for(row, OTHERS, NOW + 7)
     assert (grant.lapses, grant.attempt, grant.generation) == (0, 2, 3)
     assert (grant.first_started_at, grant.created_at, grant.operation_id) == (NOW + 7, NOW, row.operation_id)
 
 
-def test_an_expired_key_taken_anew_is_another_execution() -> None:
+def test_an_expired_key_used_again_is_another_execution() -> None:
     row = record(State.SUCCEEDED, policy=Policy(after_expiry="new"))._replace(answer_until=NOW + 1, attempt=4, lapses=2)
     grant = grant_for(row, OTHERS, NOW + 1)
     assert (grant.attempt, grant.lapses, grant.generation) == (1, 0, 1)
@@ -425,7 +425,7 @@ def test_an_unknown_record_without_a_doubt_is_unknown_all_the_same() -> None:
         (Situation.UNKNOWN, "http-500", "http-500"),
     ],
 )
-def test_a_doubt_is_that_of_the_lapse_but_for_a_step_under_way(found: Situation, doubt: str | None, told: str) -> None:
+def test_a_lapse_sets_the_doubt_unless_a_step_was_running(found: Situation, doubt: str | None, told: str) -> None:
     assert doubt_of(record(State.PROCESSING)._replace(doubt=doubt), found) == told
 
 
@@ -434,7 +434,7 @@ def test_in_progress_never_promises_a_time_that_is_past() -> None:
     assert decide(row, OTHERS, NOW + 29_999_999) == InProgress(row.operation_id, 1)
 
 
-def test_an_answer_whose_headers_are_no_pairs_is_corrupt() -> None:
+def test_an_answer_with_malformed_headers_is_corrupt() -> None:
     block = b"\x00\x05ab"
     row = record(State.SUCCEEDED)._replace(
         answer_kind=AnswerKind.KEPT, headers=block, body=b"", status=200, answer_digest=answer_digest(200, block, b"")
@@ -442,7 +442,7 @@ def test_an_answer_whose_headers_are_no_pairs_is_corrupt() -> None:
     assert decide(row, OTHERS, NOW) == Unreadable(row.operation_id, "corrupt")
 
 
-def test_an_answer_that_is_no_http_is_replayed() -> None:
+def test_an_answer_without_a_status_is_replayed() -> None:
     row = record(State.SUCCEEDED)._replace(
         answer_kind=AnswerKind.KEPT, headers=b"", body=b"x", status=None, answer_digest=answer_digest(None, b"", b"x")
     )

@@ -110,7 +110,7 @@ def test_a_valid_event_name_is_accepted(text: str) -> None:
         (None, b"null", "application/json"),
     ],
 )
-def test_payloads(payload: Any, raw: bytes, content_type: str) -> None:
+def test_payloads_are_bytes_text_or_json(payload: Any, raw: bytes, content_type: str) -> None:
     assert payload_bytes("t", payload) == (raw, content_type)
 
 
@@ -140,7 +140,7 @@ def test_a_refused_payload_names_the_value_and_the_event() -> None:
         made(headers={"semel-id": "x"})
 
 
-def test_a_payload_has_a_size() -> None:
+def test_a_payload_has_a_size_limit() -> None:
     assert len(payload_bytes("t", b"x" * PAYLOAD_BYTES_MAX)[0]) == 1_000_000
     with pytest.raises(PolicyError, match="has 1000001 bytes, and an event takes 1000000; store it, and send where"):
         payload_bytes("t", b"x" * (PAYLOAD_BYTES_MAX + 1))
@@ -166,7 +166,7 @@ def test_an_invalid_header_is_refused(headers: Mapping[str, str]) -> None:
         made(headers=headers)
 
 
-def test_headers_have_a_size_together() -> None:
+def test_headers_have_a_common_size_limit() -> None:
     used = len("content-type") + len("application/octet-stream") + len("a")
     assert made(headers={"a": "x" * (HEADERS_BYTES_MAX - used)}).headers[0][0] == "a"
     with pytest.raises(PolicyError, match="have more than 8192 bytes"):

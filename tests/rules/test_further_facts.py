@@ -40,7 +40,7 @@ def streamed(hashing: Hashing, body: bytes, size: int) -> tuple[bool, bytes]:
 # --- parameters of the media type -----------------------------------------------------------------
 
 
-def test_parameters_of_the_media_type_count_under_an_id_of_their_own() -> None:
+def test_parameters_of_the_media_type_count_under_a_separate_recipe_id() -> None:
     plain, one, two = (
         named(media_type=f"application/json{more}") for more in ("", "; version=1", "; version=2; header=absent")
     )
@@ -62,7 +62,7 @@ def test_parameters_of_a_part_count() -> None:
 
 
 @pytest.mark.parametrize("essence", ["application/json", "application/ld+json", "application/x-www-form-urlencoded"])
-def test_a_charset_that_says_nothing_is_another_spelling(essence: str) -> None:
+def test_a_redundant_charset_does_not_count(essence: str) -> None:
     maker = Fingerprinter(Recipe())
     forms = [FACTS._replace(media_type=essence + more) for more in ("", "; charset=utf-8", ';charset="UTF-8"')]
     digests = [{maker.digest(each, JSON) for each in maker.spellings(facts)} for facts in forms]
@@ -103,7 +103,7 @@ def test_a_coding_is_removed_before_the_body_counts(coding: str, encode: Any, bo
     [b"", b"plain", PACKED[:-1], PACKED + b"more", PACKED * 2, zlib.compress(JSON)],
     ids=["empty", "plain", "cut", "more", "twice", "another"],
 )
-def test_what_is_not_as_its_coding_says_counts_as_received_with_the_coding(body: bytes) -> None:
+def test_a_body_that_does_not_decode_counts_as_received_with_its_coding(body: bytes) -> None:
     coded, plain = named(body, content_encoding="gzip"), named(body)
     assert (coded[0], plain[0]) == (SECOND, FIRST)
     assert coded[1] != plain[1]
@@ -164,7 +164,7 @@ def test_a_digest_is_checked_wherever_it_is_sent_and_does_not_count(recipe: Reci
 # --- declared headers -----------------------------------------------------------------------------
 
 
-def test_a_recipe_with_headers_has_an_id_of_its_own_and_one_without_keeps_its() -> None:
+def test_a_recipe_with_headers_has_another_id_than_one_without() -> None:
     assert Recipe().id == Recipe(headers=()).id == "1.30dc22e178303ecd"
     ids = {Recipe(headers=names).id for names in ((), ("a",), ("b",), ("a", "b"))}
     assert len(ids) == 4
@@ -183,7 +183,7 @@ def test_a_recipe_with_headers_has_an_id_of_its_own_and_one_without_keeps_its() 
         (("a", "A"), "twice"),
     ],
 )
-def test_headers_that_cannot_count(names: Any, why: str) -> None:
+def test_impossible_headers_are_refused(names: Any, why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         check_headers(names)
 
@@ -213,7 +213,7 @@ def test_a_function_of_the_body_counts() -> None:
     assert recipe.id != Recipe(body=Computed(amount, "v2")).id
 
 
-def test_a_function_that_is_missing_or_returns_none() -> None:
+def test_a_missing_function_or_one_that_returns_none_is_refused() -> None:
     with pytest.raises(PolicyError, match="without a name needs one"):
         Computed(lambda facts, body: body)
     with pytest.raises(PolicyError, match="needs a function"):
@@ -225,7 +225,7 @@ def test_a_function_that_is_missing_or_returns_none() -> None:
         named(b"x" * 9, Recipe(body=Computed(amount), json_bytes_max=8))
 
 
-def test_a_part_of_the_body_is_taken_for_a_recipe() -> None:
+def test_a_body_selection_is_accepted_as_a_recipe() -> None:
     assert as_recipe(NoBody()) == Recipe(body=NoBody())
     assert as_recipe(Members(("a",))) == Recipe(body=Members(("a",)))
     assert as_recipe("whole") == "whole"

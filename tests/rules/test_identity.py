@@ -38,7 +38,7 @@ class Tenant(StrEnum):  # its text as it is formatted is not the one that it is 
     ACME = "acme"
 
 
-def test_a_records_name_does_not_depend_on_who_came_before() -> None:
+def test_a_records_id_does_not_depend_on_earlier_records() -> None:
     """What is remembered of a scope is not what is remembered of one that is merely equal to it."""
     for text in ("order-1", "order-2"):
         scopes = [Scope("acme", text, "pay"), Scope(Tenant.ACME, text, "pay")]
@@ -46,7 +46,7 @@ def test_a_records_name_does_not_depend_on_who_came_before() -> None:
         assert (first == second) == (f"{Tenant.ACME}" == "acme")
 
 
-def test_a_record_is_named_by_every_part_of_its_scope_and_its_key() -> None:
+def test_a_records_id_depends_on_every_part_of_its_scope_and_its_key() -> None:
     names = [
         record_id(SCOPE, "k"),
         record_id(SCOPE, "K"),
@@ -61,7 +61,7 @@ def test_a_record_is_named_by_every_part_of_its_scope_and_its_key() -> None:
     assert all(one != two for one, two in combinations(names, 2))
 
 
-def test_names_are_the_same_in_every_version() -> None:
+def test_ids_are_the_same_in_every_version() -> None:
     """They are stored: another digest would forget every key there is."""
     assert record_id(SCOPE, "k").hex() == "d85466d05ad6380246b566fc1268225e"
     assert record_id(SCOPE, "k", b"0123456789abcdef").hex() == "db541c8900d10e2d63981866e5d65359"
@@ -72,7 +72,7 @@ def test_names_are_the_same_in_every_version() -> None:
     assert reference_id("acme", "pay", "inv-1", b"0123456789abcdef").hex() == "0f61551c7f75b01c7c18982d24a004c6"
 
 
-def test_a_key_hash_tells_equal_keys_only() -> None:
+def test_a_key_hash_reveals_only_equal_keys() -> None:
     assert key_hash("k") == key_hash("k")
     assert len({key_hash("k"), key_hash("l"), key_hash("k", b"s" * 16)}) == 3
     assert len(key_hash("k" * 255)) == 8
@@ -84,7 +84,7 @@ def test_a_secret_is_recognised_and_never_kept() -> None:
     assert b"aaaa" not in secret_check(b"a" * 16)
 
 
-def test_a_derived_key_is_of_its_record_generation_name_and_ordinal() -> None:
+def test_a_derived_key_depends_on_record_generation_name_and_ordinal() -> None:
     keys = [
         derive_key(bytes(16), 0, "charge"),
         derive_key(bytes(15) + b"\x01", 0, "charge"),
@@ -135,7 +135,7 @@ def test_every_random_bit_of_an_operation_id_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "0" * 31, "0" * 33, "g" * 32, "0" * 31 + "٣", "0" * 30 + " 0", "é" * 32])
-def test_a_text_that_is_no_uuid_gives_none(text: str) -> None:
+def test_a_text_that_is_not_a_uuid_gives_none(text: str) -> None:
     assert uuid_bytes(text) is None
 
 

@@ -34,7 +34,7 @@ def named(raw: bytes, member: str | None = "id") -> NamedItem:
     return named_item(raw, 3, member)
 
 
-def test_names_are_the_same_in_every_version() -> None:
+def test_ids_are_the_same_in_every_version() -> None:
     """They are stored: by another name a line that was done is done again, by another digest a list is another one."""
     assert content_id(b'{"sku":"A"}', 1) == "#8239742d512984caa6678f525fe7a6a7831df6bc-1"
     assert unnamed_id(7) == "!7"
@@ -108,7 +108,7 @@ def test_a_malformed_line_is_refused(raw: bytes, member: str | None, code: str, 
         assert str(refused.value) == f"item 3, id: {text}"
 
 
-def test_a_line_may_be_as_long_as_it_may_be() -> None:
+def test_a_line_of_the_greatest_length_is_accepted() -> None:
     assert named(b'"%s"' % (b"x" * 998)).client_id is None
 
 
@@ -120,7 +120,7 @@ def test_values_are_written_as_json(value: Any, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), object(), "\ud800"])
-def test_a_value_that_json_cannot_encode_is_no_item(value: Any) -> None:
+def test_a_value_that_json_cannot_encode_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         written_item(value)
 
@@ -158,7 +158,7 @@ def test_a_tally_adds_up_and_is_read_as_it_was_written() -> None:
             tally_of(broken)
 
 
-def test_a_text_of_an_outcome_is_one_that_every_store_takes() -> None:
+def test_an_outcomes_text_can_be_stored_everywhere() -> None:
     assert checked_text("result_id", None) is None
     assert checked_text("result_id", "x" * TEXT_MAX) == "x" * 1000
     assert checked_text("result_id", "\U0001f600") == "\U0001f600"

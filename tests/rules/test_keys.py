@@ -81,7 +81,7 @@ def test_anything_else_is_refused_with_a_remedy(line: bytes) -> None:
         parse_key([line])
 
 
-def test_no_line_is_a_missing_key() -> None:
+def test_a_request_without_the_field_has_no_key() -> None:
     with pytest.raises(MissingKey, match="send one"):
         parse_key([])
 
@@ -111,7 +111,7 @@ def test_both_forms_of_a_value_are_one_key(key: str) -> None:
 
 @PLAIN
 @given(st.binary(max_size=300))
-def test_whatever_comes_is_a_key_or_refused(line: bytes) -> None:
+def test_any_field_value_is_a_key_or_refused(line: bytes) -> None:
     try:
         key = parse_key([line])
     except InvalidKey:
@@ -127,7 +127,7 @@ def test_a_hostile_line_costs_no_more_than_its_length() -> None:
             parse_key([line])
 
 
-def test_a_format_accepts_what_it_asks_for() -> None:
+def test_a_format_accepts_matching_keys() -> None:
     KeyFormat().check("a")
     KeyFormat(uuid=True).check(UUID)
     KeyFormat(uuid=True, length_min=36).check(UUID.upper())
@@ -145,7 +145,7 @@ def test_a_format_accepts_what_it_asks_for() -> None:
         (KeyFormat(length_min=16), "k" * 15, "at least 16"),
     ],
 )
-def test_a_format_refuses_by_naming_itself(form: KeyFormat, key: str, named: str) -> None:
+def test_a_format_refuses_other_keys_and_names_itself(form: KeyFormat, key: str, named: str) -> None:
     with pytest.raises(InvalidKey, match=named) as caught:
         form.check(key)
     assert key not in str(caught.value)
@@ -240,7 +240,7 @@ def test_a_key_without_an_age_is_refused_where_an_age_is_asked_for(key: str) -> 
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "86400", 10**12])
-def test_an_age_that_is_no_span_is_refused(wrong: object) -> None:
+def test_an_invalid_age_is_refused(wrong: object) -> None:
     with pytest.raises(PolicyError, match="uuid7_max_age must be 1 to"):
         KeyFormat(uuid7_max_age=wrong)  # type: ignore[arg-type]
 

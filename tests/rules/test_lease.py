@@ -41,7 +41,7 @@ def test_a_lease_is_renewed_every_third_of_it() -> None:
 
 @PLAIN
 @given(now=TIMES, answer=TIMES, tombstone=TIMES)
-def test_the_fact_outlives_the_answer(now: int, answer: int, tombstone: int) -> None:
+def test_the_tombstone_outlives_the_answer(now: int, answer: int, tombstone: int) -> None:
     kept = retention(now, answer, tombstone)
     assert kept.answer_until == now + answer
     assert kept.forget_after == now + max(answer, tombstone)

@@ -54,7 +54,7 @@ def test_a_field_line_of_4096_bytes_is_read() -> None:
 
 
 @pytest.mark.parametrize("key", [b"XkX", b"Xk", b"kX", b'"XkX"'])
-def test_only_blanks_are_taken_from_around_a_key(key: bytes) -> None:
+def test_only_blanks_around_a_key_are_stripped(key: bytes) -> None:
     assert parse_key([b" \t" + key + b"\t "]) == key.strip(b'"').decode()
 
 
@@ -88,7 +88,7 @@ RECIPES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "said"), RECIPES)
-def test_a_recipe_that_cannot_be(given: dict[str, Any], said: str) -> None:
+def test_an_impossible_recipe_names_its_option(given: dict[str, Any], said: str) -> None:
     with pytest.raises(PolicyError) as refused:
         Recipe(**given)
     assert str(refused.value) == said
@@ -105,7 +105,7 @@ def test_a_recipe_that_cannot_be(given: dict[str, Any], said: str) -> None:
         (("a", "b", "a"), "A member name is given twice; name each once."),
     ],
 )
-def test_members_that_cannot_be(names: Any, said: str) -> None:
+def test_impossible_members_are_named(names: Any, said: str) -> None:
     with pytest.raises(PolicyError) as refused:
         Members(names)
     assert str(refused.value) == said
@@ -225,14 +225,14 @@ def test_every_way_to_read_a_body_is_distinguished() -> None:
     assert len(digests) == len(ways)
 
 
-def test_a_boundary_beyond_ascii_is_no_error() -> None:
+def test_a_boundary_beyond_ascii_is_accepted() -> None:
     for boundary in ("é", "\udce9"):
         said = facts(f'multipart/form-data; boundary="{boundary}"; pad="{LONG}"')
         assert len(Fingerprinter(Recipe()).digest(said, b"x")) == 32
 
 
 @pytest.mark.parametrize("media_type", ["application/json", "application/x-www-form-urlencoded"])
-def test_what_is_held_may_reach_its_bound(media_type: str) -> None:
+def test_a_body_of_the_greatest_size_is_accepted(media_type: str) -> None:
     """As many bytes as may be held are read as a whole; one more is hashed as received."""
     body = b'{"a": 1}' if "json" in media_type else b"a=%78%78"
     same = b'{"a":1 }' if "json" in media_type else b"a=xx&&&&"
@@ -287,7 +287,7 @@ def test_the_order_of_pairs_counts_among_equal_names_only() -> None:
     assert of(path_params=(("A", "7"),)) != of(path_params=(("a", "7"),))
 
 
-def test_text_that_was_decoded_leniently_is_no_error() -> None:
+def test_leniently_decoded_text_is_accepted() -> None:
     fingerprints = Fingerprinter(Recipe())
     for given in ({"caller": "\udce9"}, {"extra": (("x", "\udce9"),)}, {"media_type": "a\udce9"}):
         changed: dict[str, Any] = dict(given)

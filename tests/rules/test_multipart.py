@@ -132,7 +132,7 @@ def test_parts_of_one_name_keep_their_order() -> None:
     )
 
 
-def test_bytes_may_not_move_between_fields() -> None:
+def test_bytes_that_move_between_fields_change_the_fingerprint() -> None:
     pairs = [
         (field("a", b"bc"), field("ab", b"c")),
         (field("a", more='; filename="b"'), field("a", more="; filename*=b")),
@@ -144,7 +144,7 @@ def test_bytes_may_not_move_between_fields() -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 20])
 @pytest.mark.parametrize("raw", REFUSED, ids=range(len(REFUSED)))
-def test_what_parsers_read_differently_has_no_form(raw: bytes, step: int) -> None:
+def test_an_ambiguous_body_has_no_canonical_form(raw: bytes, step: int) -> None:
     assert digest(raw, step=step) is None
 
 
@@ -170,7 +170,7 @@ def test_a_large_part_is_never_held() -> None:
     assert multipart.finish() == digest(body(field("a", b"\r\n--cu" * 640_000)))
 
 
-def test_a_body_that_is_given_up_holds_nothing() -> None:
+def test_an_abandoned_body_holds_no_memory() -> None:
     multipart = MultipartDigest(b"cut")
     for _ in range(10):
         multipart.feed(b"no form" * 1000)
@@ -187,7 +187,7 @@ CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"-", b"cu", b"\r", b"\n", 
     st.integers(1, 40),
     st.integers(0, 30),
 )
-def test_chunks_make_no_difference(fields: list[tuple[str, bytes]], step: int, cut: int) -> None:
+def test_chunk_boundaries_make_no_difference(fields: list[tuple[str, bytes]], step: int, cut: int) -> None:
     raw = body(*[field(name, content) for name, content in fields])
     raw = raw[: len(raw) - cut]
     assert digest(raw, step=step) == digest(raw) == digest(raw, step=1)
@@ -195,7 +195,7 @@ def test_chunks_make_no_difference(fields: list[tuple[str, bytes]], step: int, c
 
 @PLAIN
 @given(st.binary(max_size=60), st.integers(1, 9))
-def test_noise_is_refused_quietly(noise: bytes, step: int) -> None:
+def test_random_input_is_refused_without_an_exception(noise: bytes, step: int) -> None:
     assert digest(b"--cut\r\n" + noise, step=step) is None
 
 
@@ -239,13 +239,13 @@ def test_other_forms_are_other_commands() -> None:
 
 
 @pytest.mark.parametrize("form", [b"a=%", b"a=%4", b"a=%zz", b"%=1", b"a;b", b"\xff", b"a&" * FIELDS_MAX])
-def test_a_form_that_parsers_read_differently_is_kept(form: bytes) -> None:
+def test_an_ambiguous_form_counts_byte_by_byte(form: bytes) -> None:
     assert form_canonical(form) == b"raw:" + form
 
 
 @PLAIN
 @given(st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=5))
-def test_any_escaping_is_one_form(pairs: list[tuple[bytes, bytes]]) -> None:
+def test_every_escaping_has_one_canonical_form(pairs: list[tuple[bytes, bytes]]) -> None:
     def escaped(text: bytes, sparing: bool) -> bytes:
         if sparing and re.fullmatch(rb"[A-Za-z0-9 ]*", text):
             return text.replace(b" ", b"+")
@@ -294,12 +294,12 @@ def in_pieces(whole: bytes, size: int) -> str | None:
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 @pytest.mark.parametrize("length", [b"", b"Content-Length: 12\r\n", b"Content-Transfer-Encoding: BINARY\r\n"])
-def test_the_digest_of_a_form_is_what_records_keep(size: int, length: bytes) -> None:
+def test_the_digest_of_a_form_does_not_change_between_releases(size: int, length: bytes) -> None:
     """Pinned: a record is compared with it for as long as its tombstone lasts. The length is of all pieces."""
     assert in_pieces(HEAD + length + b"\r\none two four" + TAIL, size) == PINNED
     assert in_pieces(HEAD + b"Content-Length: 4\r\n\r\none two four" + TAIL, size) is None
 
 
-def test_the_canonical_form_of_pairs_is_what_records_keep() -> None:
+def test_the_canonical_form_of_pairs_does_not_change_between_releases() -> None:
     assert form_canonical(b"b=2&a&a=&c=%20+x") == b"form:1:a-1:a0:1:b1:21:c3:  x"
     assert form_canonical(b"") == b"form:"

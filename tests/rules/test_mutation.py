@@ -43,7 +43,7 @@ def test_every_change_of_the_pauses_is_noticed(tmp_path: Path) -> None:
         (["--only-report"], "need --into: the folder of an earlier run"),
     ],
 )
-def test_what_it_cannot_do_is_reported(arguments: list[str], said: str) -> None:
+def test_impossible_arguments_are_reported(arguments: list[str], said: str) -> None:
     ended = mutate(*arguments)
     assert ended.returncode == 2
     assert said in ended.stderr
@@ -58,7 +58,7 @@ def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
         yield from functions(node, f"{name}." if isinstance(node, ast.ClassDef) else within)
 
 
-def test_each_equivalent_change_is_one_of_code_that_is_there() -> None:
+def test_each_equivalent_change_refers_to_existing_code() -> None:
     """``make mutate`` says so as well, after half an hour: until then the entry would hide nothing and look as if."""
     lost = []
     for entry in tomllib.loads(EQUIVALENTS.read_text("utf-8"))["equivalent"]:

@@ -145,7 +145,7 @@ def test_effects_have_one_meaning_in_every_spelling(given: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"wait_seconds": 0}, {"lease_seconds": 1, "deadline_seconds": 1}])
-def test_the_edges_are_allowed(options: Mapping[str, Any]) -> None:
+def test_the_bounds_of_options_are_allowed(options: Mapping[str, Any]) -> None:
     assert Policy(**options).terms.lease_us >= 1_000_000
 
 

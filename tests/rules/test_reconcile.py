@@ -74,7 +74,7 @@ def test_a_holders_own_report_is_recognised(doubt: str | None, code: str | None,
 
 
 @pytest.mark.parametrize("answer", [OK, None])
-def test_a_finding_that_it_happened(answer: Answer | None) -> None:
+def test_a_success_found_after_the_deadline_settles(answer: Answer | None) -> None:
     found = SucceededWith(answer, ("order", "7"), "invoice 7")
     wanted = believed(ROW, True, "invoice 7", answer=answer, resource_type="order", resource_id="7", forced=False)
     assert judged(found, ROW, OVER) == wanted
@@ -89,7 +89,7 @@ def test_the_step_in_doubt_happened() -> None:
 
 
 @pytest.mark.parametrize("doubt", ["lapsed", "step:charge"])
-def test_it_did_not_happen_counts_from_quiet_on(doubt: str) -> None:
+def test_did_not_happen_counts_from_the_quiet_time_on(doubt: str) -> None:
     row, step = unknown(doubt), None if doubt == "lapsed" else "charge"
     reason = "the other side knows nothing of it"
     assert judged(DidNotHappen(), row, OVER + QUIET) == believed(row, False, reason, step=step)
@@ -100,7 +100,7 @@ def test_it_did_not_happen_counts_from_quiet_on(doubt: str) -> None:
     ("left", "wait"),
     [(40 * SECOND, 20 * SECOND), (2 * SECOND, SECOND), (1_500_000, SECOND), (5_000_001, 2_500_000), (7, 7)],
 )
-def test_an_early_question_waits_half_the_remaining_time_and_at_least_a_second(left: int, wait: int) -> None:
+def test_an_early_call_is_repeated_after_half_the_remaining_time(left: int, wait: int) -> None:
     found = judged(DidNotHappen("no"), ROW, OVER + QUIET - left)
     assert found == Again(wait, "not believed yet: no", counts=False, over=False)
 
@@ -109,7 +109,7 @@ def test_an_early_question_waits_half_the_remaining_time_and_at_least_a_second(l
     ("asked", "jitter", "seconds", "over"),
     [(0, 1.0, 5.0, False), (0, 0.0, 2.5, False), (1, 1.0, 10.0, False), (2, 1.0, 20.0, True), (30, 1.0, 3600.0, True)],
 )
-def test_a_still_unknown_finding_is_asked_again(asked: int, jitter: float, seconds: float, over: bool) -> None:
+def test_still_unknown_is_asked_again(asked: int, jitter: float, seconds: float, over: bool) -> None:
     found = judged(StillUnknown("busy"), ROW, OVER, asked, jitter)
     assert found == Again(int(seconds * SECOND), "busy", counts=True, over=over)
 
@@ -117,7 +117,7 @@ def test_a_still_unknown_finding_is_asked_again(asked: int, jitter: float, secon
 @pytest.mark.parametrize(
     ("reason", "kept"), [("x" * 501, "x" * 500), ("", "no reason given"), ("a\ud800", "a?"), ("ü", "ü")]
 )
-def test_a_reason_is_short_and_can_be_written(reason: str, kept: str) -> None:
+def test_a_reason_is_shortened_and_can_be_stored(reason: str, kept: str) -> None:
     found = judged(StillUnknown(reason), ROW, OVER)
     assert isinstance(found, Again)
     assert found.reason == kept

@@ -79,7 +79,7 @@ def test_a_value_that_is_not_text_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a":1,"a":2}', b'{"b":{"a":1,"a":2}}', b"[" * 100_000])
-def test_a_body_that_says_nothing_for_certain(body: bytes) -> None:
+def test_an_ambiguous_body_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidBody, match="The body member '/a' cannot be read: send a JSON object that names each"):
         of("body:/a").find((), body)
 

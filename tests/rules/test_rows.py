@@ -70,7 +70,7 @@ EMPTY: dict[str, Any] = {"doubt": None, "error_code": None, "answer_kind": Answe
         (State.PROCESSING, True, {"lease_until": 0}),
     ],
 )
-def test_a_settlement_writes(said: State, kept: bool, changes: dict[str, Any]) -> None:
+def test_a_settlement_writes_the_expected_row(said: State, kept: bool, changes: dict[str, Any]) -> None:
     grant, row = first(Policy())
     last = settlement(grant, said, kept=kept, doubt="why")._replace(
         business_ref="order-7", resource_type="payment", resource_id="7", error_code="e"
@@ -101,7 +101,7 @@ def test_only_a_later_attempt_of_an_idempotent_command_may_follow_an_effect(effe
     assert may_have_begun_before(row._replace(fence=row.first_started_at + 1)) is (effects is Effects.IDEMPOTENT)
 
 
-def test_a_second_attempt_that_proves_nothing_gives_its_lease_back() -> None:
+def test_a_second_attempt_that_proves_nothing_releases_its_lease() -> None:
     grant, row = second()
     reply, written = settle_row(row, settlement(grant, State.FAILED_NOT_REPLAYABLE, doubt="http-401"), LATER)
     assert reply == Settled()
@@ -119,13 +119,13 @@ def test_every_other_outcome_of_a_second_attempt_is_kept(said: State) -> None:
     assert written.state == said
 
 
-def test_a_first_claim_given_up_is_free_again() -> None:
+def test_an_abandoned_first_claim_frees_the_key() -> None:
     grant, row = first(IDEMPOTENT)
     changes: dict[str, Any] = {"state": State.FAILED_NOT_REPLAYABLE, "doubt": "abandoned", "request": None, **RETAINED}
     assert abandon_row(row, grant.nonce, LATER) == row._replace(**changes)
 
 
-def test_a_first_claim_given_up_keeps_no_request() -> None:
+def test_an_abandoned_first_claim_keeps_no_request() -> None:
     grant, row = first(IDEMPOTENT)
     freed = abandon_row(row._replace(request=b"whose card it is"), grant.nonce, LATER)
     assert freed is not None
@@ -136,7 +136,7 @@ def test_a_first_claim_given_up_keeps_no_request() -> None:
     assert back.request == b"whose card it is"
 
 
-def test_a_later_claim_given_up_gives_its_lease_back() -> None:
+def test_an_abandoned_later_claim_releases_its_lease() -> None:
     grant, row = second()
     wanted = row._replace(state=State.PROCESSING, lease_until=0, doubt="abandoned")
     assert abandon_row(row, grant.nonce, LATER) == wanted
@@ -157,7 +157,9 @@ def test_a_later_claim_given_up_gives_its_lease_back() -> None:
     ],
 )
 @pytest.mark.parametrize("left", [False, True], ids=["nothing stored", "an answer stored"])
-def test_a_resolution_writes(happened: bool, answer: Answer | None, changes: dict[str, Any], left: bool) -> None:
+def test_a_resolution_writes_the_expected_row(
+    happened: bool, answer: Answer | None, changes: dict[str, Any], left: bool
+) -> None:
     """All of an answer, or nothing of what was stored before."""
     grant, row = first(Policy())
     row = row._replace(state=State.UNKNOWN)

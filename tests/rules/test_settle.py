@@ -71,7 +71,7 @@ def test_a_settlement_by_another_holder_in_every_state(state: State, said: State
     assert settle_row(row._replace(state=state), settlement(other, said), NOW) == (Superseded(state), None)
 
 
-def test_a_record_that_is_gone() -> None:
+def test_a_settlement_of_a_deleted_record_is_superseded() -> None:
     grant, _ = grant_and_row()
     assert settle_row(None, settlement(grant), NOW) == (Superseded(None), None)
     assert renew_row(None, renewal(grant), NOW) is None
@@ -80,7 +80,7 @@ def test_a_record_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("said", WORDS)
-def test_retention_starts_where_something_ends(said: State) -> None:
+def test_retention_starts_at_the_end_of_the_command(said: State) -> None:
     grant, row = grant_and_row()
     _, written = settle_row(row, settlement(grant, said), NOW + 5)
     assert written is not None
@@ -89,7 +89,7 @@ def test_retention_starts_where_something_ends(said: State) -> None:
     assert (written.settled_at, written.answer_until, written.forget_after) == wanted
 
 
-def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
+def test_a_settlement_removes_an_earlier_doubt() -> None:
     grant, row = grant_and_row()
     _, unknown = settle_row(row, settlement(grant, State.UNKNOWN, doubt="error"), NOW)
     assert unknown is not None
@@ -100,7 +100,7 @@ def test_a_settlement_replaces_all_that_an_earlier_doubt_left() -> None:
     assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
 
 
-def test_an_answer_that_is_not_kept_leaves_its_status_only() -> None:
+def test_an_answer_that_is_not_stored_leaves_only_its_status() -> None:
     grant, row = grant_and_row()
     _, written = settle_row(row, settlement(grant, kept=False), NOW)
     assert written is not None
@@ -109,7 +109,7 @@ def test_an_answer_that_is_not_kept_leaves_its_status_only() -> None:
     assert settle_row(written, settlement(grant, kept=False), NOW) == (AlreadyMine(), None)
 
 
-def test_a_lease_given_back_is_over_for_its_holder() -> None:
+def test_a_released_lease_is_over_for_its_holder() -> None:
     grant, row = grant_and_row(Policy(effects="idempotent"))
     _, back = settle_row(row, settlement(grant, State.PROCESSING), NOW)
     assert back is not None
@@ -290,7 +290,7 @@ def test_a_resolution_where_steps_had_begun(
         assert written == row._replace(fence=written.fence, doubt=left)
 
 
-def test_the_attempts_that_a_completer_has_are_counted_anew() -> None:
+def test_a_resolution_resets_the_completers_attempts() -> None:
     grant, row = grant_and_row(Policy(attempts_max=3))
     row = row._replace(state=State.UNKNOWN, doubt="attempts-over", attempt=3, deadline_at=NOW)
     _, written = resolve_row(row, Resolution(grant.id, grant.fence, False, None, "o", "w"), NOW, (PAID,))
@@ -319,7 +319,7 @@ def test_a_resolution_of_a_step_applies_to_that_step(
     assert (written is not None) is stands
 
 
-def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:
+def test_a_resolution_without_an_answer_stores_none() -> None:
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN)
     _, written = resolve_row(row, Resolution(grant.id, grant.fence, True, None, "o", "w", True), NOW)
@@ -328,7 +328,7 @@ def test_a_resolution_without_an_answer_says_that_none_is_kept() -> None:
 
 
 @pytest.mark.parametrize("named", ["order", None])
-def test_a_resolution_names_what_was_made_or_leaves_its_name(named: str | None) -> None:
+def test_a_resolution_sets_the_resource_or_leaves_it(named: str | None) -> None:
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, resource_type="invoice", resource_id="7")
     asked = Resolution(grant.id, grant.fence, True, None, "o", "w", True, resource_type=named, resource_id=named)
@@ -337,7 +337,7 @@ def test_a_resolution_names_what_was_made_or_leaves_its_name(named: str | None) 
     assert (written.resource_type, written.resource_id) == (named or "invoice", named or "7")
 
 
-def test_a_resolution_of_a_step_of_a_record_that_reads_unknown_reports_that_it_moved_on() -> None:
+def test_a_step_resolution_of_a_moved_on_record_reports_that() -> None:
     grant, row = grant_and_row()
     row = row._replace(state=State.UNKNOWN, doubt="step:ship")
     asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True, step="charge")
@@ -345,7 +345,7 @@ def test_a_resolution_of_a_step_of_a_record_that_reads_unknown_reports_that_it_m
 
 
 @pytest.mark.parametrize("left", [(GONE, CHARGE), (PAID,)])
-def test_an_execution_that_goes_on_keeps_nothing_of_a_former_answer(left: Steps) -> None:
+def test_a_continued_execution_keeps_nothing_of_a_former_answer(left: Steps) -> None:
     """Nor does one whose lapse nobody has marked yet read as if it were running."""
     grant, row = grant_and_row()
     row = row._replace(doubt="step:ship", answer_digest=b"d", status=201, headers=b"h", body=b"b")
@@ -359,7 +359,7 @@ def test_an_execution_that_goes_on_keeps_nothing_of_a_former_answer(left: Steps)
 
 
 @pytest.mark.parametrize("effects", Effects)
-def test_a_lease_is_given_back_to_where_a_retry_may_take_it(effects: Effects) -> None:
+def test_a_released_lease_lets_a_retry_run(effects: Effects) -> None:
     _, row = grant_and_row()
     wanted = State.PROCESSING if effects is Effects.IDEMPOTENT else State.CLAIMED
     assert relinquished_state(row._replace(effects=effects)) is wanted
@@ -375,7 +375,7 @@ def test_a_lease_is_given_back_to_where_a_retry_may_take_it(effects: Effects) ->
         (False, "step:charge", None, "resolve:did-not-happen step:charge"),
     ],
 )
-def test_the_audit_trail_says_of_what_it_was(happened: bool, doubt: str, result: bytes | None, called: str) -> None:
+def test_the_audit_trail_names_the_resolution(happened: bool, doubt: str, result: bytes | None, called: str) -> None:
     grant, row = grant_and_row()
     said = Resolution(grant.id, grant.fence, happened, None, "o", "w", result=result)
     assert action_of(said, row._replace(state=State.UNKNOWN, doubt=doubt)) == called
@@ -388,7 +388,7 @@ def test_an_operator_who_saw_another_grant_settles_nothing() -> None:
     assert resolve_row(None, stale, NOW) == (MovedOn(None), None)
 
 
-def test_a_state_that_does_not_exist_is_refused_and_not_an_error() -> None:
+def test_an_invalid_state_is_refused_without_an_exception() -> None:
     grant, row = grant_and_row()
     damaged = row._replace(state=99)
     assert settle_row(damaged, settlement(grant, State.SUCCEEDED, None), NOW) == (Superseded(None), None)

@@ -32,7 +32,7 @@ def test_a_span_in_milliseconds_is_refused(name: str, milliseconds: int) -> None
 
 
 @pytest.mark.parametrize("name", ["answer_seconds", "tombstone_seconds", "dedup_for_seconds", "operation_seconds"])
-def test_a_span_that_would_become_no_time_is_refused(name: str) -> None:
+def test_a_span_that_rounds_to_zero_is_refused(name: str) -> None:
     with pytest.raises(PolicyError, match=f"{name} must be at least 1e-06"):
         Policy.of(**{name: 1e-9})
 
@@ -57,7 +57,7 @@ def test_an_engine_refuses_waiters_that_cannot_be_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", NO_SECONDS)
-def test_workers_refuse_what_is_no_number_of_seconds(value: Any) -> None:
+def test_workers_refuse_invalid_seconds(value: Any) -> None:
     engine = AsyncEngine.connect("sqlite:///never-opened.db")
     sink = FunctionSink(print)
     made: list[tuple[str, Any]] = [

@@ -32,7 +32,7 @@ def test_valid_step_options_are_accepted(given: Given) -> None:
 
 
 @pytest.mark.parametrize("effects", Effects)
-def test_without_steps_anything_goes(effects: Effects) -> None:
+def test_without_steps_the_options_are_not_checked(effects: Effects) -> None:
     check_steps(Given(False, False, 1, True, "replay", "mark"), effects)
 
 

@@ -81,7 +81,7 @@ def test_an_invalid_list_is_refused() -> None:
             unpack_steps(stored, 0)
 
 
-def test_what_a_newer_semel_has_written_is_not_guessed() -> None:
+def test_steps_of_a_newer_version_are_refused() -> None:
     newer = b"\x02" + pack_steps(0, (DONE,))[1:-8]
     with pytest.raises(Unpackable, match="format 2"):
         unpack_steps(newer + hashlib.sha256(newer).digest()[:8], 0)
@@ -226,11 +226,11 @@ def test_the_outcome_of_a_run_follows_from_its_steps(end: tuple[str, Steps, str 
     assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # said twice, it means the same
 
 
-def test_a_later_run_that_began_nothing_does_not_say_that_nothing_had_happened() -> None:
+def test_a_later_run_without_steps_does_not_prove_that_nothing_happened() -> None:
     assert outcome_after(RELEASED, (), (), None, first=False) == Released("http-503", proven=True, resumes=True)
 
 
-def test_a_step_is_replaced_in_its_place() -> None:
+def test_a_step_is_replaced_in_the_list() -> None:
     assert put((CHARGE, MAIL), DONE) == (DONE, MAIL)
     assert without((CHARGE, MAIL), MAIL.identity) == (CHARGE,)
     assert without((CHARGE, DONE._replace(name="ship"), MAIL), MAIL.identity) == (CHARGE, DONE._replace(name="ship"))
@@ -242,25 +242,25 @@ def test_a_step_is_replaced_in_its_place() -> None:
 GONE = CHARGE._replace(disproved=True)
 
 
-def test_what_did_not_happen_keeps_its_place_and_is_no_doubt() -> None:
+def test_a_step_that_did_not_happen_keeps_its_place_without_doubt() -> None:
     assert without((CHARGE, MAIL), CHARGE.identity) == (GONE, MAIL)
     assert unpack_steps(pack_steps(3, (GONE, MAIL)), 3) == (GONE, MAIL)
     assert standing((GONE, MAIL)) == (State.CLAIMED, None)
     assert standing((GONE, CHARGE._replace(ordinal=1))) == (State.PROCESSING, "step:charge#1")
 
 
-def test_it_begins_anew_as_it_is_declared_now() -> None:
+def test_a_step_that_did_not_happen_begins_as_declared_now() -> None:
     later = CHARGE._replace(started_at=HOUR, repeatable=True)
     assert meet((GONE, MAIL), (), later, HOUR) == BeginStep(later)
 
 
-def test_it_need_not_be_asked_for_again() -> None:
+def test_a_step_that_did_not_happen_need_not_be_called_again() -> None:
     assert meet((DONE, GONE._replace(name="ship")), {DONE.identity}, MAIL, HOUR) == BeginStep(MAIL)
     answered = Succeeded(Answer(201, (), b""))
     assert outcome_after(answered, (DONE, GONE._replace(name="ship")), {DONE.identity}, None, first=False) == answered
 
 
-def test_where_nothing_else_has_begun_the_key_is_given_back_as_if_it_had_not() -> None:
+def test_the_key_is_free_if_no_other_step_has_begun() -> None:
     assert outcome_after(RELEASED, (GONE,), (), None, first=True) == outcome_after(RELEASED, (), (), None, first=True)
     resumes = Released("http-503", proven=True, resumes=True)
     assert outcome_after(RELEASED, (GONE, DONE), (), None, first=True) == resumes
@@ -281,7 +281,7 @@ def test_the_list_after_a_finding(finding: tuple[str, Steps, bytes | None, Steps
     assert apply_finding(recorded, "step:charge#1", result) == expected
 
 
-def test_what_has_no_start_did_not_finish() -> None:
+def test_a_step_without_a_start_has_not_finished() -> None:
     with pytest.raises(ResolveRefused, match="no start of step 'charge#1' is recorded"):
         apply_finding((DONE,), "step:charge#1", b'"ch_1"')
     with pytest.raises(StepError, match="cannot be recorded"):
@@ -321,7 +321,7 @@ def test_a_resolution_updates_the_list_of_steps(
     assert steps_after(running, said(running, happened, result), pack_steps(0, listed), HOUR) == left
 
 
-def test_what_has_moved_on_keeps_its_list() -> None:
+def test_a_record_that_moved_on_keeps_its_list() -> None:
     row, listed = unknown(), pack_steps(0, (CHARGE,))
     assert steps_after(None, said(row), listed, HOUR) is None
     assert steps_after(row, said(row, fence=1), listed, HOUR) is None

@@ -53,7 +53,7 @@ class Name(StrEnum):
 
 
 @pytest.mark.parametrize("what", ["scope", "key", "recipe", "resource", "status"])
-def test_an_answer_is_replayed_whatever_class_the_texts_and_numbers_of_its_command_have(what: str) -> None:
+def test_an_answer_is_replayed_for_subclasses_of_str_and_int(what: str) -> None:
     engine = Engine.connect("memory://?persistence=none")
     given: dict[str, Any] = {"scope": Scope("acme", "alice", "pay"), "key": "pay-0001", "recipe": "demo"}
     if what in given:
@@ -93,7 +93,7 @@ def test_a_block_that_ends_too_early_is_corrupt(block: bytes) -> None:
     assert unpack_headers(block) is None
 
 
-def test_the_digest_is_framed_and_written_for_ever() -> None:
+def test_the_digest_is_framed_and_does_not_change() -> None:
     """It is stored, so it may not change: the bytes were computed from its definition."""
     assert answer_digest(201, b"", b"made").hex() == "beffda51eb8772475abe99c945b230f3"
     assert answer_digest(None, b"ab", b"c") != answer_digest(None, b"a", b"bc")
@@ -119,7 +119,7 @@ def test_a_kept_answer_is_read_back() -> None:
         {"headers": b"\x00", "answer_digest": answer_digest(201, b"\x00", b"made")},
     ],
 )
-def test_what_is_damaged_is_no_answer(changes: dict[str, Any]) -> None:
+def test_a_damaged_answer_is_not_an_answer(changes: dict[str, Any]) -> None:
     assert answer_of(answered()._replace(**changes)) is None
 
 
@@ -134,7 +134,7 @@ def sound_with(row: Record, column: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("column", [*TIMES, *SETTLED_TIMES])
-def test_a_time_is_a_time(column: str) -> None:
+def test_times_are_checked(column: str) -> None:
     """From 0 to the last that 57 bits hold, alone or beside the other one."""
     for base in (a_row(), a_row()._replace(settled_at=NOW, answer_until=NOW)):
         assert sound_with(base, column, 0)
@@ -146,7 +146,7 @@ def test_a_time_is_a_time(column: str) -> None:
 
 
 @pytest.mark.parametrize("column", Record._fields)
-def test_no_column_holds_another_kind(column: str) -> None:
+def test_every_column_is_checked_for_its_type(column: str) -> None:
     assert is_sound(answered())
     assert not sound_with(answered(), column, [1])
     nullable = "None" in str(Record.__annotations__[column])
@@ -193,13 +193,13 @@ def test_a_state_is_named_or_none() -> None:
         (Find(operation="refund", lapsed=True), False),
     ],
 )
-def test_a_page_has_the_matching_records(query: Find, belongs: bool) -> None:
+def test_a_page_contains_the_matching_records(query: Find, belongs: bool) -> None:
     row = a_row()
     assert matches(row, query, row.lease_until) is belongs
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_is_lapsed_is_open_and_its_lease_is_over(state: State) -> None:
+def test_a_lapsed_record_is_open_and_its_lease_is_over(state: State) -> None:
     row = a_row()._replace(state=state)
     is_open = state in (State.CLAIMED, State.PROCESSING)
     lapsed = Find(lapsed=True)

@@ -84,12 +84,12 @@ NOT_KEPT: dict[str, Any] = {"answer_kind": AnswerKind.NOT_KEPT, "headers": None,
     ],
     ids=lambda value: value.name if isinstance(value, Situation) else "",
 )
-def test_a_verdict_is_whole(record: Record, claim: Claim, now: int, verdict: Verdict, found: Situation) -> None:
+def test_a_verdict_has_every_field(record: Record, claim: Claim, now: int, verdict: Verdict, found: Situation) -> None:
     assert decide(record, claim, now) == verdict
     assert situation(record, claim, now) is found
 
 
-def test_a_lease_given_back_is_no_crash() -> None:
+def test_a_released_lease_is_not_a_crash() -> None:
     assert [count_crash(row(lease_until=at)) for at in (0, 1, NOW)] == [0, 1, 1]
 
 
@@ -115,7 +115,7 @@ def test_a_takeover_keeps_what_the_command_is() -> None:
 
 
 @pytest.mark.parametrize("found", ["released", "expired"])
-def test_a_command_that_begins_anew(found: str) -> None:
+def test_a_command_that_starts_over_resets_its_counts(found: str) -> None:
     """Released: the same command, whose clocks start again. Expired: another command under the old id."""
     if found == "released":
         record = row(state=State.FAILED_NOT_REPLAYABLE, lapses=3, attempt=4, generation=1)
