@@ -204,7 +204,7 @@ def test_the_status_is_sealed_too_and_a_seal_relabelled_as_plain_is_not_shown(pl
 
 
 @pytest.mark.parametrize("place", LOCAL, indirect=True)
-def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(place: Place) -> None:
+def test_sealing_does_not_prevent_a_forged_answer_in_clear(place: Place) -> None:
     """As docs/security.md says: what a record holds decides how it is replayed, so write access is trusted."""
     process = place.process()
     process.run(command(policy=SEAL), pay)
@@ -224,7 +224,7 @@ def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(plac
     ],
     ids=["no sealer", "another name", "another key"],
 )
-def test_without_its_key_a_record_is_unreadable_and_the_log_says_why_once(
+def test_without_its_key_a_record_is_unreadable_and_the_reason_is_logged_once(
     place: Place, ring: dict[str, bytes] | None, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.process().run(command(policy=SEAL), pay)
@@ -280,7 +280,7 @@ def test_a_record_is_replayed_as_it_was_stored_whatever_is_declared_now(place: P
 
 
 @pytest.mark.parametrize("kind", LOCAL, indirect=True)
-def test_a_builder_that_fails_or_takes_too_long_leaves_that_it_was_done(
+def test_a_failed_or_slow_builder_makes_the_answer_not_replayable(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = place.process()
@@ -329,7 +329,7 @@ def test_an_engine_in_threads_refuses_a_coroutine_as_an_answer(place: Place) -> 
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"], indirect=True)
-def test_a_refusal_has_nothing_to_be_rebuilt_of_and_is_sealed_or_not_stored(place: Place) -> None:
+def test_a_refusal_is_not_rebuilt_but_sealed_or_not_stored(place: Place) -> None:
     refused = PAID._replace(status=422)
     process = place.process()
     process.run(command("sealed", REBUILD), lambda permit: refused)
@@ -351,7 +351,7 @@ def test_an_answer_that_cannot_be_redacted_is_not_stored(place: Place) -> None:
     assert SECRET not in repr(rows_of(process))
 
 
-def test_headers_that_speak_of_the_whole_body_go_with_what_is_redacted() -> None:
+def test_redaction_drops_headers_that_describe_the_whole_body() -> None:
     from semel.sealing.rules import cover_answer
 
     headers = ((b"ETag", b'"1"'), (b"content-digest", b"sha-256=:x:"), (b"x-total", b"1"))
@@ -379,7 +379,7 @@ def test_answers_of_atomic_commands_are_sealed_and_so_are_their_refusals(place: 
     assert SECRET not in repr(rows)
 
 
-def test_the_answer_of_a_refused_settlement_is_opened(place: Place) -> None:
+def test_the_sealed_answer_of_a_superseding_settlement_is_opened(place: Place) -> None:
     """Somebody else has settled it: the loser gives what the store holds, in clear."""
     process = place.process()
     permit = process.permit(command(policy=SEAL))
@@ -439,7 +439,7 @@ def test_sealing_without_a_sealer_is_refused_before_anything_runs(place: Place) 
 
 
 @pytest.mark.parametrize("kind", LOCAL, indirect=True)
-def test_a_sealer_of_ones_own_may_seal(place: Place) -> None:
+def test_a_custom_sealer_may_seal(place: Place) -> None:
     class Turned:
         def seal(self, text: bytes, about: bytes) -> bytes:
             return (about + text)[::-1]
@@ -457,7 +457,7 @@ def test_a_sealer_of_ones_own_may_seal(place: Place) -> None:
     assert SECRET not in repr(rows_of(process))
 
 
-def test_a_sealer_says_what_is_wrong_with_its_file(tmp_path: Any) -> None:
+def test_a_sealer_reports_mistakes_of_its_file(tmp_path: Any) -> None:
     file = tmp_path / "keys"
     file.write_text("# newest first\n2026 " + "A" * 43 + "=\n\n2025 " + "B" * 43 + "=  # old\n")
     assert Sealer.from_file(file).key_names == ("2026", "2025")

@@ -99,7 +99,7 @@ def test_reseal_puts_everything_under_the_newest_key_and_then_has_nothing_to_do(
     assert (again.answer, again.replayed) == (PAID, True)
 
 
-def test_reseal_seals_what_is_plain_where_it_is_asked_to(url: str, semel: Run, keys: Path) -> None:
+def test_reseal_seals_plain_answers_on_request(url: str, semel: Run, keys: Path) -> None:
     code, _, err = semel("reseal", "--plain")
     assert (code, "--plain needs --operation" in err) == (2, True)
     assert semel("reseal", "--plain", "--operation", "pay")[1]["resealed"] == 8
@@ -107,7 +107,7 @@ def test_reseal_seals_what_is_plain_where_it_is_asked_to(url: str, semel: Run, k
     assert semel("reseal", "--plain", "--operation", "pay")[1]["resealed"] == 0
 
 
-def test_a_reseal_that_is_cut_short_anywhere_is_begun_again(
+def test_a_reseal_interrupted_anywhere_can_be_repeated(
     url: str, semel: Run, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from semel.sealing import reseal as sealing
@@ -139,7 +139,7 @@ def test_reseal_names_what_does_not_open_and_leaves_it(url: str, semel: Run, key
     ("text", "said"),
     [(None, "reseal needs the key ring: SEMEL_SEAL_KEYS_FILE"), ("2026 x y", "SEMEL_SEAL_KEYS_FILE: line 1 of")],
 )
-def test_reseal_without_a_ring_says_how_to_give_one(
+def test_reseal_without_a_ring_names_the_remedy(
     semel: Run, tmp_path: Path, text: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text is not None:
@@ -152,7 +152,7 @@ def test_reseal_without_a_ring_says_how_to_give_one(
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_an_export_opens_nothing_unless_it_is_asked_to(semel: Run, keys: Path) -> None:
+def test_an_export_opens_sealed_answers_only_on_request(semel: Run, keys: Path) -> None:
     sealed = [json.loads(line) for line in semel("export", "--answers", json_=False)[1].splitlines()]
     assert sum(SECRET in json.dumps(each) for each in sealed) == 1, "the one that is stored as it is"
     assert [each["answerSealedUnder"] for each in sealed if each["answer"] == "SEALED"].count("2025") == 7
@@ -184,12 +184,12 @@ def test_the_doctor_names_the_keys_in_use_and_those_that_are_missing(semel: Run,
     assert "users other than its owner can read their file" in json.dumps(semel("doctor")[1])
 
 
-def test_the_doctor_without_a_ring_says_how_to_have_them_checked(semel: Run) -> None:
+def test_the_doctor_without_a_ring_names_the_remedy(semel: Run) -> None:
     [found] = [each for each in semel("doctor")[1]["findings"] if each["check"] == "sealing"]
     assert (found["level"], "SEMEL_SEAL_KEYS_FILE" in found["remedy"]) == ("note", True)
 
 
-def test_what_operators_see_of_a_record_is_no_secret(url: str, semel: Run, keys: Path) -> None:
+def test_operators_see_no_secret_of_a_record(url: str, semel: Run, keys: Path) -> None:
     from semel.core.identity import uuid_text
 
     for row in rows(url):
@@ -207,7 +207,7 @@ def test_what_operators_see_of_a_record_is_no_secret(url: str, semel: Run, keys:
 # --- what is written ------------------------------------------------------------------------------
 
 
-def test_sealed_and_rebuilt_answers_move_as_they_are(url: str, tmp_path: Path, semel: Run) -> None:
+def test_sealed_and_rebuilt_answers_move_unchanged(url: str, tmp_path: Path, semel: Run) -> None:
     target = f"sqlite:///{tmp_path / 'other.db'}"
     engine = Engine.connect(target)
     engine.migrate()
@@ -221,7 +221,7 @@ def test_sealed_and_rebuilt_answers_move_as_they_are(url: str, tmp_path: Path, s
         assert engine.run(command("rebuilt", policy), lambda permit: PAID).answer.body == b'"7"'
 
 
-def test_a_move_goes_on_behind_a_reseal(
+def test_an_interrupted_move_continues_after_a_reseal(
     url: str, tmp_path: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(arguments: tuple[str, ...]) -> tuple[int, str]:
@@ -251,9 +251,7 @@ def test_a_move_goes_on_behind_a_reseal(
         assert engine.run(command("old 1"), lambda permit: PAID).replayed
 
 
-def test_what_an_operator_settles_is_sealed_where_there_is_a_ring(
-    url: str, semel: Run, keys: Path, tmp_path: Path
-) -> None:
+def test_an_operators_answer_is_sealed_if_there_is_a_ring(url: str, semel: Run, keys: Path, tmp_path: Path) -> None:
     def fails(permit: Permit) -> Answer:
         raise TimeoutError
 

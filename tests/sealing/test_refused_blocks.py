@@ -18,7 +18,7 @@ REFUSED = Answer(402, ((b"content-type", b"application/json"),), SECRET)
 
 
 @pytest.mark.parametrize("options", [{"answers": "seal"}, {"answers": "forget"}, {"redact": ("card",)}], ids=str)
-def test_a_refusal_behind_a_rollback_is_stored_as_declared(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_refusal_after_a_rollback_is_stored_as_declared(options: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "app.db"
     policy = Policy(effects="atomic", **options)
     with closing(Engine.connect(f"sqlite:///{file}", sealer=Sealer({"k1": bytes(32)}))) as engine:

@@ -64,7 +64,7 @@ def test_a_sealed_answer_is_the_first_one_again_and_unreadable_without_its_key(m
     assert len(web.seen) == 1
 
 
-def test_a_redacted_answer_says_null_and_no_header_speaks_of_the_whole(make: Any) -> None:
+def test_a_redacted_answer_has_null_and_no_header_of_the_whole_body(make: Any) -> None:
     web = make(Policy(redact=("card.number",), replay_headers=frozenset({"etag"})))
     assert web.call().body == BODY
     again = web.call()
@@ -94,7 +94,7 @@ def test_a_rebuilt_answer_is_marked_and_one_that_fails_links_the_resource(make: 
 
 @pytest.mark.parametrize("status", [201, 204])
 @pytest.mark.parametrize("kind", [Answer, Response])
-def test_what_a_builder_returns_leaves_as_a_replay_does(make: Any, kind: Any, status: int) -> None:
+def test_a_rebuilt_answer_is_filtered_like_a_replay(make: Any, kind: Any, status: int) -> None:
     headers = [
         ["Content-Type", "text/plain"],
         ["ETag", ' "2" '],
@@ -230,7 +230,7 @@ def test_the_result_of_an_async_function_is_rebuilt_by_either_kind_of_builder() 
     asyncio.run(story())
 
 
-def test_a_plain_function_has_a_plain_builder() -> None:
+def test_a_sync_function_requires_a_sync_builder() -> None:
     async def read(done: Rebuilding) -> int:
         return 8
 
