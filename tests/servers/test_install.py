@@ -52,19 +52,19 @@ EVERY = (
 )
 
 
-def test_all_that_is_missing_is_installed_and_not_started(machine: Run, tmp_path: Path) -> None:
+def test_missing_servers_are_installed_and_not_started(machine: Run, tmp_path: Path) -> None:
     code, said, [asked] = machine(*EVERY)
     assert code == 0, said
     assert asked.endswith("--no-install-recommends " + " ".join(EVERY) + " with policy-rc.d")
     assert not (tmp_path / "usr/sbin/policy-rc.d").exists()
 
 
-def test_what_was_installed_is_not_enabled_for_the_next_boot(machine: Run, tmp_path: Path) -> None:
+def test_installed_servers_are_not_enabled_for_the_next_boot(machine: Run, tmp_path: Path) -> None:
     machine(*EVERY[1:3])
     assert (tmp_path / "systemctl.log").read_text().splitlines() == ["disable redis-server", "disable mariadb"]
 
 
-def test_what_this_release_does_not_have_keeps_nothing_else_away(machine: Run) -> None:
+def test_an_unavailable_package_does_not_prevent_the_others(machine: Run) -> None:
     """Ubuntu 24.04 has PostgreSQL 16: asked for 15 as well, apt installs nothing at all."""
     code, said, [asked] = machine(*EVERY[1:])
     assert asked.endswith("--no-install-recommends " + " ".join(EVERY[1:]) + " with policy-rc.d")
@@ -75,7 +75,7 @@ def test_what_this_release_does_not_have_keeps_nothing_else_away(machine: Run) -
     assert (code, "none may be missing here" in said, "left out" in said) == (1, True, False)
 
 
-def test_without_a_way_to_install_the_tests_run_with_what_is_there(machine: Run) -> None:
+def test_without_a_package_manager_the_tests_run_with_installed_servers(machine: Run) -> None:
     """A machine without a network, say. Where none may be missing, it is a failure."""
     code, said, _ = machine(*EVERY, works=False)
     assert (code, "could not be installed" in said, "left out and named" in said) == (0, True, True)

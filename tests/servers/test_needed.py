@@ -58,7 +58,7 @@ def test_a_missing_server_is_named_at_the_end(workers: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("variable", ["CI", "SEMEL_ALL_SERVERS"])
-def test_where_none_may_be_missing_it_fails_with_the_remedy(variable: str, tmp_path: Path) -> None:
+def test_a_missing_server_fails_if_all_are_required(variable: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "0", **{variable: "1"})
     assert done.returncode == 1
     assert "2 failed, 2 passed" in done.stdout

@@ -47,7 +47,7 @@ def test_a_port_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
             ports.free_port()
 
 
-def test_they_are_out_of_the_way_of_connections() -> None:
+def test_ports_are_outside_the_ephemeral_range() -> None:
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         lowest = int(file.read().split()[0])
     assert ports.FIRST <= ports.free_port() <= ports.LAST

@@ -21,7 +21,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_a_run_has_its_folder_where_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_its_folder_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "")
     folder = begin_run(in_memory(tmp_path, room_bytes=0))
     assert folder.parent == tmp_path
@@ -33,7 +33,7 @@ def test_a_run_has_its_folder_where_it_is_set(tmp_path: Path, monkeypatch: pytes
     assert not folder.exists()
 
 
-def test_what_a_dead_run_has_left_in_memory_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_run_are_removed(tmp_path: Path) -> None:
     alive, dead = tmp_path / f"{PREFIX}{os.getppid()}-a1", tmp_path / f"{PREFIX}{dead_pid()}-b2"
     for each in (alive, dead):
         each.mkdir()
@@ -42,11 +42,11 @@ def test_what_a_dead_run_has_left_in_memory_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("memory", "room_bytes"), [(None, 1 << 60), (Path("/nowhere"), 0)], ids=["room", "folder"])
-def test_without_room_or_such_a_folder_it_is_on_disk(tmp_path: Path, memory: Path | None, room_bytes: int) -> None:
+def test_without_shared_memory_the_folder_is_on_disk(tmp_path: Path, memory: Path | None, room_bytes: int) -> None:
     assert in_memory(memory or tmp_path, room_bytes) is None
 
 
-def test_where_no_program_may_run_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_noexec_mount_the_folder_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     assert in_memory(tmp_path, room_bytes=0) is None
 
