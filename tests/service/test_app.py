@@ -64,7 +64,7 @@ def test_a_payment_answers_as_promised(service: Served) -> None:
 
 
 @pytest.mark.parametrize(("path", "body", "name"), EACH)
-def test_callers_do_not_meet(service: Served, path: str, body: dict[str, Any], name: str) -> None:
+def test_callers_have_separate_keys(service: Served, path: str, body: dict[str, Any], name: str) -> None:
     key = fresh()
     first, other = service.post(path, body, key), service.post(path, body, key, token="bob")
     assert (other.status, other.replayed) == (201, False)
@@ -81,7 +81,7 @@ def test_a_request_without_a_name_is_refused(service: Served, path: str, body: d
     assert service.post(path, {"nonsense": 1}, fresh(), token=None).status == 401
 
 
-def test_keys_are_required_where_they_are(service: Served) -> None:
+def test_required_keys_are_required(service: Served) -> None:
     for path, body in (("/payments", PAYMENT), ("/orders", ORDER)):
         refused = service.post(path, body)
         assert (refused.status, refused.json["code"]) == (400, CODES["missing"])
@@ -96,7 +96,7 @@ def test_another_payload_is_refused(service: Served) -> None:
     assert len(listed(service, "/payments")) == before + 1
 
 
-def test_ten_at_once_are_one(service: Served) -> None:
+def test_ten_parallel_requests_make_one_payment(service: Served) -> None:
     key, before, gate = fresh(), len(listed(service, "/payments")), Barrier(10)
 
     def click(_: int) -> bytes:
@@ -168,7 +168,7 @@ def test_a_failure_before_the_effect_releases_the_key(service: Served) -> None:
 
 
 @pytest.mark.parametrize(("fail", "status"), [("after", 500), ("timeout", 504)])
-def test_a_failure_around_the_effect_is_not_known(service: Served, fail: str, status: int) -> None:
+def test_a_failure_around_the_effect_is_unknown(service: Served, fail: str, status: int) -> None:
     key, body = fresh(), {**PAYMENT, "simulate": {"fail": fail}}
     before = len(listed(service, "/payments"))
     assert service.post("/payments", body, key).status == status
@@ -196,7 +196,7 @@ def test_a_note_that_fails_is_written_once(service: Served, fail: str) -> None:
     assert len(listed(service, "/notes")) == before + 1
 
 
-def test_an_operation_shows_its_state_to_its_caller_alone(service: Served) -> None:
+def test_an_operation_shows_its_state_only_to_its_caller(service: Served) -> None:
     key = fresh()
     service.post("/payments", {**PAYMENT, "simulate": {"fail": "after"}}, key)
     operation_id = service.post("/payments", {**PAYMENT, "simulate": {"fail": "after"}}, key).json["operationId"]

@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_named(service: Served) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_workers_that_cannot_start_are_given_up(tmp_path: Path) -> None:
+def test_the_supervisor_gives_up_on_workers_that_cannot_start(tmp_path: Path) -> None:
     # A module that breaks every worker's start, found before the real one.
     (tmp_path / "uvicorn.py").write_text("raise RuntimeError('broken')")
     done = subprocess.run(

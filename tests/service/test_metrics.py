@@ -31,7 +31,7 @@ def claims(page: str, outcome: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
-def test_any_worker_answers_for_all_also_for_one_that_died(tmp_path: Path) -> None:
+def test_any_worker_reports_metrics_of_all_including_dead_ones(tmp_path: Path) -> None:
     with serving(tmp_path, workers=2, environment={"SEMEL_METRICS": "127.0.0.1:0"}) as service:
         url = str(service.serving["metrics"])
         assert service.get("/metrics").status == 404  # not where the world reaches it
@@ -57,7 +57,7 @@ def test_an_invalid_address_is_named(given: str) -> None:
     assert Settings.read({"SEMEL_METRICS": "[::1]:9464"}).metrics == ("::1", 9464)
 
 
-def test_a_port_that_cannot_be_had_is_named(tmp_path: Path) -> None:
+def test_an_unavailable_port_is_named(tmp_path: Path) -> None:
     told = {**os.environ, "SEMEL_URL": f"sqlite:///{tmp_path}/semel.db", "SEMEL_METRICS": "192.0.2.1:9464"}
     command = [sys.executable, "-m", "semel.cli", "serve", "--port", "0"]
     ended = subprocess.run(command, env=told, capture_output=True, timeout=DEADLINE_SECONDS, check=False)

@@ -51,7 +51,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             stop(server)
 
 
-def test_a_lease_lapses_by_itself_and_not_before(scraped: Scraped) -> None:
+def test_a_lease_lapses_at_its_time_and_not_before(scraped: Scraped) -> None:
     asked = {"query": f"{LAPSED} > 0", "start": scraped.began, "end": time.time(), "step": 1}
     [series] = prometheus.ask(scraped.server, f"query_range?{urlencode(asked)}")["result"]
     assert series["values"][0][0] - scraped.began >= DEMO_LEASE_SECONDS
