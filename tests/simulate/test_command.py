@@ -87,7 +87,7 @@ def test_a_violation_is_the_exit_code_the_report_and_the_recording(broken: None,
     assert json.loads(text)["schedules"] == seed + 1
 
 
-def test_a_recording_that_was_mended_is_no_violation(tmp_path: Path) -> None:
+def test_a_recording_that_now_passes_is_not_a_violation(tmp_path: Path) -> None:
     path = tmp_path / "seeds.json"
     path.write_text('{"format": 1, "seeds": [{"seed": 3, "found": "long ago"}]}')
     assert run("--recorded", str(path), "--quiet")[0] == 0

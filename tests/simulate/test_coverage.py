@@ -49,7 +49,7 @@ def test_each_pair_is_demanded_or_possible_or_explained() -> None:
         assert why_not(*pair) is None
 
 
-def test_the_table_shows_what_cannot_be() -> None:
+def test_the_table_shows_impossible_pairs() -> None:
     shown = table({("PROCESSING", "attempt"): 7})
     [line] = [line for line in shown.splitlines() if line.startswith("attempt ")]
     assert line.split() == ["attempt", "0", "·", "7", "0", "0", "0", "0", "0", "0", "0"]

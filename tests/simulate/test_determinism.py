@@ -53,7 +53,7 @@ def test_schedules_are_as_eventful_as_they_are_meant_to_be() -> None:
     assert set(seen) == set(words)
 
 
-def test_a_shape_narrows_what_is_drawn() -> None:
+def test_a_shape_restricts_the_schedules() -> None:
     shape = Shape(effects=(Effects.IDEMPOTENT,), sqlite=1.0, trouble=0.0)
     for seed in range(20):
         head = replay(seed, shape=shape).trace[0]

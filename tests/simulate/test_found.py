@@ -80,7 +80,7 @@ def test_a_cancelled_claim_leaves_no_transaction_open() -> None:
 
 
 @pytest.mark.parametrize("mode", ["answered", "given up"])
-def test_a_claim_given_up_on_is_released_after_an_outage_longer_than_its_lease(
+def test_an_abandoned_claim_is_released_after_an_outage_longer_than_its_lease(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by seed 71200 of format 1: its only release met a store that was away, and then its lease was over.

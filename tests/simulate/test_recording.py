@@ -13,7 +13,7 @@ from verification.simulate.recording import Recorded, RecordingRefused, read_rec
 from verification.simulate.search import seed_of
 
 
-def test_what_is_recorded_is_read(tmp_path: Path) -> None:
+def test_a_recording_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "seeds.json"
     record(path, 7, "I2 one answer: two of them")
     record(path, 8, "I3 fenced: not so")
@@ -50,7 +50,7 @@ def test_an_invalid_recording_is_refused(tmp_path: Path, text: str, said: str) -
         read_recording(path)
 
 
-def test_a_recording_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingRefused, match="no recording"):
         read_recording(tmp_path / "none.json")
 
