@@ -43,5 +43,5 @@ def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None
     conformance.run(name, subject, mode)
 
 
-def test_every_case_says_why() -> None:
+def test_every_case_has_a_docstring() -> None:
     assert [name for name, case in conformance.CASES.items() if not case.__doc__] == []

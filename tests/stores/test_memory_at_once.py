@@ -108,6 +108,6 @@ class History:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_what_is_kept_unread_is_what_the_rules_make(first: int) -> None:
+def test_a_compact_record_equals_the_record_of_the_rules(first: int) -> None:
     for seed in range(first, first + 100):
         History(seed).run()

@@ -49,7 +49,7 @@ class World:
         return self.driver._table
 
 
-def test_a_look_for_lapses_reads_what_runs_and_nothing_else() -> None:
+def test_the_search_for_lapses_reads_only_running_records() -> None:
     world = World()
     assert world.driver.run(lambda: world.store.lapse(100)) == []
     assert world.records.reads == MANY + 2  # each is given its place once
@@ -75,7 +75,7 @@ def test_a_chunk_of_a_purge_reads_its_own_records() -> None:
     assert world.records.reads == MANY + 1
 
 
-def test_what_is_forgotten_leaves_the_order_too() -> None:
+def test_deleted_records_leave_the_order_too() -> None:
     world = World()
     world.clock.advance(seconds=LONG_SECONDS)
     for start in (None, 500, 1_000, 1_500, 2_000, 2_500):

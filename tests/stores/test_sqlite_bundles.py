@@ -128,7 +128,7 @@ def test_a_tick_is_one_statement_for_each_verb(tick: Tick) -> None:
     tick.close()
 
 
-def test_claims_that_were_not_looked_for_are_written_together(tick: Tick) -> None:
+def test_claims_without_a_look_are_written_together(tick: Tick) -> None:
     """An engine with an observer claims at once: each claim looks first, and those of new keys are one statement."""
     grant = tick.grant("done")
     tick.at_once(settlement(grant))
@@ -147,7 +147,7 @@ def test_claims_that_were_not_looked_for_are_written_together(tick: Tick) -> Non
     tick.close()
 
 
-def test_a_request_that_comes_alone_takes_as_many_statements(tick: Tick) -> None:
+def test_a_single_request_takes_as_many_statements_as_a_tick(tick: Tick) -> None:
     grant = tick.grant("k")
     assert tick.said == ["BEGIN", "now", "insert_claim", "COMMIT"]
     assert tick.at_once(settlement(grant)) == [Settled()]
@@ -166,7 +166,7 @@ def test_a_request_that_comes_alone_takes_as_many_statements(tick: Tick) -> None
     ],
     ids=["unknown", "given back", "nothing happened", "not kept", "with a resource"],
 )
-def test_what_is_not_as_usual_is_written_beside_it(tick: Tick, last: Callable[[Grant], Settlement]) -> None:
+def test_unusual_requests_are_written_separately(tick: Tick, last: Callable[[Grant], Settlement]) -> None:
     usual, other = tick.grant("usual"), tick.grant("other", policy=IDEMPOTENT)
     assert tick.at_once(settlement(usual), last(other)) == [Settled(), Settled()]
     assert tick.said[tick.said.index("BEGIN") :][:3] == ["BEGIN", "now", "settle_answered"]
@@ -177,7 +177,7 @@ def test_what_is_not_as_usual_is_written_beside_it(tick: Tick, last: Callable[[G
     tick.close()
 
 
-def test_a_counted_key_takes_its_place_beside_it(tick: Tick) -> None:
+def test_counted_keys_are_written_separately(tick: Tick) -> None:
     allowance = Quota(new_keys=1, per_seconds=60).allowance(bytes(16), "alice", atomic=False)
     counted = [attempt(f"c{n}", nonce=n)._replace(quota=allowance) for n in range(2)]
     replies = tick.at_once(attempt("free"), *counted)
@@ -236,7 +236,7 @@ def test_a_stale_fence_in_a_tick(tick: Tick) -> None:
     tick.close()
 
 
-def test_one_answer_said_twice_in_a_tick(tick: Tick) -> None:
+def test_one_settlement_sent_twice_in_a_tick(tick: Tick) -> None:
     grant, other = tick.grant("k"), tick.grant("other")
     assert tick.at_once(settlement(grant), settlement(grant), settlement(other)) == [
         Settled(),
@@ -345,7 +345,7 @@ def test_a_full_disk_refuses_each_and_writes_nothing(tick: Tick) -> None:
     tick.close()
 
 
-def test_what_there_is_room_for_is_written(tick: Tick) -> None:
+def test_a_nearly_full_disk_stores_what_fits(tick: Tick) -> None:
     """A group that was too much is tried one by one."""
     failed: list[str] = []
 
@@ -413,9 +413,7 @@ def test_a_commit_in_doubt_stays_so_where_its_repetition_never_begins(tick: Tick
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_an_interrupt_tells_nobody_of_what_was_rolled_back(
-    known: bool, tick: Tick, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_confirms_no_rolled_back_write(known: bool, tick: Tick, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a thread that serves everybody, after a group that failed: of each job, either all or nothing."""
     tick.grant("known", nonce=7)
     monkeypatch.setattr(tick.driver, "_wake", lambda: None)  # this thread serves, and no other
@@ -474,7 +472,7 @@ def test_a_file_that_another_process_writes_is_waited_for(tick: Tick) -> None:
     tick.close()
 
 
-def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
+def test_a_deleted_file_refuses_writes(tick: Tick) -> None:
     grant = tick.grant("old")
     os.remove(tick.path)
     replies = tick.at_once(attempt("a"), attempt("b"), settlement(grant))
@@ -483,7 +481,7 @@ def test_a_deleted_file_takes_nothing_more(tick: Tick) -> None:
     tick.close()
 
 
-def test_a_file_without_its_tables_says_what_to_run(tick: Tick) -> None:
+def test_a_file_without_tables_names_the_remedy(tick: Tick) -> None:
     """With the URL, which only the driver can add on this way."""
     grant = tick.grant("old")
     with closing(sqlite3.connect(tick.path)) as other:

@@ -63,12 +63,12 @@ def by_the_look(driver: SqliteDriver, claim: Claim) -> Any:
         return str(error)
 
 
-def test_it_reads_the_columns_of_the_rules() -> None:
+def test_the_look_reads_the_columns_that_the_rules_name() -> None:
     head = FIND_KEPT_ANSWER.text.partition("CASE")[0].removeprefix("SELECT")
     assert tuple(name.strip() for name in head.split(",") if name.strip()) == KEPT_COLUMNS
 
 
-def test_it_finds_what_the_rules_find(file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
+def test_the_look_finds_what_the_rules_find(file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
     driver, _ = file
     assert isinstance(by_the_look(driver, CLAIM), Replay)
     other = attempt(request=1)
@@ -78,7 +78,7 @@ def test_it_finds_what_the_rules_find(file: tuple[SqliteDriver, sqlite3.Connecti
 
 
 @pytest.mark.parametrize("column", [name for name in Record._fields if name != "id"])
-def test_damage_is_seen_as_the_rules_see_it(column: str, file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
+def test_the_look_detects_damage_as_the_rules_do(column: str, file: tuple[SqliteDriver, sqlite3.Connection]) -> None:
     """A kept answer is recognised where the whole record is sound, and is as it was."""
     driver, connection = file
     found: set[str] = set()

@@ -26,14 +26,14 @@ def test_no_statement_is_written_twice(noun: str) -> None:
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_both_databases_have_what_they_share(noun: str) -> None:
+def test_both_databases_use_the_shared_statements(noun: str) -> None:
     shared = statements(dialect._ROOMS[noun], f"sql/{noun}.sql")
     for database in (dialect.SQLITE, dialect.MARIADB):
         assert {name: database.statements(noun)[name] for name in shared} == dict(shared)
 
 
 @pytest.mark.parametrize("database", ["postgres", "mariadb"])
-def test_how_a_turn_is_taken_is_written_once(database: str) -> None:
+def test_the_statement_of_turns_exists_once(database: str) -> None:
     package = Path(semel.__file__).parent
     takes = [path for path in package.rglob("*.sql") if "INSERT INTO semel_turn" in path.read_text("utf-8")]
     assert [path.name for path in takes if database in str(path)] == ["turn.sql"]

@@ -88,7 +88,7 @@ def test_three_verbs_at_once_are_atomic(make: Callable[[], World], name: str) ->
     print(f"{name}: {counted.cases} triples, {counted.interleavings} interleavings")
 
 
-def test_a_time_that_is_old_by_then_makes_no_difference() -> None:
+def test_a_stale_time_makes_no_difference() -> None:
     """With the asking for the time as a step of its own: the writers that meet most often."""
     for situation in SITUATIONS:
         for names in (
@@ -100,7 +100,7 @@ def test_a_time_that_is_old_by_then_makes_no_difference() -> None:
             check(partial(SqliteWorld, fine=True), situation, names)
 
 
-def test_a_claim_that_reads_and_then_writes_is_seen() -> None:
+def test_a_non_atomic_claim_is_detected() -> None:
     """Without the conflict being told, two are granted what one may have."""
     statement = SQL["insert_claim"]
     with (
@@ -112,7 +112,7 @@ def test_a_claim_that_reads_and_then_writes_is_seen() -> None:
         check(SqliteWorld, SITUATIONS[0], ("claim", "claim by a third"))
 
 
-def test_a_write_of_what_was_read_is_seen() -> None:
+def test_a_non_atomic_write_is_detected() -> None:
     """Without naming the version that was read, one writer undoes another's write."""
     passage = " AND state = ?\n    AND lease_until = ? AND answer_kind = ? AND doubt IS ?"
     unguarded = " AND ifnull(?, ifnull(?, ifnull(?, ifnull(?, 1)))) IS NOT NULL"
@@ -120,7 +120,7 @@ def test_a_write_of_what_was_read_is_seen() -> None:
         check_all(SqliteWorld, (case for case in verbs.pairs() if case[0].name == "UNKNOWN"))
 
 
-def test_the_check_compares_what_is_held_too() -> None:
+def test_the_check_compares_held_grants_too() -> None:
     with (
         replaced("semel.core.settle:abandon_row", lambda original: lambda row, nonce, now: None),
         replaced("semel.core.settle:renew_row", lambda original: lambda row, renewal, now: row),
