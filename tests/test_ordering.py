@@ -28,7 +28,7 @@ LONG = [Item(f"tests/nemeses/test_kills.py::test_{number}") for number in range(
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8, 16])
-def test_every_test_is_begun_once_and_modules_stay_whole(workers: int) -> None:
+def test_every_test_starts_once_and_modules_stay_together(workers: int) -> None:
     items = [*CALM, *WAITS, *BUSY, *LONG]
     ordered = begin_first(items, workers)
     assert sorted(item.nodeid for item in ordered) == sorted(item.nodeid for item in items)
@@ -59,7 +59,7 @@ def test_every_pattern_names_a_test_and_one_that_waits_takes_a_seat() -> None:
         assert any(fnmatch(name, pattern) and seat_of(name) == "waiting" for name in modules), pattern
 
 
-def test_at_most_so_many_are_within_at_a_time() -> None:
+def test_the_number_of_running_seats_is_bounded() -> None:
     inside, most, entered = 0, 0, threading.Barrier(2)
     changing = threading.Lock()
 
