@@ -42,7 +42,7 @@ def test_a_short_run_prints_what_pytest_prints(tmp_path: Path) -> None:
     assert ".......F......" in output
 
 
-def test_a_line_says_how_much_is_left() -> None:
+def test_a_line_shows_the_remaining_time() -> None:
     now = iter([0.0, 0.0, 90.0])
     progress = Progress(lambda: next(now))
     progress._begin(1000)
