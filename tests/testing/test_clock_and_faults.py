@@ -34,7 +34,7 @@ from semel.testing.faults import (
 from semel.testing.interleave import Act, MemoryWorld, interleavings
 
 
-def test_a_clock_does_not_move_by_itself() -> None:
+def test_a_settable_clock_moves_only_when_advanced() -> None:
     clock = SettableClock()
     assert clock() == clock() == START_US
     assert clock.advance(5) == START_US + 5
@@ -178,12 +178,12 @@ def test_a_loop_over_every_fault_ends() -> None:
         assert len(list(every_fault(Kind.FAIL, When.BEFORE))) == FAULTS_MAX
 
 
-def test_a_fault_says_what_it_is() -> None:
+def test_a_fault_describes_itself() -> None:
     assert str(Fault(Kind.CRASH, When.AFTER, 3)) == "crash after ask 3"
     assert str(Fault(Kind.TIMEOUT, When.BEFORE, 2, False)) == "time out before ask 2 and from then on"
 
 
-def test_an_interleaving_that_fails_can_be_read() -> None:
+def test_a_failing_interleaving_is_readable() -> None:
     """The schedule names who moved when, in order; a program of one step each, in all six orders."""
     moved: list[str] = []
     programs = [lambda world, name=name: one(moved, name) for name in "abc"]
