@@ -54,7 +54,7 @@ def why_not(act: Callable[[], object]) -> tuple[str, str]:
     return raised.value.reason, raised.value.remedy
 
 
-def test_there_is_no_such_route(app: FastAPI, provider: Provider) -> None:
+def test_a_missing_route_is_reported(app: FastAPI, provider: Provider) -> None:
     reason, remedy = why_not(
         lambda: assert_idempotent(app, "POST /paymets", **PAY, headers=ALICE, effects=provider.charges)
     )
@@ -96,7 +96,7 @@ def test_the_counter_does_not_count(effects: Any, reason: str, app: FastAPI) -> 
     assert reason in why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, headers=ALICE, effects=effects))[0]
 
 
-def test_the_table_that_is_counted_is_not_there(app: FastAPI, tmp_path: Path) -> None:
+def test_a_missing_counted_table_is_reported(app: FastAPI, tmp_path: Path) -> None:
     effects = rows(tmp_path / "never.db", "payments")
     reason, remedy = why_not(lambda: assert_idempotent(app, "POST /payments", **PAY, headers=ALICE, effects=effects))
     assert "the rows of 'payments' cannot be counted" in reason
@@ -203,7 +203,7 @@ def test_install_was_forgotten(provider: Provider) -> None:
     assert "once, after you create the application" in remedy
 
 
-def test_nothing_listens() -> None:
+def test_a_refused_connection_is_reported() -> None:
     reason, remedy = why_not(lambda: assert_idempotent("http://127.0.0.1:9", "POST /payments", effects=[]))
     assert reason == "nothing listens at http://127.0.0.1:9"
     assert "start the server" in remedy
@@ -221,7 +221,7 @@ def test_keys_have_a_format(provider: Provider) -> None:
 # --- what one check needs ---
 
 
-def test_what_one_check_needs_does_not_stop_the_others(app: FastAPI, provider: Provider) -> None:
+def test_a_check_without_its_needs_does_not_stop_the_others(app: FastAPI, provider: Provider) -> None:
     with pytest.warns(NotTriedWarning, match=r"^POST /payments of .*no_replay_across_callers: .*other_caller="):
         report = assert_idempotent(app, "POST /payments", **PAY, headers=ALICE, effects=provider.charges)
     assert report.ok
@@ -232,7 +232,7 @@ def test_what_one_check_needs_does_not_stop_the_others(app: FastAPI, provider: P
     assert "other_caller={'Authorization': ...}" in report.not_tried[0].reason
 
 
-def test_the_other_caller_may_not(app: FastAPI, provider: Provider) -> None:
+def test_another_caller_without_permission_is_reported(app: FastAPI, provider: Provider) -> None:
     report = check_idempotent(
         app, "POST /payments", **PAY, headers=ALICE, other_caller={"Authorization": ""}, effects=provider.charges
     )
@@ -253,7 +253,7 @@ def test_the_changed_payload_is_refused_by_the_application(app: FastAPI, provide
     assert "give another payload that it accepts" in report.not_tried[0].reason
 
 
-def test_there_is_nothing_to_change(provider: Provider) -> None:
+def test_an_unchangeable_payload_is_reported(provider: Provider) -> None:
     async def create(request: Request) -> Response:
         return JSONResponse({"id": provider.charge(1)})
 
@@ -312,7 +312,7 @@ def test_a_function_that_wants_other_arguments() -> None:
     assert reason.startswith("pay() cannot be called with these arguments")
 
 
-def test_another_loop_than_asyncio() -> None:
+def test_a_loop_other_than_asyncio_is_refused() -> None:
     coroutine = assert_idempotent_async(Starlette(), "POST /x", effects=[])
     with pytest.raises(CannotRun, match="anyio_backend"):
         coroutine.send(None)

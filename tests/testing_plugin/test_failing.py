@@ -89,7 +89,7 @@ def test_an_async_crash_reaches_the_caller() -> None:
     asyncio.run(main())
 
 
-def test_wsgi_leaves_no_open_file_where_a_claim_cannot_be_made(tmp_path: Path) -> None:
+def test_wsgi_leaves_no_open_file_after_a_failed_claim(tmp_path: Path) -> None:
     """A store that is not migrated refuses the claim: the body that was kept for it must be let go."""
     engine = Engine.connect(f"sqlite:///{tmp_path}/never.db")
     target = WsgiTarget(good.wsgi_app(engine, Provider()))

@@ -151,7 +151,7 @@ def test_expiry(semel_engine, semel_clock):
     result.assert_outcomes(passed=2)
 
 
-def test_a_spied_function_is_counted_and_comes_back(pytester: pytest.Pytester) -> None:
+def test_a_spied_function_is_counted_and_restored(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -189,7 +189,7 @@ async def test_payments(semel_async_engine, assert_idempotent_async):
     result.assert_outcomes(passed=1)
 
 
-def test_a_suite_that_does_not_use_it_is_as_it_was(pytester: pytest.Pytester) -> None:
+def test_a_suite_without_the_fixtures_is_unchanged(pytester: pytest.Pytester) -> None:
     """Fixtures of the same name win, and nothing is collected, parametrised or imported."""
     result = run(
         pytester,

@@ -162,7 +162,7 @@ def test_a_function_whose_engine_is_not_given(engine: Engine, provider: Provider
     assert "FunctionTarget(function, engine=..., policy=...)" in report.not_tried[0].reason
 
 
-def test_inside_of_a_running_loop_it_takes_a_thread(memory: AsyncEngine, provider: Provider) -> None:
+def test_a_check_inside_a_running_loop_uses_a_thread(memory: AsyncEngine, provider: Provider) -> None:
     async def main() -> Report:
         app = good.starlette_app(memory, provider)
         return assert_idempotent(app, "POST /payments", **PAY, effects=provider.charges)
@@ -251,7 +251,7 @@ def test_a_request_with_several_effects(memory: AsyncEngine, provider: Provider)
     assert any("grew the effect counter by 3; that counts as one effect" in remark for remark in report.remarks)
 
 
-def test_a_part_of_the_effect_outside_of_the_claim_is_reported_as_counts(provider: Provider) -> None:
+def test_an_effect_partly_outside_of_the_claim_is_reported_with_counts(provider: Provider) -> None:
     """The tutorial's own fault: a charge in a dependency, beside the one in the handler."""
     app, semel = FastAPI(), Semel(AsyncEngine.connect("memory://"), caller=single_caller)
 
@@ -291,7 +291,7 @@ def test_payloads_that_must_differ_from_command_to_command(memory: AsyncEngine, 
         everything(report)
 
 
-def test_a_client_that_makes_its_request_anew_at_each_attempt(memory: AsyncEngine, provider: Provider) -> None:
+def test_a_client_that_rebuilds_its_request_for_each_attempt_fails(memory: AsyncEngine, provider: Provider) -> None:
     moments = iter(range(1000))
     report = check_idempotent(
         good.starlette_app(memory, provider),
@@ -351,7 +351,7 @@ def test_an_async_declared_function(provider: Provider) -> None:
     everything(asyncio.run(main()))
 
 
-def test_a_declared_function_that_promises_too_much(engine: Engine, provider: Provider) -> None:
+def test_a_declared_function_with_a_false_declaration_fails(engine: Engine, provider: Provider) -> None:
     @command(engine, "payments.charge", caller=single_caller, effects="idempotent")
     def charge(amount: int) -> int:
         return provider.charge(amount)
