@@ -108,7 +108,7 @@ def test_every_option_of_a_policy_is_one_of_a_declaration() -> None:
     assert stated(PolicyOptions) == fields_of(Policy)
 
 
-def test_a_function_takes_the_options_that_mean_something_for_it() -> None:
+def test_a_function_accepts_only_its_options() -> None:
     assert stated(PolicyOptions).keys() - stated(CommandOptions).keys() == {*_HTTP_ONLY, "key"}
 
 
