@@ -80,7 +80,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("reader", REVISIONS)
 @pytest.mark.parametrize("writer", REVISIONS)
-def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, store: tuple[str, str]) -> None:
+def test_each_revision_reads_the_others_records(writer: str, reader: str, store: tuple[str, str]) -> None:
     assert act("old", store, "migrate")["ran"] == ["0001_first", "0002_many_effects"]
     # Not migrated by the new one: both work on the former schema until then, and no old process starts behind it.
     act(writer, store, "write")
@@ -93,7 +93,7 @@ def test_what_one_revision_wrote_is_read_by_the_other(writer: str, reader: str, 
     assert {key: again[key] for key in final} == final
 
 
-def test_what_the_former_revision_wrote_is_read_behind_the_migration(store: tuple[str, str]) -> None:
+def test_the_former_revisions_records_are_read_after_the_migration(store: tuple[str, str]) -> None:
     act("old", store, "migrate")
     act("old", store, "write")
     added = [*(["turns"] if store[0] == postgres() else []), "quotas", "waiting_messages"]  # they raise no version
@@ -116,9 +116,7 @@ def test_records_with_steps_of_the_former_revision_are_not_run_without_them(stor
 
 
 @pytest.mark.parametrize("reader", REVISIONS)
-def test_answers_that_keep_a_secret_are_never_run_again_by_those_who_cannot_give_them(
-    reader: str, store: tuple[str, str]
-) -> None:
+def test_a_process_that_cannot_open_an_answer_never_runs_its_command_again(reader: str, store: tuple[str, str]) -> None:
     act("old", store, "migrate")  # behind the new one's migration no old process starts
     act("new", store, "write withheld")
     assert act(reader, store, "read withheld")["seen"] == {
