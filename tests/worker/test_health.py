@@ -59,7 +59,7 @@ def test_a_sound_worker_is_alive_and_ready() -> None:
     assert asyncio.run(served(sound, "/readyz", "HEAD")) == (200, None)
 
 
-def test_without_its_store_it_is_alive_and_not_ready_and_tells_no_secret() -> None:
+def test_without_its_store_a_worker_is_alive_not_ready_and_reveals_no_secret() -> None:
     assert asyncio.run(served(away, "/livez")) == (200, {"status": "ok"})
     assert asyncio.run(served(away, "/readyz")) == (503, {"status": "store", "error": "StoreUnavailable"})
 
@@ -71,7 +71,7 @@ def test_a_check_that_fails_in_any_way_is_not_ready() -> None:
     assert asyncio.run(served(breaks, "/readyz")) == (503, {"status": "store", "error": "RuntimeError"})
 
 
-def test_it_listens_on_ipv6_too() -> None:
+def test_health_listens_on_ipv6_too() -> None:
     async def asked() -> tuple[int, Any]:
         with HealthServer("::1", 0, sound) as health:
             return await asyncio.to_thread(ask, health.address, "/livez")

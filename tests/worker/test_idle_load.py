@@ -76,7 +76,7 @@ async def seconds_until_unknown(fleet: Fleet, lease_seconds: float) -> float:
     return await fleet.run(lease_seconds + 5, is_unknown)
 
 
-def test_a_fleet_goes_on_after_an_outage_and_after_all_but_one_have_died(open_backend: OpenBackend) -> None:
+def test_a_fleet_continues_after_an_outage_and_after_all_but_one_have_died(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         fleet = Fleet(open_backend)
         await fleet.begin(5)
@@ -155,7 +155,7 @@ def test_an_abandoned_execution_is_taken_over_within_a_second_of_its_lapse(open_
     asyncio.run(scenario())
 
 
-def test_a_store_without_turns_is_looked_at_by_each_process() -> None:
+def test_without_turns_each_process_checks_the_store() -> None:
     """A process of this release on a store that the former one migrated: what it lacks only costs statements."""
     empty_schema(postgres(), schema())
 

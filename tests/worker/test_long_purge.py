@@ -97,14 +97,14 @@ def test_a_lapse_is_reported_during_a_purge_and_the_purge_ends() -> None:
     asyncio.run(scenario(end))
 
 
-def test_a_reaper_that_ends_takes_its_purge_along() -> None:
+def test_a_reaper_that_ends_stops_its_purge() -> None:
     async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
         return None
 
     asyncio.run(scenario(end))
 
 
-def test_a_purge_that_the_store_refuses_is_begun_again() -> None:
+def test_a_failed_purge_starts_again() -> None:
     async def end(driver: Yielding, store: LongPurge, heard: Heard, reaping: asyncio.Task[None]) -> None:
         driver.fails = True
         await heard.of("store_errors").wait()
@@ -116,7 +116,7 @@ def test_a_purge_that_the_store_refuses_is_begun_again() -> None:
     asyncio.run(scenario(end))
 
 
-def test_a_purge_rests_after_chunks_that_wrote_so_that_a_file_is_free_for_others(
+def test_a_purge_rests_after_each_chunk_that_wrote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rested: list[tuple[int, bool]] = []

@@ -27,13 +27,13 @@ NOW = 1_800_000_000 * SECOND_US
 HOUR = 3_600.0
 
 
-def test_a_clock_that_goes_on_is_believed() -> None:
+def test_a_steady_clock_is_trusted() -> None:
     clock = PurgeClock()
     for hour in range(100):
         assert clock.doubt(NOW + hour * 3_600 * SECOND_US, NOW, hour * HOUR) == 0
 
 
-def test_a_jump_is_doubted_for_a_day() -> None:
+def test_a_clock_jump_stops_the_purge_for_a_day() -> None:
     clock = PurgeClock()
     assert clock.doubt(NOW, NOW, 0.0) == 0
     for hour in range(1, 25):
@@ -42,7 +42,7 @@ def test_a_jump_is_doubted_for_a_day() -> None:
     assert clock.doubt(NOW + MONTH_US + 25 * 3_600 * SECOND_US, NOW, HOUR + PROVING_SECONDS) == 0
 
 
-def test_a_jump_that_is_taken_back_is_forgotten() -> None:
+def test_a_reverted_clock_jump_is_forgotten() -> None:
     clock = PurgeClock()
     clock.doubt(NOW, NOW, 0.0)
     assert clock.doubt(NOW + MONTH_US, NOW, 1.0) != 0
@@ -57,14 +57,14 @@ def test_a_process_that_begins_a_month_after_the_newest_record_waits_for_a_day()
 
 
 @pytest.mark.parametrize(("moved", "doubted"), [(JUMP_US_MAX, 0), (JUMP_US_MAX + 1, JUMP_US_MAX + 1), (-MONTH_US, 0)])
-def test_what_a_purge_waits_anyway_is_no_jump(moved: int, doubted: int) -> None:
+def test_a_change_below_the_grace_is_not_a_jump(moved: int, doubted: int) -> None:
     clock = PurgeClock()
     clock.doubt(NOW, NOW, 0.0)
     assert clock.doubt(NOW + moved, NOW, 0.0) == doubted
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_the_reaper_forgets_nothing_after_a_jump(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reaper_deletes_nothing_after_a_jump(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The key's answer is still there once the clock is right again."""
 
     async def scenario() -> None:
@@ -95,7 +95,7 @@ def test_the_reaper_forgets_nothing_after_a_jump(store: str, tmp_path: Path, cap
     asyncio.run(scenario())
 
 
-def test_purge_believes_the_clock_for_a_day_after_the_newest_record(
+def test_purge_trusts_the_clock_for_a_day_after_the_newest_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "all.db"

@@ -97,7 +97,7 @@ def test_a_lapsed_external_command_becomes_unknown_and_is_reported() -> None:
     asyncio.run(scenario())
 
 
-def test_what_may_run_again_is_left_to_its_retry() -> None:
+def test_a_retryable_lapse_stays_for_its_retry() -> None:
     async def scenario() -> None:
         times = Times()
         async with AsyncEngine(Backend("memory", MemoryStore(), LocalDriver(clock=times))) as engine:
@@ -142,7 +142,7 @@ def test_a_lapse_is_visible_within_the_lease_and_one_second(tmp_path: Path) -> N
     assert asyncio.run(scenario()) <= 2
 
 
-def test_it_survives_a_store_that_is_away() -> None:
+def test_the_reaper_survives_a_store_outage() -> None:
     async def scenario() -> None:
         times, heard, driver = Times(), Heard("unknown"), Failing()
         driver._clock = times
@@ -162,7 +162,7 @@ def test_it_survives_a_store_that_is_away() -> None:
     asyncio.run(scenario())
 
 
-def test_the_purge_walks_everything_and_forgets_nothing_open() -> None:
+def test_the_purge_reads_everything_and_deletes_nothing_open() -> None:
     async def scenario() -> None:
         times, counting = Times(), Counting()
         backend = Backend("memory", MemoryStore(), LocalDriver(clock=times))
@@ -185,7 +185,7 @@ def test_the_purge_walks_everything_and_forgets_nothing_open() -> None:
     asyncio.run(scenario())
 
 
-def test_the_purge_runs_by_itself() -> None:
+def test_the_reaper_purges_hourly() -> None:
     async def scenario() -> None:
         heard = Heard("purged")
         async with AsyncEngine.connect("memory://", observer=heard) as engine:
@@ -202,6 +202,6 @@ def test_the_purge_runs_by_itself() -> None:
 @pytest.mark.parametrize(
     "options", [{"every_seconds": 0}, {"every_seconds": 1}, {"every_seconds": -1}, {"purge_every_seconds": 0}]
 )
-def test_an_interval_that_breaks_the_promise_is_refused(options: dict[str, float]) -> None:
+def test_an_interval_too_long_for_the_promise_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(PolicyError):
         Reaper(AsyncEngine.connect("memory://"), **options)

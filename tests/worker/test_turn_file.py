@@ -42,7 +42,7 @@ def test_each_takes_the_turn_after_the_last_one_of_its_kind(database: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"reaper": 1}', b'{"reaper": ["a", null]}', b"\xff" * 99])
-def test_a_damaged_file_begins_the_turns_anew(content: bytes, database: Path) -> None:
+def test_a_damaged_file_resets_the_turns(content: bytes, database: Path) -> None:
     Path(f"{database}{SUFFIX}").write_bytes(content)
     assert taken(database) == NOW + SECOND_US
     assert taken(database) == NOW + 2 * SECOND_US
@@ -72,7 +72,7 @@ def test_unused_kinds_are_forgotten(database: Path) -> None:
     assert taken(database, f"completer:{KINDS_MOST}", now=NOW + 2 * KINDS_MOST) is not None
 
 
-def test_where_no_turn_can_be_taken_each_process_looks_twice_a_second(tmp_path: Path) -> None:
+def test_without_turns_each_process_checks_twice_a_second(tmp_path: Path) -> None:
     async def scenario() -> Turn | None:
         clock = SettableClock()
         engine = AsyncEngine(sqlite(tmp_path / "semel.db", clock))

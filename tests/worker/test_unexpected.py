@@ -110,7 +110,7 @@ def test_the_reaper_survives_a_purge_that_fails_unexpectedly(caplog: pytest.LogC
     assert len(errors_of(caplog)) == 1
 
 
-def test_reconcilers_go_on_behind_a_record_that_fails_unexpectedly(
+def test_reconcilers_continue_after_an_unexpected_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -246,7 +246,7 @@ def test_the_upkeep_thread_survives_an_unexpected_error(caplog: pytest.LogCaptur
     assert len(errors_of(caplog)) == 1
 
 
-def test_claims_that_were_given_up_are_released_after_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_abandoned_claims_are_released_after_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
     driver = Faulty()
     with Engine(Backend("memory", MemoryStore(), driver)) as engine:
         permit = engine.claim(command("key-1"))
