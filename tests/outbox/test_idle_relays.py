@@ -83,7 +83,7 @@ class Relays:
         return await self.fleet.run(most, is_there)
 
 
-def test_20_idle_relays_send_one_statement_a_second_together(open_backend: OpenBackend) -> None:
+def test_20_idle_relays_send_less_than_one_statement_a_second_together(open_backend: OpenBackend) -> None:
     async def scenario() -> None:
         all = Relays(open_backend)
         fleet = all.fleet
@@ -92,7 +92,7 @@ def test_20_idle_relays_send_one_statement_a_second_together(open_backend: OpenB
         assert [relay._idle for relay in all.relays] == [True] * FLEET
         before = fleet.statements
         await fleet.run(60)
-        assert 50 <= fleet.statements - before <= 59
+        assert 50 <= fleet.statements - before <= 55
         before = fleet.statements
         for relay in all.relays:  # what a minute of housekeeping adds
             relay._sweep_at = float("-inf")

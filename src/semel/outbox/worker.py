@@ -54,7 +54,7 @@ STORE_REST_SECONDS: Final = 0.5
 WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
 ELSEWHERE_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
-LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute, that is a statement a second
+LOOK_SECONDS: Final = 1.1  # of all idle relays together: with a sweep a minute, less than a statement a second
 WITHOUT_PARTITIONS_SECONDS: Final = (
     0.75  # until one that finds nothing asks for free partitions: a dead relay's lease + 1 s
 )
@@ -73,7 +73,7 @@ class Relay:
     its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
     ``lease_seconds`` after which a dead relay's partitions are taken over; ``poll_seconds`` between two looks without a
     notification, of this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and of all
-    idle relays together (1 second).
+    idle relays together (1.1 seconds).
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
