@@ -67,7 +67,8 @@ INVARIANTS: Final = (
     ),
     Invariant(
         "I6 progress",
-        "A key blocked for longer than its lease reads UNKNOWN and is visible to operators, a second later at most.",
+        "A key blocked for longer than its lease reads UNKNOWN and is visible to operators, a second later at most; "
+        "dead processes add their [turns](operating.md#the-reaper).",
         (
             "tests/worker/test_reaper.py::test_a_lapse_is_visible_within_the_lease_and_one_second",
             "tests/crash/test_kill.py::test_kills",

@@ -14,7 +14,7 @@ import pytest
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 from semel.outbox.event import Event
-from semel.outbox.partitions import Partitions, registration
+from semel.outbox.partitions import Partitions, registration, rivals_of
 from semel.outbox.sinks.base import Refused, Reply, Unreached
 from semel.outbox.store import Events
 from semel.outbox.worker import Relay
@@ -323,8 +323,8 @@ def test_an_idle_relay_with_another_sink_is_seen_for_ten_minutes(place: Place) -
             partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
 
             async def sinks() -> list[str]:
-                found: list[str] = await engine.perform("sinks", lambda: partitions.rivals("nats://b"))
-                return found
+                found: dict[str, str] = await engine.perform("sinks", partitions.sinks)
+                return rivals_of(found, "nats://b")
 
             for holder in ("vm:7:aa", "me"):
                 await engine.perform("lanes", partial(partitions.attend, holder, 60_000_000, listens=False))

@@ -34,13 +34,13 @@ def fleet(own: int) -> Fleet:
     return fleet_of(own)
 
 
-def test_an_idle_fleet_of_20_sends_one_command_a_second(own: int, fleet: Fleet) -> None:
+def test_an_idle_fleet_of_20_sends_less_than_one_command_a_second(own: int, fleet: Fleet) -> None:
     async def scenario() -> None:
         await fleet.begin(FLEET)
         await fleet.run(FLEET * 2)  # each has taken its first turns
         before = commands_of(own)
         await fleet.run(120)
-        assert 100 <= commands_of(own) - before <= 121
+        assert 100 <= commands_of(own) - before <= 110
         await fleet.close()
 
     asyncio.run(scenario())
@@ -94,14 +94,14 @@ def test_a_fleet_replaced_at_once_continues_to_check(own: int, fleet: Fleet) -> 
     asyncio.run(scenario())
 
 
-def test_a_cluster_s_idle_fleet_sends_one_command_a_second_to_each_primary() -> None:
+def test_a_cluster_s_idle_fleet_sends_less_than_one_command_a_second_to_each_primary() -> None:
     async def scenario() -> None:
         fleet = fleet_of(servers.cluster(), cluster=True)
         await fleet.begin(FLEET)
         await fleet.run(FLEET * 2)
         before = fleet.statements
         await fleet.run(60)
-        assert 150 <= fleet.statements - before <= 3 * 61
+        assert 150 <= fleet.statements - before <= 3 * 55
         permit = await fleet.engines[-1].claim(command("k", policy=Policy(effects="external", lease_seconds=5)))
         operation_id = permit.grant.operation_id  # type: ignore[union-attr]
         fleet.engines[-1].core.live.clear()

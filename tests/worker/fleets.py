@@ -133,6 +133,11 @@ class Fleet:
         heapq.heapify(self._wakes)
 
     @property
+    def next_to_look(self) -> int:
+        """The number of the process that wakes next."""
+        return self._wakes[0][1]
+
+    @property
     def statements(self) -> int:
         """How many statements all processes have sent."""
         return sum(driver.statements for driver in self.drivers)

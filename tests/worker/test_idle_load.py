@@ -33,14 +33,16 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
     return empty_store(request.param, tmp_path)
 
 
-def test_an_idle_fleet_of_20_sends_one_statement_a_second(open_backend: OpenBackend) -> None:
+def test_an_idle_fleet_of_20_sends_less_than_one_statement_a_second(open_backend: OpenBackend) -> None:
+    """A tenth is left for the hourly purges, and for the turns that a process which wakes too late begins anew."""
+
     async def scenario() -> None:
         fleet = Fleet(open_backend)
         await fleet.begin(FLEET)
         await fleet.run(FLEET * 2)  # each has taken its first turns
         before = fleet.statements
         await fleet.run(60)
-        assert 50 <= fleet.statements - before <= 61
+        assert 50 <= fleet.statements - before <= 55
         await fleet.close()
 
     asyncio.run(scenario())
@@ -62,9 +64,32 @@ def test_a_lapse_is_unknown_within_its_lease_and_one_second(killed: tuple[int, .
     asyncio.run(scenario())
 
 
-async def seconds_until_unknown(fleet: Fleet, lease_seconds: float) -> float:
+def test_a_holder_that_dies_just_before_its_own_turn_delays_only_the_shortest_leases(open_backend: OpenBackend) -> None:
+    """The worst moment: nobody has seen its record, and nobody looks for two turns."""
+
+    async def scenario() -> None:
+        fleet = Fleet(open_backend)
+        await fleet.begin(FLEET // 2)
+        await fleet.run(FLEET)
+        for lease_seconds, late_most in ((1, 1.25), (1.2, 1.0), (5, 1.0), (30, 1.0)):
+            looked = fleet.statements
+            await fleet.run(FLEET, lambda looked=looked: is_after(fleet, looked))  # type: ignore[misc]
+            holder = fleet.next_to_look
+            fleet.kill(holder)
+            assert await seconds_until_unknown(fleet, lease_seconds, holder) <= lease_seconds + late_most
+            await fleet.run(FLEET)
+        await fleet.close()
+
+    asyncio.run(scenario())
+
+
+async def is_after(fleet: Fleet, looked: int) -> bool:
+    return fleet.statements > looked
+
+
+async def seconds_until_unknown(fleet: Fleet, lease_seconds: float, holder: int = 0) -> float:
     """How long a command reads PROCESSING whose holder dies at once."""
-    engine = fleet.engines[-1]
+    engine = fleet.engines[holder - 1]
     policy = Policy(effects="external", lease_seconds=lease_seconds)
     permit = await engine.claim(command(f"k{lease_seconds}", policy=policy))
     operation_id = permit.grant.operation_id  # type: ignore[union-attr]
@@ -128,7 +153,7 @@ def test_idle_completers_and_reconcilers_take_turns(
         await fleet.run(FLEET * 6)
         before = fleet.statements
         await fleet.run(60)
-        assert 10 <= fleet.statements - before <= 61
+        assert 10 <= fleet.statements - before <= 55
         await fleet.close()
 
     asyncio.run(scenario())

@@ -6,9 +6,11 @@ Relays that find nothing to do hold none, and take turns to look whether there i
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from semel.core.contract import Turn
 from semel.core.flow import Flow
@@ -18,6 +20,8 @@ from semel.stores.sql.dialect import Dialect, Values
 
 NOUN: Final = "partitions"
 IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
+SHOWN_US: Final = IDLE_SEEN_US // 2  # after which one of those with its sink says again that it is there
+SILENT_LEASES: Final = 10  # after which a relay is forgotten, but for idle ones that still count
 _HOLDER_MAX: Final = 191
 _SINK: Final = re.compile(r":([0-9a-f]{8}) (.*)\Z", re.DOTALL)
 
@@ -30,7 +34,7 @@ def registration(name: str, sink: str, identity: str) -> str:
     >>> registration("vm:7:c0ffee", "nats://mq.example", "nats://mq.example")
     'vm:7:c0ffee:b146520c nats://mq.example'
     """
-    return f"{name}:{_mark(identity)} {sink}"[:_HOLDER_MAX]
+    return f"{name}:{mark_of(identity)} {sink}"[:_HOLDER_MAX]
 
 
 def sink_of(holder: str) -> tuple[str, str] | None:
@@ -43,8 +47,22 @@ def sink_of(holder: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-def _mark(identity: str) -> str:
+def mark_of(identity: str) -> str:
+    """The mark that tells a sink from others."""
     return sha256(identity.encode()).hexdigest()[:8]
+
+
+class Look(NamedTuple):
+    """What an idle relay learns beside its turn: how full the outbox is, and to which sinks relays publish."""
+
+    depth: Depth
+    sinks: dict[str, str]  # their names, by their marks
+    shown: frozenset[str]  # the marks of those that are working, or were a while ago: they need not say it again
+
+
+def rivals_of(sinks: dict[str, str], identity: str) -> list[str]:
+    """The other sinks to which relays publish the same events, so that each event goes to only one of them."""
+    return sorted({name for mark, name in sinks.items() if mark != mark_of(identity)})
 
 
 class Partitions:
@@ -79,27 +97,26 @@ class Partitions:
         return [cast(int, partition) for (partition,) in rows]
 
     def leave(self, holder: str, lease_us: int) -> Flow[None]:
-        """Unregister and release everything. Also deletes relays that were silent for ten leases."""
+        """Unregister and release everything. Also deletes relays that were silent for ten minutes and ten leases."""
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
         yield from self._dialect.write(self._sql["sign_off"], {"holder": holder})
-        yield from self._dialect.write(self._sql["forget"], {"lease": lease_us})
+        yield from self._dialect.write(self._sql["forget"], {"silent": max(lease_us * SILENT_LEASES, IDLE_SEEN_US)})
 
     def retire(self, holder: str) -> Flow[None]:
-        """Release everything while idle; the registration for notifications remains."""
+        """Release everything while idle, and register as idle; the registration for notifications remains."""
         yield from self._dialect.commit_together()
         yield from self._dialect.write(self._sql["leave"], {"holder": holder})
+        yield from self.show(holder)
+
+    def show(self, holder: str) -> Flow[None]:
+        """Register as idle from now on, for relays that look which others there are."""
         yield from self._dialect.write(self._sql["retire"], {"holder": holder})
 
     def sinks(self) -> Flow[dict[str, str]]:
         """The sinks of the relays that publish now, or have within ten minutes: their names, by their marks."""
         rows = yield from self._dialect.rows(self._sql["registered"], {"idle": IDLE_SEEN_US})
-        return dict(filter(None, (sink_of(cast(str, holder)) for (holder,) in rows)))
-
-    def rivals(self, identity: str) -> Flow[list[str]]:
-        """The other sinks to which relays publish the same events, so that each event goes to only one of them."""
-        found = yield from self.sinks()
-        return sorted({name for mark, name in found.items() if mark != _mark(identity)})
+        return _sinks_of(cast(str, holder) for (holder,) in rows)
 
     def free(self) -> Flow[int]:
         """The number of partitions that no relay holds."""
@@ -113,20 +130,31 @@ class Partitions:
 
     def turn(
         self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, listens: bool, gauge: bool
-    ) -> Flow[tuple[Turn, Depth | None]]:
+    ) -> Flow[tuple[Turn, Look | None]]:
         """The next turn of an idle relay, as :class:`~semel.core.contract.TakesTurns` has it, in one statement.
 
         ``earliest`` is now where any event may be published, in whatever partition, else None.
 
         Parameters: ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
-        measure how full the outbox is, too.
+        look how full the outbox is, and who publishes, too.
 
         Raises SchemaError where ``turns`` did not run.
         """
         params: Values = {"kind": kind, "mine": mine, "every": every_us, "hold": int(hold), "gauge": int(gauge)}
         params = {**params, "mine": (yield from self._dialect.take_turn(kind, mine, every_us))}
-        [row] = yield from self._dialect.rows(self._sql["turn"], {**params, "holder": holder, "bell": int(listens)})
-        now, following, due, waiting, parked, oldest = cast("tuple[int, int | None, int, int, int, int | None]", row)
+        params = {**params, "holder": holder, "bell": int(listens), "idle": IDLE_SEEN_US}
+        [row] = yield from self._dialect.rows(self._sql["turn"], params)
+        now, following, due, waiting, parked, oldest, relays = cast(
+            "tuple[int, int | None, int, int, int, int | None, str | None]", row
+        )
         turn = Turn(now, now + every_us if following is None else following, now if due else None)
+        if not gauge:
+            return turn, None
+        there: list[tuple[str, int]] = json.loads(relays or "[]")
+        shown = _sinks_of(holder for holder, heard_of in there if heard_of > now - SHOWN_US)
         depth = Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)
-        return turn, depth if gauge else None
+        return turn, Look(depth, _sinks_of(holder for holder, _ in there), frozenset(shown))
+
+
+def _sinks_of(holders: Iterable[str]) -> dict[str, str]:
+    return dict(filter(None, map(sink_of, holders)))

@@ -32,7 +32,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
-from semel.outbox.partitions import Partitions, registration
+from semel.outbox.partitions import Look, Partitions, mark_of, registration, rivals_of
 from semel.outbox.rules import DISABLED, PARTITIONS, RECEIVER, receiver_of
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, reply_to
@@ -54,7 +54,7 @@ STORE_REST_SECONDS: Final = 0.5
 WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
 ELSEWHERE_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
-LOOK_SECONDS: Final = 1.02  # of all idle relays together: with a sweep a minute, that is a statement a second
+LOOK_SECONDS: Final = 1.1  # of all idle relays together: with a sweep a minute, less than a statement a second
 WITHOUT_PARTITIONS_SECONDS: Final = (
     0.75  # until one that finds nothing asks for free partitions: a dead relay's lease + 1 s
 )
@@ -73,7 +73,7 @@ class Relay:
     its aggregate behind it, until an operator retries or drops it; ``keep_seconds`` how long published events are kept;
     ``lease_seconds`` after which a dead relay's partitions are taken over; ``poll_seconds`` between two looks without a
     notification, of this relay while it has work (1 second with PostgreSQL's notifications, else 0.05), and of all
-    idle relays together (1 second).
+    idle relays together (1.1 seconds).
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -156,6 +156,7 @@ class Relay:
         self._heard_at: float | None = None  # when it acts on a notification that one relay is enough for
         self._deaf_until = float("-inf")
         self._gauge_at = float("-inf")
+        self._look: Look | None = None  # what came with the turn that is being taken
         self._sweep_at = self._time() + SWEEP_SECONDS * self._random.random()
         self._stopping = False
         self._trouble = Trouble("the relay")
@@ -370,8 +371,10 @@ class Relay:
 
     async def _look_for_rivals(self) -> None:
         """Report the relays with another sink: an event that one of them publishes never reaches this sink."""
-        found = await self._engine.perform("events_sinks", lambda: self._partitions.rivals(self._identity))
-        before, self.rivals = self.rivals, tuple(found)
+        self._note_sinks(await self._engine.perform("events_sinks", self._partitions.sinks))
+
+    def _note_sinks(self, sinks: dict[str, str]) -> None:
+        before, self.rivals = self.rivals, tuple(rivals_of(sinks, self._identity))
         if set(self.rivals) - set(before):
             logging.getLogger("semel").warning(
                 "relays with another sink publish the events of this store: %s beside %s; each event goes to only one "
@@ -392,7 +395,7 @@ class Relay:
         return time.monotonic()
 
     def _flow_of_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        turn, depth = yield from self._partitions.turn(
+        turn, self._look = yield from self._partitions.turn(
             kind,
             mine,
             every_us,
@@ -401,8 +404,6 @@ class Relay:
             listens=self._listens,
             gauge=self._time() >= self._gauge_at,
         )
-        if depth is not None:
-            self._tell_depth(depth)
         return turn
 
     async def _take_turn(self) -> bool:
@@ -411,12 +412,20 @@ class Relay:
         A due event is enough, in whatever partition: each relay whose turn comes while others have too much joins them.
         """
         turn = await self._turns.take()
+        look, self._look = self._look, None
+        if look is not None:
+            self._tell_depth(look.depth)
+            self._note_sinks(look.sinks)
         if turn is None:
             return True
         rest = seconds_to_turn(turn)
         self._turn_at = self._time() + rest
         self._fleet = max(1.0, rest / self._every_seconds)
-        return is_due(turn)
+        if is_due(turn):
+            return True
+        if look is not None and self._idle and mark_of(self._identity) not in look.shown:
+            await self._engine.perform("events_show", lambda: self._partitions.show(self.name))
+        return False
 
     async def _may_go_on(self) -> bool:
         """Whether an idle relay is needed: after a notification, for unattended events, or for events it finds."""

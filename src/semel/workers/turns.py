@@ -11,7 +11,7 @@ from semel.core.contract import TakesTurns, Turn
 from semel.core.flow import MakeFlow
 from semel.errors import SchemaError, StatementRefused, StoreReadOnly
 
-TURNS_PER_LOOK: Final = 2  # with the usual half second: one look a second of all processes together
+TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
 WITHOUT_SECONDS: Final = 60.0  # until a store that refuses turns is asked again
 DUE_LATER_US: Final = 10_000
 

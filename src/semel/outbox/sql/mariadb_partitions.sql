@@ -7,6 +7,11 @@ INSERT INTO semel_relay (holder, lease_until, bell_until)
 VALUES (:holder, :now + :lease, CASE WHEN :bell = 1 THEN :now + :lease ELSE 0 END)
 ON DUPLICATE KEY UPDATE lease_until = VALUES(lease_until), bell_until = VALUES(bell_until);
 
+-- name: retire
+-- It has nothing to do: it counts no longer. A negative lease says since when.
+INSERT INTO semel_relay (holder, lease_until, bell_until) VALUES (:holder, -:now, 0)
+ON DUPLICATE KEY UPDATE lease_until = VALUES(lease_until);
+
 -- name: take
 -- Partitions whose relay is gone.
 UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + :lease
@@ -14,7 +19,7 @@ WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
 
 -- name: turn
 -- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
--- in mariadb_events.sql), and how full the outbox is.
+-- in mariadb_events.sql), how full the outbox is, and which relays there are (as registered in partitions.sql).
 -- include: semel.stores.mariadb sql/turn.sql
     EXISTS (
         SELECT 1 FROM semel_event AS e
@@ -28,4 +33,8 @@ WHERE lease_until <= :now ORDER BY lane LIMIT :limit;
     ),
     (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1),
     (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NOT NULL AND :gauge = 1),
-    (SELECT MIN(created_at) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1);
+    (SELECT MIN(created_at) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1),
+    (
+        SELECT JSON_ARRAYAGG(JSON_ARRAY(holder, GREATEST(lease_until, bell_until, -lease_until))) FROM semel_relay
+        WHERE :gauge = 1 AND (lease_until > :now OR bell_until > :now OR (lease_until < 0 AND -lease_until > :now - :idle))
+    );

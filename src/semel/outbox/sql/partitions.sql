@@ -20,17 +20,13 @@ SELECT lane FROM semel_lane WHERE holder = :holder AND lease_until > :now ORDER 
 -- It is gone: first its partitions,
 UPDATE semel_lane SET lease_until = 0 WHERE holder = :holder;
 
--- name: retire
--- It has nothing to do: it counts no longer. A negative lease says since when.
-UPDATE semel_relay SET lease_until = -:now WHERE holder = :holder;
-
 -- name: sign_off
 -- then itself.
 DELETE FROM semel_relay WHERE holder = :holder;
 
 -- name: forget
 -- Relays that were not heard of for long.
-DELETE FROM semel_relay WHERE ABS(lease_until) < :now - :lease * 10;
+DELETE FROM semel_relay WHERE ABS(lease_until) < :now - :silent;
 
 -- name: registered
 -- The relays that publish, or were at it a while ago, and now wait for events.

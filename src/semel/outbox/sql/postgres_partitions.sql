@@ -61,7 +61,8 @@ RETURNING 1;
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
-UPDATE semel_relay SET lease_until = -clock.now FROM clock WHERE holder = :holder::text
+INSERT INTO semel_relay AS r (holder, lease_until, bell_until) SELECT :holder::text, -now, 0 FROM clock
+ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until
 RETURNING 1;
 
 -- name: sign_off
@@ -74,7 +75,7 @@ RETURNING 1;
 WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
-DELETE FROM semel_relay USING clock WHERE greatest(abs(lease_until), bell_until) < clock.now - :lease::bigint * 10
+DELETE FROM semel_relay USING clock WHERE greatest(abs(lease_until), bell_until) < clock.now - :silent::bigint
 RETURNING 1;
 
 -- name: registered
@@ -98,7 +99,7 @@ SELECT pg_notify('semel_event', 'all');
 
 -- name: turn
 -- An idle relay takes its next turn (core/contract.py, next_turn), and learns whether any event may be published (as due
--- in postgres_events.sql), and how full the outbox is. If it listens, it says so until after its next turn.
+-- in postgres_events.sql), how full the outbox is, and which relays there are (as registered). If it listens, it says so until after its next turn.
 -- include: semel.stores.postgres sql/turn.sql
 turn AS MATERIALIZED (
     SELECT clock.now, coalesce((SELECT last FROM taken), :mine::bigint) AS next FROM clock
@@ -131,5 +132,12 @@ SELECT
                 WHERE s.aggregateid = e.aggregateid AND s.aggregatetype = e.aggregatetype AND s.seq <= e.seq
             )
     )::integer,
-    depth.waiting, depth.parked, depth.oldest
+    depth.waiting, depth.parked, depth.oldest,
+    (
+        SELECT json_agg(json_build_array(holder, greatest(lease_until, bell_until, -lease_until)))::text FROM semel_relay
+        WHERE :gauge::integer = 1 AND (
+            lease_until > turn.now OR bell_until > turn.now
+            OR (lease_until < 0 AND -lease_until > turn.now - :idle::bigint)
+        )
+    )
 FROM turn, depth;

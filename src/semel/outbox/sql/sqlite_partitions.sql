@@ -7,14 +7,19 @@ INSERT INTO semel_relay (holder, lease_until, bell_until)
 VALUES (:holder, :now + :lease, CASE WHEN :bell = 1 THEN :now + :lease ELSE 0 END)
 ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until, bell_until = excluded.bell_until;
 
+-- name: retire
+-- It has nothing to do: it counts no longer. A negative lease says since when.
+INSERT INTO semel_relay (holder, lease_until, bell_until) VALUES (:holder, -:now, 0)
+ON CONFLICT (holder) DO UPDATE SET lease_until = excluded.lease_until;
+
 -- name: take
 -- Partitions whose relay is gone.
 UPDATE semel_lane SET holder = :holder, fence = fence + 1, lease_until = :now + :lease
 WHERE lane IN (SELECT lane FROM semel_lane WHERE lease_until <= :now ORDER BY lane LIMIT :limit);
 
 -- name: turn
--- An idle relay whose turn has come learns whether any event may be published (as due in sqlite_events.sql), and how full
--- the outbox is. Its next turn is in a file beside the database (stores/sqlite/turns.py).
+-- An idle relay whose turn has come learns whether any event may be published (as due in sqlite_events.sql), how full the
+-- outbox is, and which relays there are (as registered in partitions.sql). Its next turn is in a file beside the database (stores/sqlite/turns.py).
 SELECT
     :now,
     :mine,
@@ -30,4 +35,8 @@ SELECT
     ),
     (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1),
     (SELECT COUNT(*) FROM semel_event WHERE published_at IS NULL AND parked_at IS NOT NULL AND :gauge = 1),
-    (SELECT MIN(created_at) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1);
+    (SELECT MIN(created_at) FROM semel_event WHERE published_at IS NULL AND parked_at IS NULL AND :gauge = 1),
+    (
+        SELECT json_group_array(json_array(holder, max(lease_until, bell_until, -lease_until))) FROM semel_relay
+        WHERE :gauge = 1 AND (lease_until > :now OR bell_until > :now OR (lease_until < 0 AND -lease_until > :now - :idle))
+    );
