@@ -13,7 +13,7 @@ from semel import AsyncEngine, Command, Permit, Policy
 from semel.core.model import KeyExpired, KeyReused, Replay, Unreadable
 from semel.core.outcomes import Refused, Released, Succeeded
 from semel.engine import runner
-from semel.errors import StoreUnavailable
+from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.backend import Backend
 from semel.testing.clock import SettableClock
 from semel.testing.mariadb import mariadb_subject
@@ -33,15 +33,18 @@ class Process:
     def __init__(self, backend: Backend) -> None:
         self.engine = AsyncEngine(backend)
         self.verbs: list[str] = []
+        self.refused: dict[str, StoreError] = {}  # verbs that the store refuses
         performer: Any = self.engine._performer
-        ask = performer.store_one
+        ask = performer.ask_one
 
         def told(verb: str, many: Any, request: Any) -> Awaitable[Any]:
             self.verbs.append(verb)
+            if verb in self.refused:
+                raise self.refused[verb]
             reply: Awaitable[Any] = ask(verb, many, request)
             return reply
 
-        performer.store_one = told
+        performer.ask_one = told
 
     async def met(self, what: Command) -> tuple[Any, list[str]]:
         """What a claim meets, and what the store was asked for it."""
@@ -105,6 +108,33 @@ def test_an_answer_that_no_longer_applies_leads_to_a_claim(store: str) -> None:
         met, verbs = await process.met(what)
         assert isinstance(met, KeyExpired)
         assert verbs[:2] == ["look_kept", "claim"]
+
+    play(store, story)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("refusal", [StatementRefused("no plan"), StoreUnavailable("too many calls")])
+def test_a_look_that_the_store_refuses_leaves_it_to_the_claim(refusal: StoreUnavailable, store: str) -> None:
+    async def story(process: Process, clock: SettableClock) -> None:
+        what = command()
+        await process.done(what)
+        process.refused["look_kept"] = refusal
+        met, verbs = await process.met(what)
+        assert isinstance(met, Replay)
+        assert (met.answer, verbs) == (MADE, ["look_kept", "claim"])
+
+    play(store, story)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_look_that_the_store_does_not_answer_in_time_is_not_waited_for_twice(store: str) -> None:
+    async def story(process: Process, clock: SettableClock) -> None:
+        what = command()
+        await process.done(what)
+        process.refused["look_kept"] = StoreTimeout("no answer")
+        with pytest.raises(StoreTimeout, match="no answer"):
+            await process.met(what)
+        assert process.verbs == ["look_kept"]
 
     play(store, story)
 

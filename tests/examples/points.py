@@ -50,11 +50,17 @@ class Points:
 
     def install(self) -> None:
         """Put the points into this process."""
-        one, call, answer = AsyncPerformer.store_one, AsyncPerformer.store_call, AsyncPerformer._answer
+        begin, call, answer = AsyncPerformer.__init__, AsyncPerformer.store_call, AsyncPerformer._answer
         charge, find = charging.charge, charging.find
 
-        async def store_one(self: AsyncPerformer, verb: str, *rest: Any) -> Any:
-            return await points.around(verb, lambda: one(self, verb, *rest))
+        def __init__(self: AsyncPerformer, *rest: Any) -> None:
+            begin(self, *rest)
+            one = self.ask_one
+
+            async def ask_one(verb: str, *rest: Any) -> Any:
+                return await points.around(verb, lambda: one(verb, *rest))
+
+            self.ask_one = ask_one
 
         async def store_call(self: AsyncPerformer, verb: str, *rest: Any) -> Any:
             return await points.around(verb, lambda: call(self, verb, *rest))
@@ -75,7 +81,7 @@ class Points:
 
         points, tell = self, Reaper._tell
         setattr(Reaper, "_tell", told)  # noqa: B010 - as below
-        for name, made in {"store_one": store_one, "store_call": store_call, "_answer": _answer}.items():
+        for name, made in {"__init__": __init__, "store_call": store_call, "_answer": _answer}.items():
             setattr(AsyncPerformer, name, made)
         for name, made in {"charge": charged, "find": found}.items():
             setattr(charging, name, made)

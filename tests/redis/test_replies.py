@@ -106,12 +106,33 @@ def test_a_loading_servers_reply_is_not_read_by_the_next_exchange() -> None:
 
     async def story(exchange: Exchanges, loop: RedisLoop) -> None:
         replies = await exchange(2)
-        assert isinstance(replies, list)
-        assert [reply.code for reply in replies] == ["LOADING"] * 2
+        if isinstance(replies, list):
+            assert [reply.code for reply in replies] == ["LOADING"] * 2
+        else:  # redis-py reads no further
+            assert isinstance(replies, StoreTimeout)
         assert await exchange() == [7]
 
     asked(server, story)
     assert server.connected == 2
+
+
+@pytest.mark.parametrize(("said", "code"), [(b"LOADING it is loading", "LOADING"), (b"NOAUTH who is it", "NOAUTH")])
+def test_a_first_refusal_does_not_refuse_the_rest_of_an_exchange(said: bytes, code: str) -> None:
+    """It may end its loading between two commands of one exchange: the second has run."""
+    server = Server(b"-%b\r\n" % said, b":7\r\n", b"-%b\r\n" % said, b":8\r\n")
+
+    async def story(exchange: Exchanges, loop: RedisLoop) -> None:
+        replies = await exchange(2)
+        if isinstance(replies, list):
+            assert [getattr(reply, "code", reply) for reply in replies] == [code, 7]
+        else:
+            assert isinstance(replies, StoreTimeout)
+        [alone] = await exchange()  # type: ignore[misc]  # replies: what refused one command alone has refused it
+        assert alone.code == code
+        assert await exchange() == [8]
+
+    asked(server, story)
+    assert server.connected == 3
 
 
 def test_an_unsolicited_message_is_not_a_reply() -> None:

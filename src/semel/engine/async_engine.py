@@ -202,7 +202,7 @@ class AsyncEngine:
         try:
             if core.draining:  # as in ``_claim_and_wait``
                 core.check_open()
-            verdict = await performer.store_one("claim", claims, claim)
+            verdict = await performer.ask_one("claim", claims, claim)
             if type(verdict) is Replay:
                 performer.note_answered(claim.id)
                 return verdict
@@ -337,7 +337,7 @@ class AsyncEngine:
         try:
             settlement = core.make_settlement(permit, outcome)
             try:
-                reply = await self._performer.store_one("settle", self.store.settle, settlement)
+                reply = await self._performer.ask_one("settle", self.store.settle, settlement)
             except NotReplicated:  # do not retry: it would match its own write, and prove nothing about the standby
                 raise
             except StoreError:
@@ -348,7 +348,7 @@ class AsyncEngine:
         finally:
             core.conclude(permit)
         self._performer.note_settled(settlement, reply)
-        if type(outcome) is not Succeeded or permit.emission is not None:
+        if permit.emission is not None or type(outcome) is not Succeeded:
             core.tell_settled(permit, outcome, reply)
         return reply
 

@@ -41,7 +41,8 @@ class Permit:
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None
-    emission: Emission | None = None  # None where the store keeps no events
+    may_emit = False  # whether the store keeps events
+    emission: Emission | None = None  # its events, where it has any
     steps: Any = None  # those of an operation that declares them, in the form of its engine
     _on_lost: Callable[[], object] | None = None
     given: Grant | None = None  # what was granted, where a fence does not say all of it
@@ -233,13 +234,16 @@ class Permit:
 
         Raises PolicyError: it cannot be an event, or not here; the message says what to do.
         """
-        if self.emission is None:
+        if not self.may_emit:
             raise PolicyError(
                 "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
                 "is not one"
             )
         if self.settling:
             raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
+        if self.emission is None:
+            grant = self.grant
+            self.emission = Emission(grant.id, grant.generation, grant.operation_id, self.asked.scope.tenant)
         return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property

@@ -33,7 +33,7 @@ from semel.core.requests import (
 )
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
 from semel.engine.state import Core
-from semel.errors import SchemaError, SemelError, StoreError
+from semel.errors import SchemaError, SemelError, StoreError, StoreUnavailable
 from semel.operations.flow import claim_kept
 from semel.operations.tracking import settling
 from semel.sealing.rules import Seals
@@ -59,10 +59,11 @@ class AsyncPerformer:
         self._backend = backend
         core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
-        self._ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
+        # As ``store_one``, where nobody observes.
+        self.ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         batches: bool = getattr(self._driver, "coalesces", False)
         if batches:
-            self._ask_one = Coalescers(
+            self.ask_one = Coalescers(
                 self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
             ).ask
         # Of a driver that has its replies at once.
@@ -100,13 +101,19 @@ class AsyncPerformer:
         Raises StoreUnavailable, at once, where too many requests are waiting.
         """
         if self._core.observing:
-            return self._through(verb, self._ask_one, verb, many, request)
-        return self._ask_one(verb, many, request)
+            return self._through(verb, self.ask_one, verb, many, request)
+        return self.ask_one(verb, many, request)
 
     async def look_kept(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | None:
-        """The kept answer of a record that is ``answered``; None where only a claim can tell what is there."""
+        """The kept answer of a record that is ``answered``; None where only a claim can tell what is there.
+
+        Raises StoreTimeout: a claim would wait for as long once more.
+        """
         assert self._look_kept is not None
-        kept = await self.store_one("look_kept", self._look_kept, (id, recipe, fingerprint))
+        try:
+            kept: Replay | None = await self.store_one("look_kept", self._look_kept, (id, recipe, fingerprint))
+        except StoreUnavailable:  # it was refused, or not sent: nothing is known, and a claim may fare better
+            kept = None
         if kept is None:
             self.answered.discard(id)
         return kept

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypedDict
 
-from semel.core.command_flow import Under, make_settlement, recast
+from semel.core.command_flow import Under, make_settlement, make_success, recast
 from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
@@ -48,7 +48,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.outcomes import Outcome
+from semel.core.outcomes import Outcome, Succeeded
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
 from semel.engine.permit import Permit
@@ -63,7 +63,6 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import weakness
-from semel.outbox.run import Emission
 from semel.policy import Command, Policy
 from semel.quota import Quota, check_quota
 from semel.sealing.rules import (
@@ -267,9 +266,10 @@ class Core(CommandEvents):
         """The live permit of a grant."""
         permit = self.live[grant.nonce] = Permit(command, claim, grant.fence, time.monotonic())
         permit.given = grant
-        permit.unit = self.units.pop(claim.nonce, None)
+        if self.units:
+            permit.unit = self.units.pop(claim.nonce, None)
         if self.emits:
-            permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
+            permit.may_emit = True
         return permit
 
     def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
@@ -325,9 +325,11 @@ class Core(CommandEvents):
         """What this permit says of its command in the end."""
         permit.settling = True
         emission = permit.emission
-        emits = emission is not None and emission.events
-        if permit.asked.is_plain and not emits and permit.resource_type is None and permit.kept:
-            return make_settlement(permit.given or permit.holder, outcome)  # nearly every command says nothing more
+        if emission is None and permit.asked.is_plain and permit.resource_type is None and permit.kept:
+            if type(outcome) is Succeeded:  # nearly every command
+                claim = permit.claim
+                return make_success(claim.id, permit.fence, claim.nonce, outcome.answer)
+            return make_settlement(permit.holder, outcome)
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)

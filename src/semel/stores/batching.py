@@ -27,6 +27,7 @@ Run = Callable[[MakeFlow[list[Any]], float], Awaitable[list[Any]]]
 _Waiting = tuple[Any, asyncio.Future[Any], float]  # a request, its reply, and since when
 # What is done for each request of a batch, in C.
 _future_of: Final = itemgetter(1)
+_id_of: Final = itemgetter(0)  # of whatever is asked about one record: a claim, a settlement, a look
 _is_cancelled: Final = methodcaller("cancelled")
 _is_done: Final = methodcaller("done")
 _setter_of: Final = attrgetter("set_result")
@@ -56,7 +57,7 @@ class Coalescer:
         self._patience = patience_seconds
         self._keeps = keeps
         self._locate = locate
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,13 +67,13 @@ class Coalescer:
         Raises:
             StoreUnavailable: ``QUEUE_MAX`` requests are waiting already.
         """
-        queue, loop = self._queue, self._loop
-        if len(queue) >= QUEUE_MAX:
+        queue, loop = self._queue, self.loop
+        if self._task is None:
+            self._task = loop.create_task(self._serve())  # begins at the end of this tick
+        elif len(queue) >= QUEUE_MAX:
             raise StoreUnavailable(_OVERFULL)
         future: asyncio.Future[Any] = loop.create_future()
         queue.append((request, future, loop.time()))
-        if self._task is None:
-            self._task = loop.create_task(self._serve())  # begins at the end of this tick
         return future
 
     async def _serve(self) -> None:
@@ -89,7 +90,7 @@ class Coalescer:
 
     def _next_batch(self) -> list[_Waiting]:
         queue = self._queue
-        oldest = self._loop.time() - self._patience
+        oldest = self.loop.time() - self._patience
         while queue and queue[0][2] < oldest:
             _fail(queue.popleft()[1], StoreUnavailable(_OVERDUE))
         if len(queue) <= BATCH_MAX:
@@ -103,7 +104,7 @@ class Coalescer:
 
     async def _send(self, batch: list[_Waiting]) -> None:
         requests, futures, since = zip(*batch, strict=True)
-        waited = self._loop.time() - since[0]
+        waited = self.loop.time() - since[0]
         if waited >= self._patience:  # the batch that it was in was refused, and taken apart for too long
             for future in futures:
                 _fail(future, StoreUnavailable(_OVERDUE))
@@ -152,15 +153,24 @@ class Coalescers:
         self._lane = lane
         self._locate = locate
         self._known: dict[tuple[asyncio.AbstractEventLoop, str, str], Coalescer] = {}
+        self._only: dict[str, Coalescer] = {}  # by verb, where all requests have one lane: of the loop that asked last
 
     def ask(self, name: str, verb: Verb, request: Any) -> asyncio.Future[Any]:
         """A future of the reply to one request of a verb, in the next batch of its lane.
 
         Raises StoreUnavailable: too many requests are waiting already.
         """
-        lane = "" if self._lane is None else self._lane(request.id)
-        coalescer = self._known.get((_running_loop(), name, lane))
-        return (self._begin(name, verb, lane) if coalescer is None else coalescer).ask(request)
+        coalescer = self._only.get(name)
+        if coalescer is None or coalescer.loop is not _running_loop():
+            coalescer = self._find(name, verb, request)
+        return coalescer.ask(request)
+
+    def _find(self, name: str, verb: Verb, request: Any) -> Coalescer:
+        lane = "" if self._lane is None else self._lane(_id_of(request))
+        found = self._known.get((_running_loop(), name, lane)) or self._begin(name, verb, lane)
+        if self._lane is None:
+            self._only[name] = found
+        return found
 
     def _begin(self, name: str, verb: Verb, lane: str) -> Coalescer:
         for over in [known for known in list(self._known) if known[0].is_closed()]:  # they would be kept for ever

@@ -21,7 +21,7 @@ from semel.errors import StoreError
 from semel.stores.deadline import Deadline
 from semel.stores.loops import cut
 from semel.stores.pool import AsyncLifo, Lifo
-from semel.stores.redis.errors import cannot_connect, error_reply, judge_lost
+from semel.stores.redis.errors import REFUSALS, cannot_connect, error_reply, judge_lost
 from semel.stores.redis.packing import NOT_YET, new_reader, pack
 from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, NodeExchange, Replies, RouteTerms, Single
 from semel.stores.redis.sentinel import Sentinel
@@ -300,8 +300,9 @@ async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadli
                 continue
             missing -= 1
             if isinstance(reply, redis.RedisError):
-                if not isinstance(reply, redis.ResponseError):
+                if not isinstance(reply, (redis.ResponseError, *REFUSALS)):
                     raise reply
+                taken_over = taken_over or isinstance(reply, REFUSALS)
                 reply = error_reply(reply)
                 taken_over = taken_over or reply.code in TAKEN_OVER
             replies.append(reply)

@@ -18,6 +18,7 @@ _CODES = (
     (redis.exceptions.ReadOnlyError, "READONLY"),
     (redis.exceptions.OutOfMemoryError, "OOM"),
     (redis.exceptions.BusyLoadingError, "LOADING"),
+    (redis.exceptions.AuthenticationError, "NOAUTH"),  # a password was set meanwhile
     (redis.exceptions.NoPermissionError, "NOPERM"),
     (redis.exceptions.MovedError, "MOVED"),
     (redis.exceptions.AskError, "ASK"),
@@ -27,6 +28,8 @@ _CODES = (
     (redis.exceptions.ClusterCrossSlotError, "CROSSSLOT"),
 )
 _CODE_MIN = 4  # BUSY; a shorter first word is one of the text
+# Error replies that redis-py takes for the end of the connection.
+REFUSALS = (redis.exceptions.BusyLoadingError, redis.exceptions.AuthenticationError)
 
 
 def error_reply(error: redis.RedisError) -> RedisRefused:
@@ -64,11 +67,13 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
 
 
 def judge_lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
-    """What became of an exchange whose connection failed."""
-    if not replies and isinstance(error, redis.exceptions.BusyLoadingError):
-        return [RedisRefused("LOADING", _line(error))] * len(wanted.commands)
-    if not replies and isinstance(error, redis.exceptions.AuthenticationError):  # a password was set meanwhile
-        return [RedisRefused("NOAUTH", _line(error))] * len(wanted.commands)
+    """What became of an exchange whose connection failed.
+
+    redis-py ends the connection over a reply that refuses one command. What stood behind that command may have run: a
+    server ends its loading between two commands, too.
+    """
+    if len(wanted.commands) == 1 and isinstance(error, REFUSALS):
+        return [error_reply(error)]
     return StoreTimeout(
         f"Redis at {wanted.node}: the answer was lost ({_line(error)}): not known yet whether it took effect"
     )
