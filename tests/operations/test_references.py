@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, NothingHappened, Policy
-from semel.core.identity import reference_id, uuid_bytes
+from semel.core.identity import uuid_bytes
 from semel.core.model import InProgress, NotReplayable, OutcomeUnknown, ReferenceTaken, Resolution, State
 from semel.core.outcomes import Unprovable
 from semel.engine.result import Result
@@ -20,6 +20,7 @@ from semel.errors import (
     ReferenceTakenError,
 )
 from semel.operations.flow import lapse, purge_operations, resolve
+from semel.operations.references import reference_id
 from semel.retention.flow import Walked, rest_seconds
 from semel.retention.worker import Reaper
 from semel.testing.attempts import bits

@@ -20,9 +20,7 @@ from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
     key_hash,
-    quota_id,
     record_id,
-    reference_id,
     secret_check,
     uuid7_bytes,
     uuid_text,
@@ -41,7 +39,6 @@ from semel.core.model import (
     Renewal,
     Replay,
     Resolution,
-    Scope,
     Settlement,
     State,
     Unreadable,
@@ -63,9 +60,10 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import weakness
+from semel.operations.references import kept_of
 from semel.outbox.run import Emission
-from semel.policy import Command, Policy
-from semel.quota import Quota, check_quota
+from semel.policy import Command
+from semel.quota import Quota, allowance_of, check_quota
 from semel.sealing.rules import (
     SEAL,
     SEALING_KEY,
@@ -226,29 +224,13 @@ class Core(CommandEvents):
             weak = weakness(command.key)
             if weak is not None:
                 self.tell("weak_keys", scope.operation, weakness=weak)
+        if policy.quota is not None or self.quota is not None:
+            self.needs.check_counts(repr(scope.operation))
         return (
-            None if command.business_ref is None and policy.operation_seconds is None else self._make_kept(command),
+            kept_of(command, self.id_secret),
             None if command.request is None else seal_request(command.request, id, self.sealer),
-            None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
+            allowance_of(policy, self.quota, scope, self.id_secret),
         )
-
-    def _allowance(self, policy: Policy, scope: Scope) -> Allowance | None:
-        """What a new key of this caller is counted by: the operation's own quota, or the engine's."""
-        tenant, caller, operation = scope
-        quota = policy.quota or self.quota
-        assert quota is not None
-        self.needs.check_counts(repr(operation))
-        id = quota_id(tenant, caller, None if policy.quota is None else operation, self.id_secret)
-        return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
-
-    def _make_kept(self, command: Command) -> Kept:
-        tenant, caller, operation = command.scope
-        ref, keep_us = command.business_ref, command.keep_us
-        assert keep_us is not None
-        if ref is None:
-            return Kept(None, None, keep_us)
-        whose = caller if command.policy.reference_scope == "caller" else None
-        return Kept(ref, reference_id(tenant, operation, ref, self.id_secret, caller=whose), keep_us)
 
     def check_open(self) -> None:
         """Raise StoreUnavailable where nothing more may be granted here."""

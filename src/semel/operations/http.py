@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from semel.bulk.rules import Tally, is_bulk
 from semel.bulk.store import Items
 from semel.core.flow import Flow
-from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
+from semel.core.identity import record_id, uuid_bytes, uuid_text
 from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable, pause_us
 from semel.core.record import is_sound, state_of, uuid_of
 from semel.engine.async_engine import AsyncEngine
@@ -29,6 +29,7 @@ from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
 from semel.keys import parse_key
 from semel.operations.flow import find_operation, find_operations
+from semel.operations.references import reference_id
 from semel.steps.doubts import DOUBT, names_a_step
 from semel.stores.sql.damage import damage_of
 
