@@ -60,7 +60,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import weakness
-from semel.operations.references import kept_of
+from semel.operations.references import make_kept
 from semel.outbox.run import Emission
 from semel.policy import Command
 from semel.quota import Quota, allowance_of, check_quota
@@ -227,7 +227,7 @@ class Core(CommandEvents):
         if policy.quota is not None or self.quota is not None:
             self.needs.check_counts(repr(scope.operation))
         return (
-            kept_of(command, self.id_secret),
+            make_kept(command, self.id_secret),
             None if command.request is None else seal_request(command.request, id, self.sealer),
             allowance_of(policy, self.quota, scope, self.id_secret),
         )

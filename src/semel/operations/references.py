@@ -59,11 +59,13 @@ def reference_id(
     return name_id(secret, b"semel.reference.caller.1", tenant, caller, operation, business_ref)
 
 
-def kept_of(command: Command, secret: bytes | None) -> Kept | None:
+def make_kept(command: Command, secret: bytes | None) -> Kept | None:
     """What of this command's operation outlives its key; None where nothing does."""
-    ref, keep_us = command.business_ref, command.keep_us
-    if keep_us is None:
+    ref = command.business_ref
+    if ref is None and command.policy.operation_seconds is None:
         return None
+    keep_us = command.keep_us
+    assert keep_us is not None
     if ref is None:
         return Kept(None, None, keep_us)
     tenant, caller, operation = command.scope
