@@ -41,7 +41,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
     "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts", "doctor"], 2),
     "atomic": {"own_transaction": 3},
-    "steps": dict.fromkeys(["doubts", "findings", "options"], 1),
+    "steps": dict.fromkeys(["doubts", "findings", "options", "permit"], 1),
     "operations": {"references": 1, "tracking": 2},
     "sealing": {"redaction": 1, **dict.fromkeys(["rebuild", "sealer"], 3)},
     "reconciliation": {"reported": 3, "resolutions": 1},
