@@ -173,7 +173,7 @@ def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: P
     one, two = rows_of(process)
     write(process, one, damage(one, two))
     with pytest.raises(
-        RecordUnreadableError, match=r"cannot be decrypted here .* see semel doctor.*never run again"
+        RecordUnreadableError, match=r"cannot be decrypted with .* see semel doctor.*never run again"
     ) as told:
         process.run(command("one", SEAL), never)
     assert SECRET not in str(told.value)
@@ -218,8 +218,8 @@ def test_sealing_does_not_keep_who_writes_the_store_from_an_answer_in_clear(plac
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
-        (None, "under the key '2026'; give the engine its sealer"),
-        ({"2025": NEW}, "the key '2026' is not in this process's ring; add it after the others"),
+        (None, "sealed under the key '2026', and this process has no sealer: give the engine its sealer"),
+        ({"2025": NEW}, "the key '2026', which is not in this process's ring: add it behind the others"),
         ({"2026": OLD}, "the data were changed, belong to another record, or '2026' names a different key here"),
     ],
     ids=["no sealer", "another name", "another key"],

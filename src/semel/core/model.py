@@ -346,11 +346,8 @@ class Unreadable:
     key: str | None = None  # the name of the sealing key
 
 
-Verdict = (
-    Proceed
-    | Replay
-    | Unseal
-    | Rebuild
+Refusal = (
+    Replay
     | InProgress
     | KeyReused
     | OutcomeUnknown
@@ -360,6 +357,8 @@ Verdict = (
     | QuotaExceeded
     | Unreadable
 )
+"""What an attempt gets that is not granted, as it leaves the engine."""
+Verdict = Proceed | Unseal | Rebuild | Refusal
 
 
 # --- settlement ------------------------------------------------------------------------------

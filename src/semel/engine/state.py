@@ -37,12 +37,10 @@ from semel.core.model import (
     OutcomeUnknown,
     Proceed,
     Renewal,
-    Replay,
     Resolution,
     Settlement,
     State,
     Unreadable,
-    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome
@@ -64,18 +62,14 @@ from semel.operations.references import make_kept
 from semel.outbox.run import Emission
 from semel.policy import Command
 from semel.quota import Quota, allowance_of, check_quota
+from semel.sealing.rules import Seals as Seals
 from semel.sealing.rules import (
-    SEAL,
-    SEALING_KEY,
-    UNSEALED,
     check_sealer,
     cover,
     cover_resolution,
-    reveal,
     seal_request,
     validate_sealer,
 )
-from semel.sealing.rules import Seals as Seals
 from semel.stores.backend import Backend, quote_url
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer
@@ -86,14 +80,6 @@ ID_SECRET_BYTES_MIN: Final = 16
 CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
 NOTED_MAX: Final = 1000
-SEALED_REMEDIES: Final = {
-    UNSEALED: "a stored answer is sealed under the key {key}, and this process has no sealer: give the engine its "
-    "sealer, Engine.connect(..., sealer=Sealer(ring))",
-    SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
-    "the others",
-    SEAL: "a stored answer cannot be decrypted with the key {key}: the data were changed, belong to another record, "
-    "or {key} names a different key here; see semel doctor",
-}
 _LOG: Final = logging.getLogger("semel")
 _NOTHING_MORE: Final = (None, None, None)
 _NONCE, _AFTER_NONCE = slice(16), slice(16, None)
@@ -254,18 +240,8 @@ class Core(CommandEvents):
             permit.emission = Emission(grant.id, grant.generation, grant.operation_id, command.scope.tenant)
         return permit
 
-    def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
-        """Open a sealed answer. Where that cannot be, it is unreadable, and the log says why."""
-        seen = reveal(verdict, self.sealer)
-        if isinstance(seen, Unreadable):
-            self._note(seen.reason, SEALED_REMEDIES[seen.reason].format(key=repr(seen.key)), operation)
-        return seen
-
-    def note_rebuild_failed(self, operation: str, why: str) -> None:
-        """Log that a builder does not answer: once for each operation and reason."""
-        self._note(why, "an answer could not be rebuilt; the client gets a link to the resource", operation)
-
-    def _note(self, reason: str, text: str, operation: str) -> None:
+    def note_unanswered(self, operation: str, reason: str, text: str) -> None:
+        """Log why an answer that is stored cannot be given: once for each operation and reason."""
         if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
             self._noted.add((operation, reason))
             _LOG.error("%s: %s (%s)", operation, text, reason)
