@@ -36,7 +36,6 @@ from semel.core.model import (
     KeyReused,
     OutcomeUnknown,
     Proceed,
-    Renewal,
     Resolution,
     Settlement,
     State,
@@ -140,6 +139,7 @@ class Core(CommandEvents):
     def learn_backend(self, backend: Backend, *, require_durable: bool) -> None:
         """Take note of the store at construction. Raises ConfigurationError where it does not count new keys."""
         self.needs.require_durable = require_durable
+        self.emits = backend.store.capabilities.holds_features
         self.needs.counts_not = None if backend.store.capabilities.counts_new_keys else backend.name
         if self.quota is not None:
             self.needs.check_counts("this engine")
@@ -349,18 +349,13 @@ class Core(CommandEvents):
             yield may
         finally:
             if may:
-                self._stop_waiting(caller)
+                with self._lock:
+                    self.waiting -= 1
+                    self.waiting_by_caller[caller] -= 1
+                    if not self.waiting_by_caller[caller]:
+                        del self.waiting_by_caller[caller]
                 self._stop_looking(claim)
                 self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
-
-    def _stop_waiting(self, caller: tuple[str, str]) -> None:
-        with self._lock:
-            self.waiting -= 1
-            left = self.waiting_by_caller[caller] - 1
-            if left:
-                self.waiting_by_caller[caller] = left
-            else:
-                del self.waiting_by_caller[caller]
 
     def finish_waiting(self, claim: Claim, verdict: Verdict) -> Verdict:
         """What a waiter has met in the end; where that is an answer, the others look for theirs at once."""
@@ -445,10 +440,6 @@ class Core(CommandEvents):
             and now < permit.deadline_monotonic
             and now - permit.renewed_monotonic >= permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 1_000_000 * 0.99
         ]
-
-    def renewals(self, permits: list[Permit]) -> tuple[Renewal, ...]:
-        """One request for all of them, in the store's order."""
-        return tuple(permit.holder for permit in permits)
 
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
         """Note what the store said of each."""
