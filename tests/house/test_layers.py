@@ -43,7 +43,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "atomic": {"own_transaction": 3},
     "steps": dict.fromkeys(["doubts", "findings", "options", "permit"], 1),
     "operations": {"references": 1, "tracking": 2},
-    "sealing": {"redaction": 1, **dict.fromkeys(["rebuild", "sealer"], 3)},
+    "sealing": {**dict.fromkeys(["redaction", "rows"], 1), **dict.fromkeys(["rebuild", "sealer"], 3)},
     "reconciliation": {"reported": 3, "resolutions": 1},
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
     "outbox.sinks": {"redis_streams": 3},

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, Permit, Policy, Rebuilding, Sealer
-from semel.core.model import AlreadyMine, AnswerKind, Record, Reseal, Settled, State
+from semel.core.model import AlreadyMine, AnswerKind, Record, Settled, State
 from semel.core.outcomes import Succeeded
 from semel.core.record import answer_of
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import ConfigurationError, NotReplayableError, PolicyError, RecordUnreadableError
+from semel.sealing.rows import Reseal
 from semel.sealing.rules import MARK
 from tests.sealing.conftest import NEW, OLD, PAID, RING, SECRET, Place, command, rows_of
 

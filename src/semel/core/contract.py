@@ -22,7 +22,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolving,
     Settlement,
@@ -30,6 +29,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.errors import IdentityMismatch
+from semel.sealing.rows import Reseal
 
 TURNS_AHEAD_MOST: Final = 60
 TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another clock

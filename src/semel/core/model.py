@@ -464,15 +464,6 @@ class MovedOn:
 Resolving = Resolved | TooEarly | MovedOn
 
 
-class Reseal(NamedTuple):
-    """A stored answer in another form: sealed now, or under another key. ``seen`` is the digest of what it replaces."""
-
-    id: bytes
-    seen: bytes
-    answer: Answer
-    answer_kind: AnswerKind
-
-
 RETRY_US_MIN: Final = 1_000_000  # the shortest pause in Retry-After
 CURSOR_MAX: Final = 2**63 - 1  # of a page: Redis' are times in finer parts than microseconds
 

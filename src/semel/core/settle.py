@@ -17,7 +17,6 @@ from semel.core.model import (
     Effects,
     Record,
     Renewal,
-    Reseal,
     Settled,
     Settlement,
     Settling,
@@ -180,16 +179,3 @@ def lapse_row(row: Record, now: int) -> Record | None:
     if found is Situation.IDEMPOTENT_LAPSED:
         return None
     return row._replace(state=State.UNKNOWN, doubt=doubt_of(row, found))
-
-
-def reseal_row(row: Record | None, change: Reseal) -> Record | None:
-    """The row with its answer in another form, or None where it is not the answer that was seen."""
-    if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
-        return None
-    block = pack_headers(change.answer.headers)
-    return row._replace(
-        answer_kind=change.answer_kind,
-        answer_digest=answer_digest(change.answer.status, block, change.answer.body),
-        headers=block,
-        body=change.answer.body,
-    )

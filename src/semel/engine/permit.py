@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from semel.core.decide import first_grant
@@ -10,7 +10,7 @@ from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Claim, Effects, Grant, Renewal
 from semel.core.outcomes import Outcome
 from semel.errors import PolicyError
-from semel.outbox.run import Emission
+from semel.outbox.run import PermitEvents
 from semel.policy import Command
 from semel.steps.permit import PermitSteps
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _new: Final[Any] = tuple.__new__  # every renewal and every failed command makes one
 
 
-class Permit(PermitSteps):
+class Permit(PermitSteps, PermitEvents):
     """The right to run one command's handler, and what the handler may ask of Semel.
 
     ``attempt`` counts the grants of this record, ``generation`` grows only when an execution (not a step of one) was
@@ -37,7 +37,6 @@ class Permit(PermitSteps):
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None
-    emission: Emission | None = None  # None where the store keeps no events
     _on_lost: Callable[[], object] | None = None
     given: Grant | None = None  # what was granted, where a fence does not say all of it
     _deadline_monotonic: float | None = None
@@ -137,41 +136,6 @@ class Permit(PermitSteps):
                 raise PolicyError(f"{name} must be a text without lone surrogates; it is {text!a}")
         self.resource_type = resource_type
         self.resource_id = resource_id
-
-    def emit(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        type: str | None = None,
-        aggregate: tuple[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        name: str | None = None,
-        ordinal: int = 0,
-    ) -> str:
-        """Tell the world, if and only if this command succeeds: the event is written in the commit that settles it.
-
-        Parameters:
-            topic: where it goes: a subject, queue, topic or stream, 1 to 249 letters in parts joined by dots.
-            payload: bytes, a text, or what JSON can say; at most 1,000,000 bytes.
-            type: what it is, for its consumers; the topic by default.
-            aggregate: ``("order", order_id)``: what it is about. Events of one aggregate are published in their order;
-                by default this operation's own.
-            headers: texts that travel with it, 8,192 bytes in all.
-            name: what its id is derived from, with ``ordinal``: the type by default. Each is emitted once.
-
-        Returns the event's id, the same for every run of the same execution.
-
-        Raises PolicyError: it cannot be an event, or not here; the message says what to do.
-        """
-        if self.emission is None:
-            raise PolicyError(
-                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
-                "is not one"
-            )
-        if self.settling:
-            raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
-        return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property
     def connection(self) -> Any:

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from semel.core.contract import Store
 from semel.core.flow import Flow, MakeFlow, ask
-from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, Reseal, Resolution, State
+from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, Resolution, State
 from semel.core.record import answer_digest, pack_headers
 from semel.core.requests import Perform
 from semel.policy import Policy
+from semel.sealing.rows import Reseal
 from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.interleave import MemoryWorld, Program, World, interleavings
 

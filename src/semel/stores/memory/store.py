@@ -33,7 +33,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -44,10 +43,11 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import matches
-from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, reseal_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, settle_row
 from semel.core.timing import may_drop_answer, may_forget
 from semel.quota import Usage, is_over, must_look, take
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 
 R = TypeVar("R")
