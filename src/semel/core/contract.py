@@ -311,6 +311,9 @@ class Store(Protocol):
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         """The newest lines of the audit trail, of one record or of all."""
 
+    def now(self) -> Flow[int]:
+        """The store's time in microseconds since 1970: by no other clock do leases lapse and retentions end."""
+
     def identity(self) -> Flow[Identity | None]:
         """The identity of this store; None before its first migration."""
 

@@ -454,10 +454,6 @@ class Core(CommandEvents):
                 else:
                     permit.lost = True
 
-    def store_time(self) -> int:
-        """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""
-        return time.time_ns() // 1000
-
     # --- start-up ---------------------------------------------------------------------------
 
     def first_identity(self) -> tuple[str, bytes]:

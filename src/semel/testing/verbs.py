@@ -170,6 +170,7 @@ NOT_PAIRED: Final[Mapping[str, str]] = {
     "forget_quotas": "writes no record: rows of callers alone, in commits of their own",
     "take_place": "writes no record, and locks its caller's row by its own statement (tests/postgres/test_quotas.py)",
     "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",
+    "now": "reads no record",
     "identity": "reads no record",
     "migrate": "runs before any other verb may",
     "missing_additions": "reads no record",

@@ -245,6 +245,10 @@ class MariadbStore:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
 
+    def now(self) -> Flow[int]:
+        [(now,)] = yield from ask(Query(SQL["read_now"], {}))
+        return cast(int, now)
+
     def identity(self) -> Flow[Identity | None]:
         has = yield from ask(Query(SQL["has_meta"], {}))
         if not has[0][0]:

@@ -460,6 +460,9 @@ class MemoryStore:
 
         return ask(TableCall("audit", act))
 
+    def now(self) -> Flow[int]:
+        return ask(TableCall("now", lambda table, now: now))
+
     def identity(self) -> Flow[Identity | None]:
         return ask(TableCall("identity", lambda table, now: table.identity))
 

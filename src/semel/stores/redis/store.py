@@ -379,6 +379,9 @@ class RedisStore:
         yield from ()
         return []
 
+    def now(self) -> Flow[int]:
+        return self._rows.now()
+
     def identity(self) -> Flow[Identity | None]:
         [pairs] = yield from ask(Calls((RedisCall(None, (self.keys.meta,), (), "HGETALL"),)))
         fields = {bytes(name).decode(): bytes(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}

@@ -280,6 +280,9 @@ class SqliteStore:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
 
+    def now(self) -> Flow[int]:
+        return ask(NOW)
+
     def identity(self) -> Flow[Identity | None]:
         has = yield from ask(Query(SQL["has_meta"], _EMPTY))
         if not has[0][0]:
