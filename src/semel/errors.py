@@ -65,6 +65,22 @@ class HandlerError(PolicyError):
     """A handler does what none may, whatever it was given: a bulk stops, a consumer ends, and nothing is counted."""
 
 
+def is_wrong_for_all(error: BaseException) -> bool:
+    """Whether every item of a bulk and every message would fail so, until the developer changes something.
+
+    A PolicyError need not: an event that cannot be, or a text that is too long, is made of what one item holds. What no
+    handler may do, whatever its input, is a HandlerError.
+
+    >>> is_wrong_for_all(ConfigurationError("this store has no transactions"))
+    True
+    >>> is_wrong_for_all(PolicyError("topic must be a text")), is_wrong_for_all(HandlerError("it may not roll back"))
+    (False, True)
+    """
+    if isinstance(error, PolicyError):
+        return isinstance(error, HandlerError)
+    return isinstance(error, ConfigurationError)
+
+
 class StepError(ConfigurationError):
     """An invalid call of a step: undeclared, unnamed, called twice, one too many, or redefined."""
 

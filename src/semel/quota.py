@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from semel.core.model import OVER_STATES, Allowance, QuotaExceeded, State
+from semel.core.identity import name_id
+from semel.core.model import OVER_STATES, Allowance, Effects, QuotaExceeded, Scope, State
 from semel.errors import PolicyError
+
+if TYPE_CHECKING:
+    from semel.policy import Policy
 
 SLICES: Final = 20  # of a window: keys older than a window and one slice no longer count
 UNSEEN_US: Final = 60_000_000  # how long an uncommitted record may be on its way to its commit
@@ -85,6 +89,19 @@ class Quota:
         if not atomic:
             return Allowance(id, mine.new_keys, mine.slice_us, mine.open_at_once, mine.unknown_at_once)
         return None if mine.new_keys is None else Allowance(id, mine.new_keys, mine.slice_us, None, None)
+
+
+def allowance_of(policy: Policy, shared: Quota | None, scope: Scope, secret: bytes | None) -> Allowance | None:
+    """The limits for a claim of this caller: of the operation's own quota, or of the engine's ``shared`` one.
+
+    None: the claim's record is not counted.
+    """
+    quota = policy.quota or shared
+    if quota is None:
+        return None
+    tenant, caller, operation = scope
+    id = name_id(secret, b"semel.quota.1", tenant, caller, *(() if policy.quota is None else (operation,)))
+    return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
 
 
 def check_quota(quota: Any) -> Any:

@@ -172,7 +172,7 @@ def test_1_11_a_hung_handler_is_not_renewed_past_its_deadline(shell: Shell, cloc
     """However often its process renews: at the deadline the record is UNKNOWN and visible."""
     permit = shell.permit(command())
     store = shell.engine.store
-    renewals = shell.engine.core.renewals([permit])
+    renewals = (permit.holder,)
     for _ in range(30):
         clock.advance(seconds=10)
         shell.perform("renew", lambda: store.renew(renewals))

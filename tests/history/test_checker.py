@@ -9,7 +9,6 @@ from itertools import permutations, product
 import pytest
 
 from semel.core import decide
-from semel.core.timing import Retention
 from tests.history.lines import ask, say
 from tests.history.stories import NOBODY_DIED, Story
 from verification.history.check import check, smallest
@@ -194,7 +193,7 @@ def deaf_to_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """What had ended is granted anew after a while."""
-    monkeypatch.setattr("semel.core.settle.retention", lambda now, answer, tombstone: Retention(now + 1000, now + 1000))
+    monkeypatch.setattr("semel.core.settle.retention", lambda now, answer, tombstone: (now + 1000, now + 1000))
     monkeypatch.setitem(decide.TABLE, decide.Situation.EXPIRED, decide.TABLE[decide.Situation.EXPIRED_NEW])
 
 

@@ -274,7 +274,7 @@ PRIVATE = (
         look="the heading of the options in the help",
     ),
     Private(
-        module="semel.engine.permit",
+        module="semel.steps.permit",
         library="python",
         holder="typing",
         names=("_SpecialForm",),

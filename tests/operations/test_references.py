@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel import Answer, NothingHappened, Policy
-from semel.core.identity import reference_id, uuid_bytes
+from semel.core.identity import uuid_bytes
 from semel.core.model import InProgress, NotReplayable, OutcomeUnknown, ReferenceTaken, Resolution, State
 from semel.core.outcomes import Unprovable
 from semel.engine.result import Result
@@ -19,7 +19,8 @@ from semel.errors import (
     PolicyError,
     ReferenceTakenError,
 )
-from semel.operations.flow import lapse, purge_operations, resolve
+from semel.operations.flow import claim_one, lapse, purge_operations, resolve
+from semel.operations.references import reference_id
 from semel.retention.flow import Walked, rest_seconds
 from semel.retention.worker import Reaper
 from semel.testing.attempts import bits
@@ -214,8 +215,8 @@ def test_a_claim_repeated_by_its_nonce_is_granted_again(each: World) -> None:
     shell = each.shell()
     what = paying("a")
     claim = shell.engine.core.attempt(what)
-    first = shell._end(shell.engine._performer.claim_one(claim, None))
-    again = shell._end(shell.engine._performer.claim_one(claim, None))
+    first = shell._end(shell.engine._performer.drive(claim_one(shell.engine.store, claim, None)))
+    again = shell._end(shell.engine._performer.drive(claim_one(shell.engine.store, claim, None)))
     assert first.grant == again.grant
     assert each.states() == [(State.PROCESSING, True)]
 
@@ -223,7 +224,7 @@ def test_a_claim_repeated_by_its_nonce_is_granted_again(each: World) -> None:
 def test_a_released_claim_frees_the_reference(each: World) -> None:
     shell, cashier = each.shell(), Cashier()
     claim = shell.engine.core.attempt(paying("a"))
-    shell._end(shell.engine._performer.claim_one(claim, None))
+    shell._end(shell.engine._performer.drive(claim_one(shell.engine.store, claim, None)))
     shell.engine._upkeep._abandoned.add(claim)
     nonces = shell.engine._upkeep._abandoned.batch()
     shell.perform("abandon", shell.engine._upkeep._abandoned.release(shell.engine.store, nonces))

@@ -116,11 +116,11 @@ def test_renewals_continue_after_a_store_outage() -> None:
     assert isinstance(permit, Permit)
     driver.away = True
     permit.renewed_monotonic -= 3600
-    engine._upkeep.keep_renewed(permit)
+    engine._upkeep.watch()
     assert driver.refused.wait(10)
     driver.away = False
     driver.performed.clear()
-    engine._upkeep.keep_renewed(permit)
+    engine._upkeep.watch()
     assert driver.performed.wait(10)
     assert isinstance(engine.settle(permit, Succeeded(MADE)), Settled)
     engine.close()

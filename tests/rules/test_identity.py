@@ -15,13 +15,13 @@ from semel.core.identity import (
     frame,
     key_hash,
     record_id,
-    reference_id,
     secret_check,
     uuid7_bytes,
     uuid_bytes,
     uuid_text,
 )
 from semel.core.model import Scope
+from semel.operations.references import reference_id
 
 PLAIN = settings(derandomize=True, deadline=None, max_examples=300)
 TEXTS = st.text(max_size=4).filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text))

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from semel import Answer, Permit, Policy, Rebuilding, Sealer
-from semel.core.model import AlreadyMine, AnswerKind, Record, Reseal, Settled, State
+from semel.core.model import AlreadyMine, AnswerKind, Record, Settled, State
 from semel.core.outcomes import Succeeded
 from semel.core.record import answer_of
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import ConfigurationError, NotReplayableError, PolicyError, RecordUnreadableError
+from semel.sealing.rows import Reseal
 from semel.sealing.rules import MARK
 from tests.sealing.conftest import NEW, OLD, PAID, RING, SECRET, Place, command, rows_of
 
@@ -173,7 +174,7 @@ def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: P
     one, two = rows_of(process)
     write(process, one, damage(one, two))
     with pytest.raises(
-        RecordUnreadableError, match=r"cannot be decrypted here .* see semel doctor.*never run again"
+        RecordUnreadableError, match=r"cannot be decrypted with .* see semel doctor.*never run again"
     ) as told:
         process.run(command("one", SEAL), never)
     assert SECRET not in str(told.value)
@@ -218,8 +219,8 @@ def test_sealing_does_not_prevent_a_forged_answer_in_clear(place: Place) -> None
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
-        (None, "under the key '2026'; give the engine its sealer"),
-        ({"2025": NEW}, "the key '2026' is not in this process's ring; add it after the others"),
+        (None, "sealed under the key '2026', and this process has no sealer: give the engine its sealer"),
+        ({"2025": NEW}, "the key '2026', which is not in this process's ring: add it behind the others"),
         ({"2026": OLD}, "the data were changed, belong to another record, or '2026' names a different key here"),
     ],
     ids=["no sealer", "another name", "another key"],

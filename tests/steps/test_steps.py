@@ -131,7 +131,7 @@ def test_a_renewal_keeps_the_doubt(world: World, process: Process) -> None:
     holder.steps(charge)
     world.clock.advance(LEASE_US + 1)
     assert len(process.lapse()) == 1
-    renewals = process.engine.core.renewals([holder.run.permit])
+    renewals = (holder.run.permit.holder,)
     assert process.perform("renew", lambda: process.engine.store.renew(renewals)) == [True]
     assert (process.row(stepped()).state, process.row(stepped()).doubt) == (State.PROCESSING, "step:charge")
     world.clock.advance(LEASE_US + 1)

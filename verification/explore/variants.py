@@ -164,8 +164,8 @@ def purges_the_unknown() -> AbstractContextManager[None]:
     def made(original: Any) -> Any:
         def lapsed(row: Record, now: int) -> Record | None:
             after: Record | None = original(row, now)
-            kept = retention(now, row.answer_us, row.tombstone_us)
-            return None if after is None else after._replace(forget_after=kept.forget_after)
+            _, forget_after = retention(now, row.answer_us, row.tombstone_us)
+            return None if after is None else after._replace(forget_after=forget_after)
 
         return lapsed
 
@@ -211,12 +211,12 @@ def unfinished_is_nothing() -> AbstractContextManager[None]:
     def lapsed(row: Record, now: int) -> Record | None:
         if row.state != State.PROCESSING or now < row.lease_until:
             return None
-        kept = retention(now, row.answer_us, row.tombstone_us)
+        answer_until, forget_after = retention(now, row.answer_us, row.tombstone_us)
         return row._replace(
             state=State.FAILED_NOT_REPLAYABLE,
             settled_at=now,
-            answer_until=kept.answer_until,
-            forget_after=kept.forget_after,
+            answer_until=answer_until,
+            forget_after=forget_after,
         )
 
     return replaced("semel.core.settle:lapse_row", lambda _: lapsed)

@@ -9,7 +9,7 @@ from semel.admin.words import Json
 from semel.bulk.rules import ItemOutcome, Tally
 from semel.bulk.store import Failures, Items
 from semel.core.identity import uuid_text
-from semel.core.model import OPEN_STATES, Find, Record
+from semel.core.model import OPEN_STATES, Record
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 
@@ -47,7 +47,7 @@ def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]
         return []
     ids = tuple(id for id, _ in found)
     records = engine.perform("read_operations", lambda: engine.store.read_operations(ids))
-    now = store_time(engine)
+    now = engine.perform("now", engine.store.now)
     return [BulkSummary(id, tally, record, now) for (id, tally), record in zip(found, records, strict=True)]
 
 
@@ -58,12 +58,7 @@ def find_bulk(engine: Engine, id: bytes) -> BulkSummary | None:
     if tally is None:
         return None
     [record] = engine.perform("read_operations", lambda: engine.store.read_operations((id,)))
-    return BulkSummary(id, tally, record, store_time(engine))
-
-
-def store_time(engine: Engine) -> int:
-    """The store's time in microseconds."""
-    return engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+    return BulkSummary(id, tally, record, engine.perform("now", engine.store.now))
 
 
 def tally_line(tally: Tally) -> str:

@@ -29,7 +29,7 @@ from semel.core.contract import Store
 from semel.core.flow import Flow
 from semel.core.identity import derive_key, frame, record_id, uuid_bytes, uuid_text
 from semel.core.model import Answer, Grant, Record, Scope, State, Verdict
-from semel.core.outcomes import Succeeded, is_wrong_for_all
+from semel.core.outcomes import Succeeded
 from semel.engine.result import Refusal, Result, stored_result, superseded_result
 from semel.errors import (
     BulkRefused,
@@ -40,6 +40,7 @@ from semel.errors import (
     NothingHappened,
     PolicyError,
     RecordUnreadableError,
+    is_wrong_for_all,
 )
 from semel.http.fingerprint.fingerprinter import BodyCheck
 from semel.keys import KEY_LENGTH_MAX

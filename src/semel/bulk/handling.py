@@ -24,7 +24,7 @@ from semel.bulk.flow import Handled, HandleInside
 from semel.bulk.rules import ItemOutcome, ListedItem
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import Grant, Scope
-from semel.core.outcomes import is_wrong_for_all
+from semel.errors import is_wrong_for_all
 from semel.sealing.rules import Seals, about_item, seal_part
 from semel.stores.backend import Backend
 

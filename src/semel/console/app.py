@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from semel.admin.bulks import find_bulk, item_document, newest_bulks, store_time, tally_line
+from semel.admin.bulks import find_bulk, item_document, newest_bulks, tally_line
 from semel.admin.census import census_document, groups, read_census, what_was_read
 from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, state_label
 from semel.admin.effective import of_application, of_records
@@ -553,7 +553,7 @@ class Console:
         return uuid_text(record.operation_id), record
 
     def _now(self) -> int:
-        return store_time(self._engine)
+        return self._engine.perform("now", self._engine.store.now)
 
     def _token(self, request: Request) -> str:
         return hmac.new(self._secret, request.state.operator.encode(), hashlib.sha256).hexdigest()

@@ -22,7 +22,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolving,
     Settlement,
@@ -30,6 +29,7 @@ from semel.core.model import (
     Verdict,
 )
 from semel.errors import IdentityMismatch
+from semel.sealing.rows import Reseal
 
 TURNS_AHEAD_MOST: Final = 60
 TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another clock
@@ -310,6 +310,9 @@ class Store(Protocol):
 
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         """The newest lines of the audit trail, of one record or of all."""
+
+    def now(self) -> Flow[int]:
+        """The store's time in microseconds since 1970: by no other clock do leases lapse and retentions end."""
 
     def identity(self) -> Flow[Identity | None]:
         """The identity of this store; None before its first migration."""

@@ -170,6 +170,7 @@ _WAS: Final = {
 _KEPT: Final = AnswerKind.KEPT
 _ANSWERED: Final[Mapping[int, State]] = {state: state for state in ANSWERED_STATES}  # an enumeration is asked by a call
 _kept_columns = itemgetter(*map(Record._fields.index, ("fingerprint", "recipe", "answer_kind", "id", "format")))
+_granted_columns = itemgetter(*map(Record._fields.index, Grant._fields))
 _UNANSWERED: Final = (AnswerKind.NONE, AnswerKind.NOT_KEPT)
 
 
@@ -404,21 +405,7 @@ def first_grant(claim: Claim, now: int) -> Grant:
 def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:
     """The grant of a record that exists: read back, taken over, reopened, or begun anew after expiry."""
     if found is Situation.MINE:
-        return Grant(
-            id=row.id,
-            nonce=row.nonce,
-            fence=row.fence,
-            state=State(row.state),
-            generation=row.generation,
-            attempt=row.attempt,
-            lapses=row.lapses,
-            operation_id=row.operation_id,
-            created_at=row.created_at,
-            first_started_at=row.first_started_at,
-            lease_until=row.lease_until,
-            deadline_at=row.deadline_at,
-            dedup_until=row.dedup_until,
-        )
+        return Grant._make(_granted_columns(row))._replace(state=State(row.state))
     fresh = found is Situation.EXPIRED_NEW
     # An IDEMPOTENT command counts from its *first* start, since the downstream's memory does.
     restarted = fresh or found is Situation.NOTHING_HAPPENED

@@ -10,7 +10,7 @@ Flows hold no ``try/finally`` around asks: a driver may drop a flow at any ask.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -30,18 +30,6 @@ def ask(needed: Ask[T]) -> Flow[T]:
     """Yield one ask and return its reply, typed: ``row = yield from ask(Query(...))``."""
     reply: T = yield needed
     return reply
-
-
-class Driver(Protocol):
-    """Runs flows from ordinary threads. It takes the *maker* of a flow, since a rolled back one is made anew."""
-
-    def run(self, make: MakeFlow[T]) -> T: ...
-
-
-class AsyncDriver(Protocol):
-    """Runs flows from an event loop. A cancelled caller never cuts a flow in half."""
-
-    async def run_async(self, make: MakeFlow[T]) -> T: ...
 
 
 def perform(flow: Flow[T], answer: Callable[[Ask[Any]], Any]) -> T:

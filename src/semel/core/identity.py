@@ -55,36 +55,14 @@ def key_hash(key: str, secret: bytes | None = None) -> bytes:
     return digest[_KEY_HASH]
 
 
-def reference_id(
-    tenant: str, operation: str, business_ref: str, secret: bytes | None = None, *, caller: str | None = None
-) -> bytes:
-    """The name of a business reference within its tenant and operation: 16 bytes, whatever its length.
+def name_id(secret: bytes | None, *parts: str | bytes) -> bytes:
+    """The id of something with several names: 16 bytes of SHA-256, or of HMAC under the id secret, over all of them.
 
-    Parameters: ``caller`` where the reference is the caller's own (``reference_scope="caller"``).
-
-    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "pay", "inv-1")
-    True
-    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "refund", "inv-1")
-    False
-    >>> reference_id("acme", "pay", "inv-1", caller="alice") == reference_id("acme", "pay", "inv-1", caller="bob")
+    >>> name_id(None, b"semel.quota.1", "acme", "alice") == name_id(None, b"semel.quota.1", "acmea", "lice")
     False
     """
-    framed = frame(b"semel.reference.1", tenant, operation, business_ref)
-    if caller is not None:
-        framed = frame(b"semel.reference.caller.1", tenant, caller, operation, business_ref)
-    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
-    return digest[:ID_BYTES]
-
-
-def quota_id(tenant: str, caller: str, operation: str | None, secret: bytes | None = None) -> bytes:
-    """The id of a caller's quota: 16 bytes. ``operation`` if the quota belongs to one operation.
-
-    >>> quota_id("acme", "alice", None) == quota_id("acme", "alice", "pay")
-    False
-    """
-    framed = frame(b"semel.quota.1", tenant, caller, *(() if operation is None else (operation,)))
-    digest = hashlib.sha256(framed).digest() if secret is None else hmac.digest(secret, framed, "sha256")
-    return digest[:ID_BYTES]
+    framed = frame(*parts)
+    return _sha256(framed).digest()[_ID] if secret is None else hmac.digest(secret, framed, "sha256")[_ID]
 
 
 def secret_check(secret: bytes | None) -> bytes:
@@ -102,27 +80,13 @@ def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> s
     >>> derive_key(bytes(16), 0, "charge") == derive_key(bytes(16), 1, "charge")
     False
     """
-    framed = frame(b"semel.derived.1", record, str(generation), name, str(ordinal))
-    digest = hashlib.sha256(framed).hexdigest()[:32]
-    return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+    return uuid_text(name_id(None, b"semel.derived.1", record, str(generation), name, str(ordinal)))
 
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
     bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
     return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
-
-
-def made_at(text: str) -> int | None:
-    """The time in a UUIDv7, in microseconds; None where the text is none.
-
-    >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
-    (1688122305686000, None)
-    """
-    digits = str(text).replace("-", "")  # of a damaged row, anything
-    if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):
-        return None
-    return int(digits[:12], 16) * 1000
 
 
 def uuid_text(raw: bytes) -> str:

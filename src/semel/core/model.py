@@ -346,11 +346,8 @@ class Unreadable:
     key: str | None = None  # the name of the sealing key
 
 
-Verdict = (
-    Proceed
-    | Replay
-    | Unseal
-    | Rebuild
+Refusal = (
+    Replay
     | InProgress
     | KeyReused
     | OutcomeUnknown
@@ -360,6 +357,8 @@ Verdict = (
     | QuotaExceeded
     | Unreadable
 )
+"""What an attempt gets that is not granted, as it leaves the engine."""
+Verdict = Proceed | Unseal | Rebuild | Refusal
 
 
 # --- settlement ------------------------------------------------------------------------------
@@ -463,15 +462,6 @@ class MovedOn:
 
 
 Resolving = Resolved | TooEarly | MovedOn
-
-
-class Reseal(NamedTuple):
-    """A stored answer in another form: sealed now, or under another key. ``seen`` is the digest of what it replaces."""
-
-    id: bytes
-    seen: bytes
-    answer: Answer
-    answer_kind: AnswerKind
 
 
 RETRY_US_MIN: Final = 1_000_000  # the shortest pause in Retry-After

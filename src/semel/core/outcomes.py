@@ -1,8 +1,5 @@
 """What a handler's end means: an answer, an exception or a crash becomes one of four outcomes.
 
-Whether an exception is the fault of one item or message, or of all there will be, is one rule here for bulks, inboxes
-and the consumers of brokers.
-
 Pure: the caller tells what it saw (a status or an exception, whether the effect had begun), the policy
 says what was declared, and the outcome says what the store must hold.
 """
@@ -13,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semel.core.model import Answer, Effects
-from semel.errors import ConfigurationError, HandlerError, NothingHappened, PolicyError
+from semel.errors import NothingHappened
 from semel.policy import NOT_RUN, Policy
 
 
@@ -145,19 +142,3 @@ def _failure_outcome(policy: Policy, begun: bool, reason: str, *, proven: bool) 
             return Released(reason, proven=False)
         case _:
             return Released(reason, proven=True) if proven or not begun else Unprovable(reason)
-
-
-def is_wrong_for_all(error: BaseException) -> bool:
-    """Whether every item and every message would fail so, until the developer changes something.
-
-    A PolicyError need not: an event that cannot be, or a text that is too long, is made of what one item holds. What no
-    handler may do, whatever its input, is a HandlerError.
-
-    >>> is_wrong_for_all(ConfigurationError("this store has no transactions"))
-    True
-    >>> is_wrong_for_all(PolicyError("topic must be a text")), is_wrong_for_all(HandlerError("it may not roll back"))
-    (False, True)
-    """
-    if isinstance(error, PolicyError):
-        return isinstance(error, HandlerError)
-    return isinstance(error, ConfigurationError)

@@ -17,7 +17,6 @@ from semel.core.model import (
     Effects,
     Record,
     Renewal,
-    Reseal,
     Settled,
     Settlement,
     Settling,
@@ -161,12 +160,12 @@ def abandon_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
         return None
     if may_have_begun_before(row):
         return row._replace(state=relinquished_state(row), lease_until=0, doubt="abandoned")
-    kept = retention(now, row.answer_us, row.tombstone_us)
+    answer_until, forget_after = retention(now, row.answer_us, row.tombstone_us)
     return row._replace(
         state=State.FAILED_NOT_REPLAYABLE,
         settled_at=now,
-        answer_until=kept.answer_until,
-        forget_after=kept.forget_after,
+        answer_until=answer_until,
+        forget_after=forget_after,
         doubt="abandoned",
         request=None,  # it is kept for those who go on: here nothing has begun
     )
@@ -176,28 +175,7 @@ def lapse_row(row: Record, now: int) -> Record | None:
     """The row that the reaper writes: UNKNOWN where no attempt may proceed; None where one may, or it lives."""
     if row.state != State.PROCESSING or not is_sound(row) or now < row.lease_until:
         return None
-    match classify_lapsed(row, now):
-        case Situation.IDEMPOTENT_LAPSED:
-            return None
-        case Situation.EXTERNAL_LAPSED as found:
-            doubt = doubt_of(row, found)
-        case Situation.ATOMIC_LAPSED:
-            doubt = "committed-early"
-        case Situation.IDEMPOTENT_DEDUP_OVER:
-            doubt = "dedup-over"
-        case _:
-            doubt = "attempts-over"
-    return row._replace(state=State.UNKNOWN, doubt=doubt)
-
-
-def reseal_row(row: Record | None, change: Reseal) -> Record | None:
-    """The row with its answer in another form, or None where it is not the answer that was seen."""
-    if row is None or not is_sound(row) or row.answer_kind not in STORED_ANSWERS or row.answer_digest != change.seen:
+    found = classify_lapsed(row, now)
+    if found is Situation.IDEMPOTENT_LAPSED:
         return None
-    block = pack_headers(change.answer.headers)
-    return row._replace(
-        answer_kind=change.answer_kind,
-        answer_digest=answer_digest(change.answer.status, block, change.answer.body),
-        headers=block,
-        body=change.answer.body,
-    )
+    return row._replace(state=State.UNKNOWN, doubt=doubt_of(row, found))

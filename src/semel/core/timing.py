@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from semel.errors import PolicyError
 
-RENEWALS_PER_LEASE = 3
+RENEWALS_PER_LEASE = 3  # so that two of them may fail
 COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
 PURGE_GRACE_US = 600_000_000  # ten minutes: a clock that steps back must not meet a record already gone
 
@@ -25,22 +25,9 @@ def lease_end(now: int, lease_us: int, deadline_at: int) -> int:
     return min(now + lease_us, deadline_at)
 
 
-def renew_every_us(lease_us: int) -> int:
-    """The interval of renewals: a third of the lease, so that two renewals may fail."""
-    return lease_us // RENEWALS_PER_LEASE
-
-
-class Retention(NamedTuple):
-    """The ends of the answer and of the fact of a settled record."""
-
-    answer_until: int
-    forget_after: int
-
-
-def retention(now: int, answer_us: int, tombstone_us: int) -> Retention:
-    """Both clocks start at settlement, never at the claim."""
-    kept_us = answer_us if answer_us > tombstone_us else tombstone_us
-    return tuple.__new__(Retention, (now + answer_us, now + kept_us))  # every command pays for one
+def retention(now: int, answer_us: int, tombstone_us: int) -> tuple[int, int]:
+    """The ends of a settled record's answer and of its fact: both start at settlement, never at the claim."""
+    return now + answer_us, now + (answer_us if answer_us > tombstone_us else tombstone_us)
 
 
 def may_forget(forget_after: int | None, now: int) -> bool:

@@ -44,11 +44,13 @@ from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
 from semel.errors import NotReplicated, RequestTooLarge, SchemaError, StoreError, StoreReadOnly, StoreTimeout
-from semel.operations.flow import claim_unit, settle_unit
+from semel.operations.flow import claim_kept, claim_unit, settle_unit
+from semel.operations.tracking import settling
 from semel.policy import Command
 from semel.quota import Quota
 from semel.reconciliation.reported import Reported, settle_reported
 from semel.sealing.rebuild import WITHHELD, give_async
+from semel.steps.flow import keep_request
 from semel.stores.backend import Backend, UnitRuns
 from semel.stores.urls import connect_backend
 from semel.telemetry import Observer
@@ -246,7 +248,9 @@ class AsyncEngine:
         finally:
             core.entering.discard(claim.nonce)
         if type(met) is Permit:
-            self._upkeep.keep_renewed(met)
+            if met.asked.policy.steps:
+                met.steps = self._performer.steps_of(met)
+            self._upkeep.watch(met)
         return met  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
 
     async def _look_before_refusing(self, claim: Claim, command: Command) -> Verdict | None:
@@ -278,10 +282,12 @@ class AsyncEngine:
             if claim.kept is None:
                 verdict = await self._performer.store_one("claim", claims, claim)
             else:
-                verdict = await self._performer.claim_one(claim, command.under)
+                verdict = await self._performer.drive(claim_kept(self.store, claim, command.under))
             if claim.kept is None and type(verdict) in IN_OTHER_TERMS:
                 verdict = await self._in_other_terms(claim, command, verdict)
-            return verdict if claim.request is None else await self._performer.keep_request(claim, verdict)
+            if claim.request is None:
+                return verdict
+            return await self._performer.drive(keep_request(self.store, claim, verdict))
         except StoreReadOnly as refusal:
             return await self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except (StoreTimeout, asyncio.CancelledError):
@@ -364,7 +370,7 @@ class AsyncEngine:
                 elif permit.given is None:
                     reply = self._performer.settle_at_once(settlement)  # type: ignore[misc]  # as it was granted
                 else:
-                    reply = await self._performer.settle_one(settlement)
+                    [reply] = await self._performer.drive(ask(settling(self.store, settlement)))
             except NotReplicated:  # as above
                 raise
             except StoreError:
@@ -396,7 +402,7 @@ class AsyncEngine:
     async def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
-        return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+        return (await self.perform("mark_not_kept", lambda: self.store.mark_not_kept((permit.holder,))))[0]
 
     async def settle_by(
         self,

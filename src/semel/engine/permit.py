@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from semel.core.decide import first_grant
 from semel.core.identity import derive_key, uuid_text
 from semel.core.model import Claim, Effects, Grant, Renewal
 from semel.core.outcomes import Outcome
-from semel.errors import PolicyError, StepError
-from semel.outbox.run import Emission
+from semel.errors import PolicyError
+from semel.outbox.run import PermitEvents
 from semel.policy import Command
+from semel.steps.permit import PermitSteps
 
 if TYPE_CHECKING:
-    from types import UnionType
-    from typing import TypeAlias, _SpecialForm
-
-    _Form: TypeAlias = UnionType | _SpecialForm  # what ``int | None`` is, and ``Literal["a"]``
-
-T = TypeVar("T")
+    from semel.steps.permit import AwaitedSteps
 
 _new: Final[Any] = tuple.__new__  # every renewal and every failed command makes one
 
 
-class Permit:
+class Permit(PermitSteps, PermitEvents):
     """The right to run one command's handler, and what the handler may ask of Semel.
 
     ``attempt`` counts the grants of this record, ``generation`` grows only when an execution (not a step of one) was
@@ -41,9 +37,6 @@ class Permit:
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None
-    may_emit = False  # whether the store keeps events
-    emission: Emission | None = None  # its events, where it has any
-    steps: Any = None  # those of an operation that declares them, in the form of its engine
     _on_lost: Callable[[], object] | None = None
     given: Grant | None = None  # what was granted, where a fence does not say all of it
     _deadline_monotonic: float | None = None
@@ -133,70 +126,6 @@ class Permit:
         """
         return _Effect(self)
 
-    @overload
-    def step(
-        self, name: str, call: Callable[[], object], *, returns: type[T], ordinal: int = 0, repeat: bool = False
-    ) -> T: ...
-    @overload
-    def step(
-        self, name: str, call: Callable[[], object], *, returns: _Form, ordinal: int = 0, repeat: bool = False
-    ) -> Any: ...
-    @overload
-    def step(
-        self, name: str, call: Callable[[], T], *, ordinal: int = 0, repeat: bool = False, returns: None = None
-    ) -> T: ...
-    def step(
-        self, name: str, call: Callable[[], Any], *, ordinal: int = 0, repeat: bool = False, returns: Any = None
-    ) -> Any:
-        """Make an effect once for the whole execution: ``await permit.step("charge", call)``, without ``await`` on a
-        sync engine. A later run of the same execution gets the recorded result, and the call is not made again.
-
-        Parameters:
-            name: of the step, at most 100 bytes; ``ordinal`` tells steps of one name apart.
-            call: makes the effect; its result is recorded as JSON, and what is returned went through that form. Async
-                engines await what it returns.
-            repeat: whether the call may be repeated while it is open whether it took effect: it gives the downstream
-                ``permit.key_for(name, ordinal)``, which deduplicates for the policy's ``dedup_for_seconds``.
-            returns: the result's type, where the call's own annotation does not say it.
-
-        Raises:
-            StepError: the operation declares no steps, the name was used before, or the result cannot be recorded.
-            StepInDoubt: the step had begun in a former run, and may not be repeated: the operation is UNKNOWN.
-            SupersededError: another attempt holds the record; the call was not made.
-            StoreError: the start could not be recorded; the call was not made.
-        """
-        return self._book("step", name).step(name, call, ordinal, repeat=repeat, returns=returns)
-
-    @overload
-    def local_step(self, name: str, call: Callable[[Any], object], *, returns: type[T], ordinal: int = 0) -> T: ...
-    @overload
-    def local_step(self, name: str, call: Callable[[Any], object], *, returns: _Form, ordinal: int = 0) -> Any: ...
-    @overload
-    def local_step(self, name: str, call: Callable[[Any], T], *, ordinal: int = 0, returns: None = None) -> T: ...
-    def local_step(self, name: str, call: Callable[[Any], Any], *, ordinal: int = 0, returns: Any = None) -> Any:
-        """A step that writes into the store's own database: its writes and its record are committed together.
-
-        Parameters: ``call`` is given the connection of a transaction that Semel begins and ends, as
-        ``permit.connection`` of an ATOMIC command; where the transaction met a deadlock or a serialization failure it
-        is called again, up to four times. The others as :meth:`step`.
-
-        Raises as :meth:`step`, and EarlyCommit where the call has ended the transaction itself.
-        """
-        return self._book("local_step", name).local(name, call, ordinal, returns=returns)
-
-    def _book(self, method: str, name: object) -> Any:
-        if self.steps is None:
-            raise StepError(
-                f"permit.{method}({name!r}, ...) needs an operation that declares its steps: Policy(steps=True). Then "
-                "put every effect of the handler into a step"
-            )
-        return self.steps
-
-    def outcome(self, outcome: Outcome) -> Outcome:
-        """What the end of the handler means, seen with the steps that it has begun."""
-        ended: Outcome = outcome if self.steps is None else self.steps.outcome(outcome)
-        return ended
-
     def result(self, resource_type: str, resource_id: str) -> None:
         """Name the resource that this command made, for the operation's status.
 
@@ -207,44 +136,6 @@ class Permit:
                 raise PolicyError(f"{name} must be a text without lone surrogates; it is {text!a}")
         self.resource_type = resource_type
         self.resource_id = resource_id
-
-    def emit(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        type: str | None = None,
-        aggregate: tuple[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        name: str | None = None,
-        ordinal: int = 0,
-    ) -> str:
-        """Tell the world, if and only if this command succeeds: the event is written in the commit that settles it.
-
-        Parameters:
-            topic: where it goes: a subject, queue, topic or stream, 1 to 249 letters in parts joined by dots.
-            payload: bytes, a text, or what JSON can say; at most 1,000,000 bytes.
-            type: what it is, for its consumers; the topic by default.
-            aggregate: ``("order", order_id)``: what it is about. Events of one aggregate are published in their order;
-                by default this operation's own.
-            headers: texts that travel with it, 8,192 bytes in all.
-            name: what its id is derived from, with ``ordinal``: the type by default. Each is emitted once.
-
-        Returns the event's id, the same for every run of the same execution.
-
-        Raises PolicyError: it cannot be an event, or not here; the message says what to do.
-        """
-        if not self.may_emit:
-            raise PolicyError(
-                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
-                "is not one"
-            )
-        if self.settling:
-            raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
-        if self.emission is None:
-            grant = self.grant
-            self.emission = Emission(grant.id, grant.generation, grant.operation_id, self.asked.scope.tenant)
-        return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
 
     @property
     def connection(self) -> Any:
@@ -270,53 +161,8 @@ class Permit:
 
 if TYPE_CHECKING:
 
-    class AsyncPermit(Permit):
-        """The permit of an async engine, for type checkers: there every step is awaited, whatever its call is.
-
-        At run time it is :class:`Permit`.
-        """
-
-        @overload  # type: ignore[override]  # a plain call is awaited, too
-        def step(
-            self, name: str, call: Callable[[], object], *, returns: type[T], ordinal: int = 0, repeat: bool = False
-        ) -> Coroutine[Any, Any, T]: ...
-        @overload
-        def step(
-            self, name: str, call: Callable[[], object], *, returns: _Form, ordinal: int = 0, repeat: bool = False
-        ) -> Coroutine[Any, Any, Any]: ...
-        @overload
-        def step(
-            self,
-            name: str,
-            call: Callable[[], Awaitable[T]],
-            *,
-            ordinal: int = 0,
-            repeat: bool = False,
-            returns: None = None,
-        ) -> Coroutine[Any, Any, T]: ...
-        @overload
-        def step(
-            self, name: str, call: Callable[[], T], *, ordinal: int = 0, repeat: bool = False, returns: None = None
-        ) -> Coroutine[Any, Any, T]: ...
-        def step(self, name: str, call: Callable[[], Any], **options: Any) -> Any: ...
-
-        @overload  # type: ignore[override]  # as step
-        def local_step(
-            self, name: str, call: Callable[[Any], object], *, returns: type[T], ordinal: int = 0
-        ) -> Coroutine[Any, Any, T]: ...
-        @overload
-        def local_step(
-            self, name: str, call: Callable[[Any], object], *, returns: _Form, ordinal: int = 0
-        ) -> Coroutine[Any, Any, Any]: ...
-        @overload
-        def local_step(
-            self, name: str, call: Callable[[Any], Awaitable[T]], *, ordinal: int = 0, returns: None = None
-        ) -> Coroutine[Any, Any, T]: ...
-        @overload
-        def local_step(
-            self, name: str, call: Callable[[Any], T], *, ordinal: int = 0, returns: None = None
-        ) -> Coroutine[Any, Any, T]: ...
-        def local_step(self, name: str, call: Callable[[Any], Any], **options: Any) -> Any: ...
+    class AsyncPermit(AwaitedSteps, Permit):  # its steps are awaited, whatever their calls are
+        """The permit of an async engine, for type checkers. At run time it is :class:`Permit`."""
 
 else:
     AsyncPermit = Permit

@@ -113,7 +113,7 @@ class _Upkeep(Generic[P]):
         permits = self._core.due()
         if not permits:
             return
-        renewals = self._core.renewals(permits)
+        renewals = tuple(permit.holder for permit in permits)
         with suppress(SemelError):
             held = yield from ask(Perform("renew", lambda: self._store.renew(renewals)))
             self._core.note_renewals(permits, held)
@@ -178,14 +178,8 @@ class AsyncUpkeep(_Upkeep[AsyncPerformer]):
             self._beat, self.beat_us = None, _NO_BEAT
         self._closing = False
 
-    def keep_renewed(self, permit: Permit) -> None:
-        """This permit lives: see to it that it is renewed, also where the others have much longer leases."""
-        if permit.asked.policy.steps:
-            permit.steps = self._performer.steps_of(permit)
-        self.watch(permit)
-
     def watch(self, permit: Permit) -> None:
-        """See to it that this permit is renewed."""
+        """See to it that this permit is renewed, also where the others have much longer leases."""
         loop = asyncio.get_running_loop()
         if self.loop is not loop:
             self._begin_loop(loop)
@@ -289,13 +283,8 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         self._release()
         self.begin_process()
 
-    def keep_renewed(self, permit: Permit) -> None:
-        """This permit lives: see to it that it is renewed."""
-        if permit.asked.policy.steps:
-            permit.steps = self._performer.steps_of(permit)
-        self._wake()
-
-    def _wake(self) -> None:
+    def watch(self) -> None:
+        """See to it that all live permits are renewed, and the rest is done."""
         with self._changed:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
@@ -305,13 +294,13 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
         self._abandoned.add(claim)
-        self._wake()
+        self.watch()
 
     def confirm(self, settlement: Settlement, seconds: float) -> None:
         """Repeat this settlement in the background, until the store has it or so many seconds are over."""
         with self._changed:
             self._unconfirmed[settlement] = time.monotonic() + seconds
-        self._wake()
+        self.watch()
 
     def renew(self) -> None:
         """Renew the due leases in one call."""
@@ -332,22 +321,16 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         if not settlements:
             return
         over: set[Settlement] = set()
-        failed = False
-        try:
-            for settlement in settlements:
-                try:
-                    self._performer.store_call("settle", settling(self._store, settlement).make)
-                    over.add(settlement)
-                except SemelError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
-                    self._confirm_trouble.note_error(error)
-                    failed = True
-        except SemelError:  # the store is away: the others would wait for it, one after the other
-            pass
-        else:
-            if not failed:
-                self._confirm_trouble.over()
+        for settlement in settlements:
+            try:
+                self._performer.store_call("settle", settling(self._store, settlement).make)
+                over.add(settlement)
+            except SemelError:  # the store is away: the others would wait for it, one after the other
+                break
+            except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
+                self._confirm_trouble.note_error(error)
+        if len(over) == len(settlements):
+            self._confirm_trouble.over()
         now = time.monotonic()
         with self._changed:
             for settlement in settlements:

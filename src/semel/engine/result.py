@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from semel.core.decide import UNDECLARED_STEPS
 from semel.core.identity import uuid_text
 from semel.core.model import (
     OVER_STATES,
@@ -23,6 +24,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
+from semel.core.model import Refusal as Refusal
 from semel.core.outcomes import Outcome, Refused, classify_answer
 from semel.engine.permit import Permit
 from semel.errors import (
@@ -39,29 +41,13 @@ from semel.errors import (
 )
 from semel.policy import Policy
 from semel.quota import NEW_KEYS, OPEN, UNKNOWN
-from semel.sealing.rules import SEAL, SEALED_REASONS, SEALING_KEY, UNSEALED
+from semel.sealing.rules import SEALED_REASONS, sealed_text
 
-SEALED_HINTS: Final = {
-    UNSEALED: "under the key {key}; give the engine its sealer",
-    SEALING_KEY: "the key {key} is not in this process's ring; add it after the others",
-    SEAL: "the data were changed, belong to another record, or {key} names a different key here; see semel doctor",
-}
 QUOTA_TEXTS: Final = {
     NEW_KEYS: "this caller has sent as many new keys as its quota allows for now",
     OPEN: "as many commands of this caller are unfinished as its quota allows",
     UNKNOWN: "as many commands of this caller have an unknown outcome as its quota allows; they must be settled first",
 }
-Refusal = (
-    Replay
-    | InProgress
-    | KeyReused
-    | OutcomeUnknown
-    | KeyExpired
-    | NotReplayable
-    | ReferenceTaken
-    | QuotaExceeded
-    | Unreadable
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,65 +104,47 @@ def outcome_from(returned: Answer | Refused, policy: Policy, *, begun: bool) -> 
 
 def command_error(verdict: Refusal) -> CommandError:
     """The error that a verdict other than Proceed and Replay is raised as."""
+    if isinstance(verdict, KeyReused):
+        other, state = verdict.operation_id, verdict.state
+        is_over, name = state in OVER_STATES, "" if state is None else f" ({state.name})"
+        where = "is over" if is_over else "may still be running" if state is None else "is not over"
+        then = "use a new key for a new intent" if is_over else "query that operation before you use a new key"
+        return KeyReusedError(
+            f"this key belongs to another request, which {where}{name}; {then}",
+            operation_id=None if other is None else uuid_text(other),
+            state=None if state is None else state.name,
+        )
+    if isinstance(verdict, ReferenceTaken):
+        return ReferenceTakenError("another caller's command has this business reference; nothing was done")
+    if isinstance(verdict, QuotaExceeded):
+        text = f"{QUOTA_TEXTS[verdict.limit]}; nothing was done; keep the key and ask again"
+        return QuotaExceededError(text, limit=verdict.limit, retry_after_seconds=verdict.retry_us / 1_000_000)
+    id = uuid_text(verdict.operation_id)
     match verdict:
-        case KeyReused(other, state):
-            name = None if state is None else state.name
-            where = (
-                "is over" if state in OVER_STATES else "is not over" if state is not None else "may still be running"
-            )
-            then = "use a new key for a new intent"
-            if state not in OVER_STATES:
-                then = "query that operation before you use a new key"
-            return KeyReusedError(
-                f"this key belongs to another request, which {where}{f' ({name})' if name else ''}; {then}",
-                operation_id=None if other is None else uuid_text(other),
-                state=name,
-            )
-        case InProgress(operation_id):
-            return InProgressError(
-                "the command is still running; keep the key and ask again",
-                operation_id=uuid_text(operation_id),
-                retry_after_seconds=verdict.retry_us / 1_000_000,
-            )
-        case OutcomeUnknown(operation_id, doubt):
-            return OutcomeUnknownError(
-                f"the command's outcome cannot be proven ({doubt}); keep the key and query the operation",
-                operation_id=uuid_text(operation_id),
-            )
-        case KeyExpired(operation_id):
-            return KeyExpiredError(
-                "the answer is no longer kept; query by the business reference first",
-                operation_id=uuid_text(operation_id),
-            )
-        case NotReplayable(operation_id):
-            return NotReplayableError(
-                "the command was done, but its answer was not kept; query the operation",
-                operation_id=uuid_text(operation_id),
-            )
-        case Unreadable(operation_id, "steps"):
-            return RecordUnreadableError(
-                "the command began with steps, and this process declares none for it; a process that declares "
-                "steps=True continues it",
-                operation_id=uuid_text(operation_id),
-            )
-        case ReferenceTaken():
-            return ReferenceTakenError("another caller's command has this business reference; nothing was done")
-        case QuotaExceeded(limit, retry_us):
-            return QuotaExceededError(
-                f"{QUOTA_TEXTS[limit]}; nothing was done; keep the key and ask again",
-                limit=limit,
-                retry_after_seconds=retry_us / 1_000_000,
-            )
-        case Unreadable(operation_id, reason, _, key) if reason in SEALED_REASONS:
-            return RecordUnreadableError(
-                "the stored answer is sealed, and cannot be decrypted here "
-                f"({SEALED_HINTS[reason].format(key=repr(key))}); the command is never run again",
-                operation_id=uuid_text(operation_id),
-            )
-        case Unreadable(operation_id, reason):
-            return RecordUnreadableError(
-                f"the stored record cannot be read ({reason}); it is never run again",
-                operation_id=uuid_text(operation_id),
-            )
+        case InProgress():
+            text = "the command is still running; keep the key and ask again"
+            return InProgressError(text, operation_id=id, retry_after_seconds=verdict.retry_us / 1_000_000)
+        case OutcomeUnknown(_, doubt):
+            text = f"the command's outcome cannot be proven ({doubt}); keep the key and query the operation"
+            return OutcomeUnknownError(text, operation_id=id)
+        case KeyExpired():
+            text = "the answer is no longer kept; query by the business reference first"
+            return KeyExpiredError(text, operation_id=id)
+        case NotReplayable():
+            text = "the command was done, but its answer was not kept; query the operation"
+            return NotReplayableError(text, operation_id=id)
+        case Unreadable():
+            return RecordUnreadableError(_unreadable_text(verdict), operation_id=id)
         case _:
             raise AssertionError(f"{type(verdict).__name__} is no refusal")
+
+
+def _unreadable_text(verdict: Unreadable) -> str:
+    if verdict.reason == UNDECLARED_STEPS:
+        return (
+            "the command began with steps, and this process declares none for it; a process that declares "
+            "steps=True continues it"
+        )
+    if verdict.reason in SEALED_REASONS:
+        return f"{sealed_text(verdict)}; the command is never run again"
+    return f"the stored record cannot be read ({verdict.reason}); it is never run again"

@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from semel.core.command_flow import Under
 from semel.core.contract import Known
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import AnswerKind, Claim, Replay, Settled, Settlement, Settling, Verdict
@@ -34,10 +33,7 @@ from semel.core.requests import (
 from semel.engine.opening import AsyncFirstLook, FirstLook, introduction
 from semel.engine.state import Core
 from semel.errors import SchemaError, SemelError, StoreError, StoreUnavailable
-from semel.operations.flow import claim_kept
-from semel.operations.tracking import settling
 from semel.sealing.rules import Seals
-from semel.steps.flow import keep_request
 from semel.stores.backend import Backend
 from semel.stores.batching import Coalescers
 from semel.stores.shield import pause, run_shielded
@@ -51,14 +47,23 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class AsyncPerformer:
-    """Performs engine flows on an event loop."""
-
+class _Performer:
     def __init__(self, core: Core, backend: Backend) -> None:
         self._core = core
         self._backend = backend
-        core.emits = backend.store.capabilities.holds_features
         self._driver = backend.driver
+
+    @property
+    def sealer(self) -> Seals | None:
+        """The engine's sealer."""
+        return self._core.sealer
+
+
+class AsyncPerformer(_Performer):
+    """Performs engine flows on an event loop."""
+
+    def __init__(self, core: Core, backend: Backend) -> None:
+        super().__init__(core, backend)
         # As ``store_one``, where nobody observes.
         self.ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         batches: bool = getattr(self._driver, "coalesces", False)
@@ -79,11 +84,6 @@ class AsyncPerformer:
         )
         self.answered: set[bytes] = set()
         self.first_look = AsyncFirstLook(core, lambda: self.drive(introduction(core, backend)))
-
-    @property
-    def sealer(self) -> Seals | None:
-        """The engine's sealer."""
-        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> AsyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -155,26 +155,6 @@ class AsyncPerformer:
             if core.observing:
                 core.tell_store_call(verb, time.perf_counter() - started)
 
-    def claim_one(self, claim: Claim, under: Under | None) -> Awaitable[Verdict]:
-        """One attempt at a command, outside any unit."""
-        store = self._backend.store
-        if claim.kept is not None:
-            return self.drive(claim_kept(store, claim, under))
-        return self.store_one("claim", store.claim, claim)
-
-    async def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
-        """Keep the request of a resumable operation, where its claim was granted."""
-        await self.drive(keep_request(self._backend.store, claim, verdict))
-        return verdict
-
-    def settle_one(self, settlement: Settlement) -> Awaitable[Settling]:
-        """Settle one command, outside any unit."""
-        store = self._backend.store
-        return self._settle_kept(settlement) if settlement.keeps else self.store_one("settle", store.settle, settlement)
-
-    async def _settle_kept(self, settlement: Settlement) -> Settling:
-        return (await self.store_call("settle", settling(self._backend.store, settlement).make))[0]
-
     async def drive(self, flow: Flow[T], attempt: Callable[[], Awaitable[Verdict]] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""
         try:
@@ -240,20 +220,12 @@ class AsyncPerformer:
         return (woken.done() and woken.result()) or self._core.looks(needed)
 
 
-class SyncPerformer:
+class SyncPerformer(_Performer):
     """Performs engine flows for ordinary threads: in threads that no exception from outside reaches (``shield``)."""
 
     def __init__(self, core: Core, backend: Backend) -> None:
-        self._core = core
-        self._backend = backend
-        core.emits = backend.store.capabilities.holds_features
-        self._driver = backend.driver
+        super().__init__(core, backend)
         self.first_look = FirstLook(core, lambda: self.drive(introduction(core, backend)))
-
-    @property
-    def sealer(self) -> Seals | None:
-        """The engine's sealer."""
-        return self._core.sealer
 
     def steps_of(self, permit: Permit) -> SyncSteps:
         """The steps of a permit whose operation declares them."""
@@ -280,22 +252,6 @@ class SyncPerformer:
             raise
         finally:
             core.tell_store_call(verb, time.perf_counter() - started)
-
-    def claim_one(self, claim: Claim, under: Under | None) -> Verdict:
-        """One attempt at a command, outside any unit."""
-        store = self._backend.store
-        if claim.kept is not None:
-            return self.drive(claim_kept(store, claim, under))
-        return (self.store_call("claim", lambda: store.claim((claim,))))[0]
-
-    def keep_request(self, claim: Claim, verdict: Verdict) -> Verdict:
-        """Keep the request of a resumable operation, where its claim was granted."""
-        self.drive(keep_request(self._backend.store, claim, verdict))
-        return verdict
-
-    def settle_one(self, settlement: Settlement) -> Settling:
-        """Settle one command, outside any unit."""
-        return (self.store_call("settle", settling(self._backend.store, settlement).make))[0]
 
     def drive(self, flow: Flow[T], attempt: Callable[[], Verdict] | None = None) -> T:
         """Perform a flow to its end; an error of the store's is thrown into it, which may repeat it or clean up."""

@@ -20,9 +20,7 @@ from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
     key_hash,
-    quota_id,
     record_id,
-    reference_id,
     secret_check,
     uuid7_bytes,
     uuid_text,
@@ -38,14 +36,10 @@ from semel.core.model import (
     KeyReused,
     OutcomeUnknown,
     Proceed,
-    Renewal,
-    Replay,
     Resolution,
-    Scope,
     Settlement,
     State,
     Unreadable,
-    Unseal,
     Verdict,
 )
 from semel.core.outcomes import Outcome, Succeeded
@@ -63,20 +57,17 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.keys import weakness
-from semel.policy import Command, Policy
-from semel.quota import Quota, check_quota
+from semel.operations.references import make_kept
+from semel.policy import Command
+from semel.quota import Quota, allowance_of, check_quota
+from semel.sealing.rules import Seals as Seals
 from semel.sealing.rules import (
-    SEAL,
-    SEALING_KEY,
-    UNSEALED,
     check_sealer,
     cover,
     cover_resolution,
-    reveal,
     seal_request,
     validate_sealer,
 )
-from semel.sealing.rules import Seals as Seals
 from semel.stores.backend import Backend, quote_url
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer
@@ -87,14 +78,6 @@ ID_SECRET_BYTES_MIN: Final = 16
 CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
 NOTED_MAX: Final = 1000
-SEALED_REMEDIES: Final = {
-    UNSEALED: "a stored answer is sealed under the key {key}, and this process has no sealer: give the engine its "
-    "sealer, Engine.connect(..., sealer=Sealer(ring))",
-    SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
-    "the others",
-    SEAL: "a stored answer cannot be decrypted with the key {key}: the data were changed, belong to another record, "
-    "or {key} names a different key here; see semel doctor",
-}
 _LOG: Final = logging.getLogger("semel")
 _NOTHING_MORE: Final = (None, None, None)
 _NONCE, _AFTER_NONCE = slice(16), slice(16, None)
@@ -155,6 +138,7 @@ class Core(CommandEvents):
     def learn_backend(self, backend: Backend, *, require_durable: bool) -> None:
         """Take note of the store at construction. Raises ConfigurationError where it does not count new keys."""
         self.needs.require_durable = require_durable
+        self.emits = backend.store.capabilities.holds_features
         self.needs.counts_not = None if backend.store.capabilities.counts_new_keys else backend.name
         if self.quota is not None:
             self.needs.check_counts("this engine")
@@ -225,29 +209,13 @@ class Core(CommandEvents):
             weak = weakness(command.key)
             if weak is not None:
                 self.tell("weak_keys", scope.operation, weakness=weak)
+        if policy.quota is not None or self.quota is not None:
+            self.needs.check_counts(repr(scope.operation))
         return (
-            None if command.business_ref is None and policy.operation_seconds is None else self._make_kept(command),
+            make_kept(command, self.id_secret),
             None if command.request is None else seal_request(command.request, id, self.sealer),
-            None if policy.quota is None and self.quota is None else self._allowance(policy, scope),
+            allowance_of(policy, self.quota, scope, self.id_secret),
         )
-
-    def _allowance(self, policy: Policy, scope: Scope) -> Allowance | None:
-        """What a new key of this caller is counted by: the operation's own quota, or the engine's."""
-        tenant, caller, operation = scope
-        quota = policy.quota or self.quota
-        assert quota is not None
-        self.needs.check_counts(repr(operation))
-        id = quota_id(tenant, caller, None if policy.quota is None else operation, self.id_secret)
-        return quota.allowance(id, caller, atomic=policy.effects is Effects.ATOMIC)
-
-    def _make_kept(self, command: Command) -> Kept:
-        tenant, caller, operation = command.scope
-        ref, keep_us = command.business_ref, command.keep_us
-        assert keep_us is not None
-        if ref is None:
-            return Kept(None, None, keep_us)
-        whose = caller if command.policy.reference_scope == "caller" else None
-        return Kept(ref, reference_id(tenant, operation, ref, self.id_secret, caller=whose), keep_us)
 
     def check_open(self) -> None:
         """Raise StoreUnavailable where nothing more may be granted here."""
@@ -272,18 +240,8 @@ class Core(CommandEvents):
             permit.may_emit = True
         return permit
 
-    def reveal(self, operation: str, verdict: Unseal) -> Replay | Unreadable:
-        """Open a sealed answer. Where that cannot be, it is unreadable, and the log says why."""
-        seen = reveal(verdict, self.sealer)
-        if isinstance(seen, Unreadable):
-            self._note(seen.reason, SEALED_REMEDIES[seen.reason].format(key=repr(seen.key)), operation)
-        return seen
-
-    def note_rebuild_failed(self, operation: str, why: str) -> None:
-        """Log that a builder does not answer: once for each operation and reason."""
-        self._note(why, "an answer could not be rebuilt; the client gets a link to the resource", operation)
-
-    def _note(self, reason: str, text: str, operation: str) -> None:
+    def note_unanswered(self, operation: str, reason: str, text: str) -> None:
+        """Log why an answer that is stored cannot be given: once for each operation and reason."""
         if len(self._noted) < NOTED_MAX and (operation, reason) not in self._noted:
             self._noted.add((operation, reason))
             _LOG.error("%s: %s (%s)", operation, text, reason)
@@ -393,18 +351,13 @@ class Core(CommandEvents):
             yield may
         finally:
             if may:
-                self._stop_waiting(caller)
+                with self._lock:
+                    self.waiting -= 1
+                    self.waiting_by_caller[caller] -= 1
+                    if not self.waiting_by_caller[caller]:
+                        del self.waiting_by_caller[caller]
                 self._stop_looking(claim)
                 self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
-
-    def _stop_waiting(self, caller: tuple[str, str]) -> None:
-        with self._lock:
-            self.waiting -= 1
-            left = self.waiting_by_caller[caller] - 1
-            if left:
-                self.waiting_by_caller[caller] = left
-            else:
-                del self.waiting_by_caller[caller]
 
     def finish_waiting(self, claim: Claim, verdict: Verdict) -> Verdict:
         """What a waiter has met in the end; where that is an answer, the others look for theirs at once."""
@@ -490,10 +443,6 @@ class Core(CommandEvents):
             and now - permit.renewed_monotonic >= permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 1_000_000 * 0.99
         ]
 
-    def renewals(self, permits: list[Permit]) -> tuple[Renewal, ...]:
-        """One request for all of them, in the store's order."""
-        return tuple(permit.holder for permit in permits)
-
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
         """Note what the store said of each."""
         now = time.monotonic()
@@ -506,10 +455,6 @@ class Core(CommandEvents):
                     permit.lose()
                 else:
                     permit.lost = True
-
-    def store_time(self) -> int:
-        """About what the store's clock says, in microseconds: good enough to show to people, never to decide by."""
-        return time.time_ns() // 1000
 
     # --- start-up ---------------------------------------------------------------------------
 

@@ -14,9 +14,7 @@ from semel.atomic.flow import claim_of_waiter, read_settled
 from semel.atomic.own_transaction import in_own_transaction
 from semel.atomic.run import Atomic
 from semel.core.command_flow import (
-    IN_OTHER_TERMS,
     await_verdict,
-    claim_recast,
     look_before_refusing,
     look_instead,
     reread,
@@ -43,7 +41,8 @@ from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_
 from semel.engine.runner import SyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
 from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
-from semel.operations.flow import claim_unit, settle_unit
+from semel.operations.flow import claim_one, claim_unit, settle_unit
+from semel.operations.tracking import settling
 from semel.policy import Command
 from semel.quota import Quota
 from semel.reconciliation.reported import Reported, settle_reported
@@ -176,7 +175,9 @@ class Engine:
         finally:
             core.entering.discard(claim.nonce)
         if isinstance(met, Permit):
-            self._upkeep.keep_renewed(met)
+            if met.asked.policy.steps:
+                met.steps = self._performer.steps_of(met)
+            self._upkeep.watch()
             hold.give(met)
         return met
 
@@ -221,10 +222,7 @@ class Engine:
 
     def _claim(self, claim: Claim, command: Command) -> Verdict:
         try:
-            verdict = self._performer.claim_one(claim, command.under)
-            if type(verdict) in IN_OTHER_TERMS and claim.kept is None:
-                verdict = self._performer.drive(claim_recast(self.store, claim, verdict, command.under))
-            return verdict if claim.request is None else self._performer.keep_request(claim, verdict)
+            return self._performer.drive(claim_one(self.store, claim, command.under))
         except StoreReadOnly as refusal:
             return self._performer.drive(look_instead(self.store, claim, command.under, refusal))
         except Exception as error:
@@ -276,7 +274,7 @@ class Engine:
                 reply = self._performer.drive(flow)
             else:
                 try:
-                    reply = self._performer.settle_one(settlement)
+                    [reply] = self._performer.drive(ask(settling(self.store, settlement)))
                 except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
                     raise
                 except StoreError:
@@ -302,7 +300,7 @@ class Engine:
     def mark_not_kept(self, permit: Permit) -> bool:
         """Note that the answer will not be kept, before its first byte leaves. False: the permit is superseded."""
         permit.kept = False
-        return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept(self.core.renewals([permit]))))[0]
+        return (self.perform("mark_not_kept", lambda: self.store.mark_not_kept((permit.holder,))))[0]
 
     def settle_by(
         self,

@@ -11,8 +11,7 @@ from semel.atomic.own_transaction import in_own_transaction
 from semel.bulk.declaration import BulkItem, PackedDetail, check_detail, failure_inside, success_outcome
 from semel.bulk.rules import KNOWN, Done, ItemOutcome, ItemState, ListedItem
 from semel.core.model import Scope
-from semel.core.outcomes import is_wrong_for_all
-from semel.errors import HandlerError, ItemFailed, StoreUnavailable
+from semel.errors import HandlerError, ItemFailed, StoreUnavailable, is_wrong_for_all
 from semel.imports.readers import Format, Lines
 from semel.imports.rules import (
     BadRow,

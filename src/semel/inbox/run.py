@@ -12,11 +12,10 @@ from typing import Any, Concatenate, Final, Never, ParamSpec, TypeVar
 from semel.atomic.own_transaction import in_own_transaction
 from semel.core.flow import Flow, ask
 from semel.core.identity import derive_key, frame
-from semel.core.outcomes import is_wrong_for_all
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
-from semel.errors import HandlerRefused, PolicyError, StoreError
+from semel.errors import HandlerRefused, PolicyError, StoreError, is_wrong_for_all
 from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 from semel.stores.backend import UNIT_RUNS_MAX, Backend

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from semel.atomic import flow as atomic
-from semel.core.command_flow import Under, look_instead, recast
+from semel.core.command_flow import Under, claim_recast, look_instead, recast
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.model import (
@@ -28,11 +28,12 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.outcomes import Outcome, Succeeded
-from semel.core.requests import AnyUnit, Begin, Perform, Rollback, Within
+from semel.core.requests import AnyUnit, Begin, Perform, PerformOne, Rollback, Within
 from semel.errors import StoreError, StoreReadOnly
 from semel.operations.store import OperationRows
 from semel.operations.tracking import Held, TrackingStore, store_for
 from semel.policy import Policy
+from semel.steps.flow import keep_request
 
 PURGE_CHUNK: Final = 500
 
@@ -56,6 +57,16 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
     except Held as held:
         return held.verdict
     return verdict
+
+
+def claim_one(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
+    """One attempt at a command outside any unit, in the record's terms, with what is kept beside its record."""
+    if claim.kept is not None:
+        verdict = yield from claim_kept(store, claim, under)
+    else:
+        [verdict] = yield from ask(PerformOne("claim", store.claim, claim))
+        verdict = yield from claim_recast(store, claim, verdict, under)
+    return (yield from keep_request(store, claim, verdict))
 
 
 def check_kept(store: Store, policy: Policy) -> None:

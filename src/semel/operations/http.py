@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from semel.bulk.rules import Tally, is_bulk
 from semel.bulk.store import Items
 from semel.core.flow import Flow
-from semel.core.identity import record_id, reference_id, uuid_bytes, uuid_text
+from semel.core.identity import record_id, uuid_bytes, uuid_text
 from semel.core.model import ANSWERABLE, OPEN_STATES, Answer, Operation, Record, Scope, State, Unreadable, pause_us
 from semel.core.record import is_sound, state_of, uuid_of
 from semel.engine.async_engine import AsyncEngine
@@ -29,7 +29,9 @@ from semel.http.problems import PAGE_NAME, Kind
 from semel.http.settings import AnyEngine, HttpSettings, Wanted
 from semel.keys import parse_key
 from semel.operations.flow import find_operation, find_operations
+from semel.operations.references import reference_id
 from semel.steps.doubts import DOUBT, names_a_step
+from semel.stores.clock import system_clock
 from semel.stores.sql.damage import damage_of
 
 NOT_FOUND: Final = Kind("OPERATION_NOT_FOUND", 404, "No such operation", "keep")
@@ -156,7 +158,7 @@ class _Queries:
         if row is None and kept is not None and damage_of("operations", kept._asdict()) is not None:
             id = kept.operation_id
             return self._surface.problems.of_verdict(Unreadable(id if isinstance(id, bytes) else bytes(16), "corrupt"))
-        now = self._core.store_time()
+        now = system_clock()  # about the store's: it is only shown, and not worth a round trip
         headers = [_JSON, _NO_STORE]
         document = _operation_document(kept) if row is None and kept is not None else describe(told, now)  # type: ignore[arg-type]
         if kept is not None and kept.business_ref is not None:

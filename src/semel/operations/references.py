@@ -10,9 +10,14 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from semel.core.identity import name_id
+from semel.core.model import Kept
 from semel.errors import ConfigurationError, InvalidBody, InvalidKey, MissingKey, PolicyError, RequestError
+
+if TYPE_CHECKING:
+    from semel.policy import Command
 
 REFERENCE_LENGTH_MAX: Final = 255
 REFERENCE: Final = "reference"  # the key is the business reference itself
@@ -33,6 +38,39 @@ def is_reference(text: object) -> bool:
     (True, False, False, False)
     """
     return isinstance(text, str) and 0 < len(text) <= REFERENCE_LENGTH_MAX and text.isprintable()
+
+
+def reference_id(
+    tenant: str, operation: str, business_ref: str, secret: bytes | None = None, *, caller: str | None = None
+) -> bytes:
+    """The name of a business reference within its tenant and operation: 16 bytes, whatever its length.
+
+    Parameters: ``caller`` where the reference is the caller's own (``reference_scope="caller"``).
+
+    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "pay", "inv-1")
+    True
+    >>> reference_id("acme", "pay", "inv-1") == reference_id("acme", "refund", "inv-1")
+    False
+    >>> reference_id("acme", "pay", "inv-1", caller="alice") == reference_id("acme", "pay", "inv-1", caller="bob")
+    False
+    """
+    if caller is None:
+        return name_id(secret, b"semel.reference.1", tenant, operation, business_ref)
+    return name_id(secret, b"semel.reference.caller.1", tenant, caller, operation, business_ref)
+
+
+def make_kept(command: Command, secret: bytes | None) -> Kept | None:
+    """What of this command's operation outlives its key; None where nothing does."""
+    ref = command.business_ref
+    if ref is None and command.policy.operation_seconds is None:
+        return None
+    keep_us = command.keep_us
+    assert keep_us is not None
+    if ref is None:
+        return Kept(None, None, keep_us)
+    tenant, caller, operation = command.scope
+    whose = caller if command.policy.reference_scope == "caller" else None
+    return Kept(ref, reference_id(tenant, operation, ref, secret, caller=whose), keep_us)
 
 
 def check_reference(text: object) -> None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from semel.core.contract import Store
 from semel.core.flow import Flow
-from semel.core.identity import reference_id, uuid_bytes, uuid_text
+from semel.core.identity import uuid_bytes, uuid_text
 from semel.core.model import Operation, Record, State
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
 from semel.errors import PolicyError, RecordUnreadableError
 from semel.operations.flow import find_operation
+from semel.operations.references import reference_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,6 +172,52 @@ class Emission:
         return settlement._replace(events=tuple(self.events.values()))
 
 
+class PermitEvents:
+    """The part of a permit that is about events."""
+
+    may_emit = False  # whether the store keeps events
+    emission: Emission | None = None  # its events, where it has any
+    settling: bool
+
+    def emit(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        type: str | None = None,
+        aggregate: tuple[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        name: str | None = None,
+        ordinal: int = 0,
+    ) -> str:
+        """Tell the world, if and only if this command succeeds: the event is written in the commit that settles it.
+
+        Parameters:
+            topic: where it goes: a subject, queue, topic or stream, 1 to 249 letters in parts joined by dots.
+            payload: bytes, a text, or what JSON can say; at most 1,000,000 bytes.
+            type: what it is, for its consumers; the topic by default.
+            aggregate: ``("order", order_id)``: what it is about. Events of one aggregate are published in their order;
+                by default this operation's own.
+            headers: texts that travel with it, 8,192 bytes in all.
+            name: what its id is derived from, with ``ordinal``: the type by default. Each is emitted once.
+
+        Returns the event's id, the same for every run of the same execution.
+
+        Raises PolicyError: it cannot be an event, or not here; the message says what to do.
+        """
+        if not self.may_emit:
+            raise PolicyError(
+                "events need a store in a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB); this store "
+                "is not one"
+            )
+        if self.settling:
+            raise PolicyError(f"the event {topic!a} was emitted after its command was settled; emit it in the handler")
+        if self.emission is None:
+            grant = self.grant
+            self.emission = Emission(grant.id, grant.generation, grant.operation_id, self.asked.scope.tenant)
+        return self.emission.add(topic, payload, type, aggregate, headers, name, ordinal)
+
+
 def own_event(
     id: str | None,
     topic: str,

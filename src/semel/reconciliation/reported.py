@@ -8,7 +8,7 @@ from typing import Final
 from semel.core.contract import Store
 from semel.core.flow import Flow, ask
 from semel.core.identity import uuid_bytes
-from semel.core.model import Find, MovedOn, Record, Resolution, Resolved, State, TooEarly
+from semel.core.model import MovedOn, Record, Resolution, Resolved, State, TooEarly
 from semel.core.record import is_sound, state_of
 from semel.core.requests import Perform
 from semel.errors import PolicyError, RecordUnreadableError, ResolveRefused
@@ -63,7 +63,7 @@ def settle_reported(
         raise RecordUnreadableError("the record is damaged; restore it from a backup", operation_id=operation_id)
     if state in (State.SUCCEEDED, State.FAILED_REPLAYABLE, State.FAILED_NOT_REPLAYABLE):
         return _check_settled(state, outcome, operation_id)
-    now = (yield from ask(Perform("find", lambda: store.find(Find(limit=1))))).now
+    now = yield from ask(Perform("now", store.now))
     return (yield from _settle(store, record, outcome, proof, actor, now, operation_id, cover, ends))
 
 

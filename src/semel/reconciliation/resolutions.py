@@ -43,7 +43,7 @@ def resolve_row(
     if of_steps and resolution.ends is None and (goes_on := continue_row(row, steps or (), now)) is not None:
         return Resolved(State(goes_on.state)), goes_on
     state = resolution.state
-    kept = retention(now, row.answer_us, row.tombstone_us)
+    answer_until, forget_after = retention(now, row.answer_us, row.tombstone_us)
     answer = resolution.answer if resolution.happened else None
     block = None if answer is None else pack_headers(answer.headers)
     digest = None if answer is None or block is None else answer_digest(answer.status, block, answer.body)
@@ -61,8 +61,8 @@ def resolve_row(
         # Of a step the first call may still arrive: under the same derived key it is one with the next one.
         generation=row.generation + (0 if resolution.happened or of_steps else 1),
         settled_at=now,
-        answer_until=kept.answer_until,
-        forget_after=kept.forget_after,
+        answer_until=answer_until,
+        forget_after=forget_after,
         doubt=None,
         resource_type=resolution.resource_type or row.resource_type,
         resource_id=resolution.resource_id or row.resource_id,

@@ -50,7 +50,7 @@ class Archive:
             )
         self.engine = engine
         self.keep_us = keep_us
-        self.now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now if now is None else now
+        self.now = engine.perform("now", engine.store.now) if now is None else now
         self.bulks: set[bytes] = set()
 
     def documents(self) -> Iterator[dict[str, Json]]:

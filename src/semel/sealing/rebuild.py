@@ -14,10 +14,11 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, NotReplayable, Rebuild, Replay, Unseal, Verdict
+from semel.core.model import Answer, NotReplayable, Rebuild, Replay, Unreadable, Unseal, Verdict
 from semel.errors import ConfigurationError
 from semel.http.headers import BODYLESS_STATUSES, replayable
 from semel.policy import Command
+from semel.sealing.rules import reveal, sealed_text
 
 if TYPE_CHECKING:
     from semel.engine.state import Core
@@ -52,15 +53,22 @@ WITHHELD: Final = (Unseal, Rebuild)
 def give(core: Core, command: Command, verdict: Verdict) -> Verdict:
     """The verdict as it leaves the engine: a sealed answer opened, one that is not stored rebuilt."""
     if isinstance(verdict, Unseal):
-        return core.reveal(command.scope.operation, verdict)
+        return _reveal(core, command, verdict)
     return rebuild(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
 
 
 async def give_async(core: Core, command: Command, verdict: Verdict) -> Verdict:
     """As :func:`give`, on an event loop."""
     if isinstance(verdict, Unseal):
-        return core.reveal(command.scope.operation, verdict)
+        return _reveal(core, command, verdict)
     return await rebuild_async(core, command, verdict) if isinstance(verdict, Rebuild) else verdict
+
+
+def _reveal(core: Core, command: Command, verdict: Unseal) -> Replay | Unreadable:
+    seen = reveal(verdict, core.sealer)
+    if isinstance(seen, Unreadable):
+        core.note_unanswered(command.scope.operation, seen.reason, sealed_text(seen))
+    return seen
 
 
 def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotReplayable:
@@ -144,5 +152,6 @@ def _replay(core: Core, command: Command, verdict: Rebuild, answer: Answer) -> R
 def _report_failure(core: Core, command: Command, verdict: Rebuild, why: str) -> NotReplayable:
     """Report the type of the error, never its text, which may contain secrets of the answer."""
     core.tell("rebuilds", command.scope.operation, outcome=why)
-    core.note_rebuild_failed(command.scope.operation, why)
+    text = "an answer could not be rebuilt; the client gets a link to the resource"
+    core.note_unanswered(command.scope.operation, why, text)
     return NotReplayable(verdict.operation_id, verdict.resource_type, verdict.resource_id)

@@ -9,11 +9,12 @@ from typing import Final
 from semel.admin.filters import pages
 from semel.core.contract import DoctorFinding
 from semel.core.identity import uuid_text
-from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, Reseal, State
+from semel.core.model import STORED_ANSWERS, Answer, AnswerKind, Find, Record, State
 from semel.core.record import answer_of
 from semel.engine.sync_engine import Engine
 from semel.errors import SemelError
 from semel.sealing.parts import newest_parts
+from semel.sealing.rows import Reseal
 from semel.sealing.rules import Seals, key_name, open_answer, seal_answer
 from semel.sealing.sealer import Sealer
 from semel.stores.findings import names_text

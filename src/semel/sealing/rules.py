@@ -21,7 +21,15 @@ MARK: Final = b"\x00semel sealed 1\x00"
 UNSEALED: Final = "unsealed"
 SEALING_KEY: Final = "sealing-key"
 SEAL: Final = "seal"
-SEALED_REASONS: Final = (UNSEALED, SEALING_KEY, SEAL)
+_REMEDIES: Final = {
+    UNSEALED: "a stored answer is sealed under the key {key}, and this process has no sealer: give the engine its "
+    "sealer, Engine.connect(..., sealer=Sealer(ring))",
+    SEALING_KEY: "a stored answer is sealed under the key {key}, which is not in this process's ring: add it behind "
+    "the others",
+    SEAL: "a stored answer cannot be decrypted with the key {key}: the data were changed, belong to another record, "
+    "or {key} names a different key here; see semel doctor",
+}
+SEALED_REASONS: Final = tuple(_REMEDIES)
 _ABOUT: Final = b"semel.answer.1:"
 _LENGTH: Final = Struct(">I")
 _STATUS: Final = Struct(">bi")
@@ -140,6 +148,11 @@ def reveal(verdict: Unseal, sealer: Seals | None) -> Replay | Unreadable:
     except SemelError:
         return Unreadable(verdict.operation_id, SEAL, key=name)
     return Replay(answer, verdict.operation_id, verdict.state)
+
+
+def sealed_text(seen: Unreadable) -> str:
+    """Why a sealed answer does not open here, and what to do; for one of :data:`SEALED_REASONS`."""
+    return _REMEDIES[seen.reason].format(key=repr(seen.key))
 
 
 def cover(settlement: Settlement, policy: Policy, sealer: Seals | None) -> Settlement:

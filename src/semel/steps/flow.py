@@ -304,13 +304,13 @@ class StepLedger:
         return held
 
 
-def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[None]:
-    """Keep a resumable command's request beside the claim that it came with.
+def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[Verdict]:
+    """The verdict on a claim, with a resumable command's request kept beside the record where it was granted.
 
     Raises StoreTimeout where that is not certain: the claim must be given up.
     """
     if not isinstance(verdict, Proceed) or claim.request is None:
-        return
+        return verdict
     rows, request, grant = StepRows(store), claim.request, verdict.grant
     holder = Renewal(grant.id, grant.fence, grant.nonce)
     try:
@@ -319,3 +319,4 @@ def keep_request(store: Store, claim: Claim, verdict: Verdict) -> Flow[None]:
         raise StoreTimeout(f"the request could not be kept beside its claim, which is given up: {error}") from error
     if not held:
         raise StoreTimeout("the claim was lost before its request could be kept; retry with the same key")
+    return verdict

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from semel.core.contract import Store
 from semel.core.flow import Flow, MakeFlow, ask
-from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, Reseal, Resolution, State
+from semel.core.model import Answer, AnswerKind, Find, Grant, Proceed, Purged, Resolution, State
 from semel.core.record import answer_digest, pack_headers
 from semel.core.requests import Perform
 from semel.policy import Policy
+from semel.sealing.rows import Reseal
 from semel.testing.attempts import OK, attempt, renewal, settlement
 from semel.testing.interleave import MemoryWorld, Program, World, interleavings
 
@@ -169,6 +170,7 @@ NOT_PAIRED: Final[Mapping[str, str]] = {
     "forget_quotas": "writes no record: rows of callers alone, in commits of their own",
     "take_place": "writes no record, and locks its caller's row by its own statement (tests/postgres/test_quotas.py)",
     "settle_within": "one ask of a server's own transaction, for stores that declare settles_by_proof: no flow",
+    "now": "reads no record",
     "identity": "reads no record",
     "migrate": "runs before any other verb may",
     "missing_additions": "reads no record",

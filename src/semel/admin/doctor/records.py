@@ -122,7 +122,7 @@ def _look_at_abandoned(engine: Engine) -> Iterator[DoctorFinding]:
 
 def _find_abandoned(store: Store) -> Flow[tuple[int, list[Abandoned]]]:
     found = yield from StepRows(store).find_abandoned(PAGE)
-    return (yield from store.find(Find(limit=1))).now, found
+    return (yield from store.now()), found
 
 
 def _read(engine: Engine, query: Find, *, walk: bool = False) -> tuple[int, list[Record], bool]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from semel.core.outcomes import is_wrong_for_all
-from semel.errors import ConfigurationError, StoreError
+from semel.errors import ConfigurationError, StoreError, is_wrong_for_all
 from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy, log_failed
 from semel.inbox.run import Inbox, Message

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from semel.core.outcomes import is_wrong_for_all
-from semel.errors import HandlerRefused, StoreError
+from semel.errors import HandlerRefused, StoreError, is_wrong_for_all
 from semel.inbox.run import AsyncInbox, Message
 from semel.inbox.store import MESSAGE_ID_MAX, Receipt
 from semel.telemetry import field

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from semel.core.outcomes import is_wrong_for_all
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, is_wrong_for_all
 from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy, log_failed
 from semel.inbox.run import AsyncInbox, Message

@@ -357,7 +357,7 @@ def _name_of(seen: str) -> str:
 
 def _now(found: Named) -> int:
     engine = found.place.engine
-    return engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+    return engine.perform("now", engine.store.now)
 
 
 def _may_be_settled(record: Record, now: int) -> bool:

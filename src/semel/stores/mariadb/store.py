@@ -23,7 +23,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -32,10 +31,11 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandon_row, mark_row, renew_row, reseal_row
+from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.mariadb import doctor
@@ -244,6 +244,10 @@ class MariadbStore:
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
+
+    def now(self) -> Flow[int]:
+        [(now,)] = yield from ask(Query(SQL["read_now"], {}))
+        return cast(int, now)
 
     def identity(self) -> Flow[Identity | None]:
         has = yield from ask(Query(SQL["has_meta"], {}))

@@ -33,7 +33,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -44,10 +43,11 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import matches
-from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, reseal_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, settle_row
 from semel.core.timing import may_drop_answer, may_forget
 from semel.quota import Usage, is_over, must_look, take
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 
 R = TypeVar("R")
@@ -145,7 +145,6 @@ class Table:
 
     def of_operation(self, operation_id: bytes) -> Record | None:
         """The record of an operation. Few ask, so that records are listed by their operations only then."""
-        self.place()
         for seq, id in self.after(self.named_seq):
             found: Any = self.records[id]
             self.by_operation[(found if type(found) is Record else found[0]).operation_id] = id
@@ -190,18 +189,18 @@ class Table:
     def after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """The records behind a place, in the order of creation."""
         self.place()
-        for at in range(bisect_left(self.order, (seq + 1, b"")), len(self.order)):
-            place, id = self.order[at]
-            if self.seqs.get(id) == place:
-                yield place, id
+        return self._places(range(bisect_left(self.order, (seq + 1, b"")), len(self.order)))
 
     def before(self, seq: int | None) -> Iterator[tuple[int, bytes]]:
         """The records before a place, the newest first."""
         self.place()
         end = len(self.order) if seq is None else bisect_left(self.order, (seq, b""))
-        for at in range(end - 1, -1, -1):
+        return self._places(range(end - 1, -1, -1))
+
+    def _places(self, indexes: range) -> Iterator[tuple[int, bytes]]:
+        for at in indexes:
             place, id = self.order[at]
-            if self.seqs.get(id) == place:
+            if self.seqs.get(id) == place:  # else it is gone
                 yield place, id
 
 
@@ -297,6 +296,19 @@ def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
     return reply
 
 
+def write(verb: str, make: Callable[[Table, int], Sequence[Record | None]]) -> Flow[list[bool]]:
+    """Write what becomes of several records, once all of it is known; False where nothing does."""
+
+    def act(table: Table, now: int) -> list[bool]:
+        rows = make(table, now)
+        for row in rows:
+            if row is not None:
+                table.put(row)
+        return [row is not None for row in rows]
+
+    return ask(TableCall(verb, act))
+
+
 class MemoryStore:
     """The store contract over a :class:`Table`."""
 
@@ -350,44 +362,16 @@ class MemoryStore:
         yield from ()
 
     def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        def act(table: Table, now: int) -> list[bool]:
-            rows = [mark_row(table.row(renewal.id), renewal) for renewal in renewals]
-            for row in rows:
-                if row is not None:
-                    table.put(row)
-            return [row is not None for row in rows]
-
-        return ask(TableCall("mark_not_kept", act))
+        return write("mark_not_kept", lambda table, now: [mark_row(table.row(each.id), each) for each in renewals])
 
     def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        def act(table: Table, now: int) -> list[bool]:
-            rows = [reseal_row(table.row(change.id), change) for change in changes]
-            for row in rows:
-                if row is not None:
-                    table.put(row)
-            return [row is not None for row in rows]
-
-        return ask(TableCall("reseal", act))
+        return write("reseal", lambda table, now: [reseal_row(table.row(each.id), each) for each in changes])
 
     def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        def act(table: Table, now: int) -> list[bool]:
-            rows = [renew_row(table.row(renewal.id), renewal, now) for renewal in renewals]
-            for row in rows:
-                if row is not None:
-                    table.put(row)
-            return [row is not None for row in rows]
-
-        return ask(TableCall("renew", act))
+        return write("renew", lambda table, now: [renew_row(table.row(each.id), each, now) for each in renewals])
 
     def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
-        def act(table: Table, now: int) -> list[bool]:
-            rows = [abandon_row(table.row(id), nonce, now) for id, nonce in nonces]
-            for row in rows:
-                if row is not None:
-                    table.put(row)
-            return [row is not None for row in rows]
-
-        return ask(TableCall("abandon", act))
+        return write("abandon", lambda table, now: [abandon_row(table.row(id), nonce, now) for id, nonce in nonces])
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
         return ask(TableCall("read", lambda table, now: [table.row(id) for id in ids]))
@@ -475,6 +459,9 @@ class MemoryStore:
             return lines[:limit]
 
         return ask(TableCall("audit", act))
+
+    def now(self) -> Flow[int]:
+        return ask(TableCall("now", lambda table, now: now))
 
     def identity(self) -> Flow[Identity | None]:
         return ask(TableCall("identity", lambda table, now: table.identity))

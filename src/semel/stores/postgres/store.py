@@ -26,7 +26,6 @@ from semel.core.model import (
     Record,
     Renewal,
     Replay,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -35,10 +34,11 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandon_row, mark_row, renew_row, reseal_row
+from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.postgres import doctor
@@ -254,6 +254,10 @@ class PostgresStore:
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [_audit(row) for row in rows]
+
+    def now(self) -> Flow[int]:
+        [(now,)] = yield from ask(Query(SQL["read_now"], {}))
+        return cast(int, now)
 
     def identity(self) -> Flow[Identity | None]:
         has = yield from ask(Query(SQL["has_meta"], {}))

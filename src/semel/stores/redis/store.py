@@ -29,7 +29,6 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -42,10 +41,11 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import DIGEST_BYTES, answer_digest, pack_headers
-from semel.core.settle import abandon_row, mark_row, renew_row, reseal_row, settle_row
+from semel.core.settle import abandon_row, mark_row, renew_row, settle_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
@@ -378,6 +378,9 @@ class RedisStore:
     def missing_additions(self) -> Flow[list[str]]:
         yield from ()
         return []
+
+    def now(self) -> Flow[int]:
+        return self._rows.now()
 
     def identity(self) -> Flow[Identity | None]:
         [pairs] = yield from ask(Calls((RedisCall(None, (self.keys.meta,), (), "HGETALL"),)))

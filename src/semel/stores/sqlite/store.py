@@ -30,7 +30,6 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
-    Reseal,
     Resolution,
     Resolved,
     Resolving,
@@ -41,11 +40,12 @@ from semel.core.model import (
     Verdict,
 )
 from semel.core.record import answer_digest, pack_headers
-from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, reseal_row, settle_row
+from semel.core.settle import abandon_row, lapse_row, mark_row, renew_row, settle_row
 from semel.core.timing import may_drop_answer, may_forget
 from semel.outbox.store import settle_with_events
 from semel.quota import Usage, is_over, must_look, pack_counts, pack_listed, take, unpack_counts, unpack_listed
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.steps.store import decide_with_steps, read_stored_steps, rewrite_steps
 from semel.stores.memory.store import grant_row
@@ -279,6 +279,9 @@ class SqliteStore:
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
+
+    def now(self) -> Flow[int]:
+        return ask(NOW)
 
     def identity(self) -> Flow[Identity | None]:
         has = yield from ask(Query(SQL["has_meta"], _EMPTY))

@@ -276,6 +276,15 @@ def a_migrated_store_misses_nothing(bench: Bench) -> None:
         assert identity.schema_version == len(bench.store.migrations)
 
 
+def a_store_tells_its_time(bench: Bench) -> None:
+    """The one that records are written by, with records and without."""
+    assert bench.do(bench.store.now) == bench.clock()
+    grant = bench.grant()
+    bench.clock.advance(seconds=1)
+    now = bench.do(bench.store.now)
+    assert (now - grant.created_at, now) == (1_000_000, bench.do(lambda: bench.store.find(Find())).now)
+
+
 def a_restored_store_begins_a_new_epoch(bench: Bench) -> None:
     """Only a store that may lose records has it to be said; it keeps its id, and what it still has."""
     store = bench.store
@@ -307,6 +316,7 @@ ALL = (
     records_are_read_in_the_order_asked,
     states_are_counted,
     a_store_knows_who_it_is,
+    a_store_tells_its_time,
     every_field_of_a_record_has_its_own_place,
     every_check_of_the_doctor_can_be_performed,
     a_migrated_store_misses_nothing,

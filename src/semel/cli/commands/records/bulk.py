@@ -14,7 +14,6 @@ from semel.admin.bulks import (
     find_bulk,
     item_document,
     newest_bulks,
-    store_time,
     tally_line,
 )
 from semel.admin.find import is_beginning, key_of, name_of
@@ -102,7 +101,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             after = -1 if options.after is None else options.after
             state = _STATES.get(options.items)
             page = engine.perform("bulk", lambda: items.page(id, after, options.limit, state, False))
-        now = store_time(engine)
+        now = engine.perform("now", engine.store.now)
     document = {**bulk_names(record, id, now), **tally._asdict(), "codes": [code_document(each) for each in codes]}
     out.document({**document, **({} if options.items is None else {"items": [item_document(each) for each in page]})})
     out.say(tally_line(tally))

@@ -30,7 +30,7 @@ from semel.cli.open_store import open_store
 from semel.cli.progress import add_progress
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_bytes, uuid_text
-from semel.core.model import Find, Record, Scope
+from semel.core.model import Record, Scope
 from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey
 from semel.keys import parse_key
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     with open_store(options) as engine:
         record = find(engine, options)
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
-        now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+        now = engine.perform("now", engine.store.now)
         asked = standing_of(engine, record)
         listed, job = read_steps(engine, record), read_import(engine, record)
     story = tell(record, audit, now, listed, job)

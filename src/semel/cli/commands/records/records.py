@@ -14,7 +14,7 @@ from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import derive_key, uuid_text
-from semel.core.model import CURSOR_MAX, Find, Record, Scope, State
+from semel.core.model import CURSOR_MAX, Record, Scope, State
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
 
@@ -121,7 +121,7 @@ def run_show(options: argparse.Namespace, out: Output) -> int:
         else:
             record = _find_key(engine, options)
         audit = engine.perform("audit", lambda: engine.store.audit(record.id, AUDIT_LINES))
-        now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+        now = engine.perform("now", engine.store.now)
     document = record_document(record, now, audit)
     derived = {name: derive_key(record.id, record.generation, name) for name in options.derived if name}
     if derived:

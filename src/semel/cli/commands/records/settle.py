@@ -31,7 +31,7 @@ from semel.cli.exits import Exit, NotFound, UsageFailed
 from semel.cli.open_store import open_store
 from semel.cli.terminal import Output
 from semel.core.identity import uuid_text
-from semel.core.model import Answer, Find, Record, Resolution, State
+from semel.core.model import Answer, Record, Resolution, State
 from semel.engine.sync_engine import Engine
 from semel.policy import NEVER_REPLAYED
 from semel.steps.doubts import step_of
@@ -160,7 +160,7 @@ def _has_not_begun(engine: Engine, record: Record) -> bool:
 
 def _foresee(engine: Engine, seen: Record, resolution: Resolution) -> State:
     """The state that the record would have. Raises CommandFailed, NotFound."""
-    now = engine.perform("find", lambda: engine.store.find(Find(limit=1))).now
+    now = engine.perform("now", engine.store.now)
     [record] = engine.perform("read", lambda: engine.store.read((seen.id,)))
     if record is None:
         raise NotFound("the record no longer exists; see: semel list")

@@ -23,7 +23,6 @@ from semel.cli.open_store import connect
 from semel.cli.progress import add_progress, show_elapsed
 from semel.cli.terminal import Output
 from semel.core.contract import DoctorFinding, Identity, Level, Observable
-from semel.core.identity import made_at
 from semel.core.model import Find
 from semel.core.timing import span_text
 from semel.engine.sync_engine import Engine
@@ -153,6 +152,18 @@ def _look_at_clock(engine: Engine) -> Iterator[DoctorFinding]:
         )
     else:
         yield clock_offset(before, page.now, after)
+
+
+def made_at(store_id: str) -> int | None:
+    """The time in a UUIDv7, in microseconds; None where the text is none.
+
+    >>> made_at("01890a5d-ac96-774b-bcce-b302099a8057"), made_at("a name")
+    (1688122305686000, None)
+    """
+    digits = str(store_id).replace("-", "")  # of a damaged row, anything
+    if len(digits) != 32 or digits[12] != "7" or not all(digit in "0123456789abcdef" for digit in digits):
+        return None
+    return int(digits[:12], 16) * 1000
 
 
 def clock_offset(before: int, store: int, after: int) -> DoctorFinding:

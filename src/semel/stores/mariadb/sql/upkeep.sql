@@ -175,6 +175,9 @@ WHERE :record_id IS NULL OR record_id = :record_id
 ORDER BY seq DESC
 LIMIT :limit;
 
+-- name: read_now
+SELECT :now;
+
 -- name: has_meta
 -- Whether this database was ever migrated.
 SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_meta';

@@ -222,6 +222,9 @@ WHERE :record_id::bytea IS NULL OR record_id = :record_id::bytea
 ORDER BY seq DESC
 LIMIT :limit::bigint;
 
+-- name: read_now
+SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
+
 -- name: has_meta
 -- Whether this schema was ever migrated.
 SELECT count(*) FROM pg_class WHERE oid = to_regclass('semel_meta');
