@@ -343,7 +343,7 @@ class AsyncEngine:
         try:
             settlement = core.make_settlement(permit, outcome)
             try:
-                reply = await self._performer.ask_one("settle", self.store.settle, settlement)
+                reply: Settling = await self._performer.ask_one("settle", self.store.settle, settlement)
             except NotReplicated:  # do not retry: it would match its own write, and prove nothing about the standby
                 raise
             except StoreError:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.core.identity import uuid7_bytes, uuid_bytes, uuid_text
-from semel.core.model import Settlement, State
+from semel.core.model import Grant, Settlement, State
 from semel.errors import PolicyError
 from semel.outbox.event import Event
 from semel.outbox.rules import event_id, make_event
@@ -23,6 +23,7 @@ from semel.stores.sql.dialect import dialect_of
 if TYPE_CHECKING:
     from semel.engine.async_engine import AsyncEngine
     from semel.engine.sync_engine import Engine
+    from semel.policy import Command
 
 EVENTS_MAX: Final = 1000  # of one execution
 
@@ -178,6 +179,11 @@ class PermitEvents:
     may_emit = False  # whether the store keeps events
     emission: Emission | None = None  # its events, where it has any
     settling: bool
+    if TYPE_CHECKING:  # of the permit whose part this is
+        asked: Command
+
+        @property
+        def grant(self) -> Grant: ...
 
     def emit(
         self,
