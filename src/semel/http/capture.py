@@ -202,17 +202,18 @@ class Capture:
 
     def add(self, chunk: bytes) -> bool:
         """Take a piece of the body. False: with it the body is too long; it is held all the same."""
-        if not chunk or self._head.bodyless:
+        if self._head.bodyless:
             return True
         if type(chunk) is not bytes:  # a buffer, which the application may fill again
             chunk = bytes(chunk)
-        if not self._size:
+        size = self._size
+        if not size:
             self._body = chunk
         elif self._more is None:
             self._more = [chunk]
-        else:
+        elif chunk:
             self._more.append(chunk)
-        size = self._size = self._size + len(chunk)
+        self._size = size = size + len(chunk)
         return size <= self._keeping.body_bytes_max
 
     def count(self, chunk: bytes) -> None:
@@ -243,9 +244,9 @@ class Capture:
 
     def success(self) -> Answer | None:
         """The answer as the store gets it, if it is complete and its head alone says that all is done."""
-        head, body = self._head, self.body if self._more is not None else self._body
+        head = self._head
         if head.succeeds and self.ended and self._size >= head.announced:
-            return _new(Answer, (self.status, head.kept, body))
+            return _new(Answer, (head.status, head.kept, self._body if self._more is None else self.body))
         return None
 
     def to_store(self) -> Answer:

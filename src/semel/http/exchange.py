@@ -112,13 +112,11 @@ def open_exchange(
     query: bytes,
     headers: Sequence[tuple[bytes, bytes]],
     request: Mapping[str, Any],
-    mount: str = "",
 ) -> Exchange | Answer | Unprotected:
     """What becomes of a request to an operation, judged by its head.
 
-    Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
-    ``request`` what the surface's ``caller`` function reads; ``mount`` where the application is, which counts: one
-    application at two places has two operations that share their keys.
+    Parameters: ``route`` and ``params`` as :meth:`Routes.find` and :func:`count_mount` gave them; ``headers`` with
+    lower-case names; ``request`` what the surface's ``caller`` function reads.
     """
     read = dict(headers)
     line = read.get(surface.key_name)
@@ -142,8 +140,6 @@ def open_exchange(
     entry = route.entries.get((caller.tenant, caller.id, method, media_type))
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
-    if mount and route.counts_mount and (place := without_slashes(mount)):
-        params = (*params, (MOUNT, place))
     exchange = Exchange(surface, route, entry, params, query, key)
     if head is not None:
         exchange.heed(read)
@@ -152,6 +148,15 @@ def open_exchange(
         if route.policy.resumable:
             exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
+
+
+def count_mount(route: Route, params: Params, mount: str) -> tuple[Route, Params]:
+    """A route and its parameters, with the place where the application is mounted.
+
+    It counts: one application at two places has two operations that share their keys.
+    """
+    place = without_slashes(mount) if mount and route.counts_mount else ""
+    return route, (*params, (MOUNT, place)) if place else params
 
 
 class HeadRead(NamedTuple):

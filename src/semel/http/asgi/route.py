@@ -24,13 +24,13 @@ from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
-from semel.http.capture import Capture
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
     Exchange,
     Unprotected,
     body_too_slow,
+    count_mount,
     open_exchange,
     too_large,
 )
@@ -121,7 +121,7 @@ class RouteCall(AsgiCall):
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
         try:
-            await send_answer(self._send, self._capture.instead(answer))
+            await send_answer(self._send, self.instead(answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -147,8 +147,9 @@ class RouteCall(AsgiCall):
         scope = self._scope
         query = scope.get("query_string", b"")
         inner = getattr(request, "scope", request)  # the endpoint's, which may be mounted deeper than the capture
-        mount = mount_of(inner) if inner.get("root_path") else ""
-        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request, mount)
+        if inner.get("root_path"):
+            route, params = count_mount(route, params, mount_of(inner))
+        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
         if not isinstance(opened, Exchange):
             return self._end_unclaimed(route, opened)
         if self._too_long:
@@ -185,7 +186,7 @@ class RouteCall(AsgiCall):
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
         self._instead = answer
-        self._capture = Capture(route.keeping)
+        self._keeping = route.keeping
         self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
         return answer
@@ -209,7 +210,7 @@ class RouteCall(AsgiCall):
         """The client has gone: return once the application may know, which of a command is when it runs too long."""
         if self.has_claimed:
             await self._until_it_may_know()
-            if self._capture.ended:
+            if self.ended:
                 await asyncio.Event().wait()  # nothing is left to cut short
 
     # --- what the application gets --------------------------------------------------------------
@@ -277,9 +278,9 @@ class RouteCall(AsgiCall):
             return
         if self._instead is not None:
             if message["type"] == "http.response.start":
-                self._capture.headers = tuple(message.get("headers", ()))
+                self.headers = tuple(message.get("headers", ()))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
-                self._end()
+                self.end()
             return
         if self._mark is not None and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), self._mark]}
