@@ -149,7 +149,7 @@ class Keeping:
 class Capture:
     """One response. Feed :meth:`start` and :meth:`add`; False from either means that it cannot be kept.
 
-    ``headers`` are the application's own, ``ended`` turns true with :meth:`end`.
+    ``ended`` turns true with :meth:`end`.
 
     >>> capture = Capture(Keeping(Policy()))
     >>> capture.start(201, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"a=b")]), capture.add(b"done")
@@ -163,8 +163,6 @@ class Capture:
     _body = b""
     _more: list[bytes] | None = None  # pieces behind it, of a body that comes in several
     _size = 0
-    status = 0
-    headers: _Headers = ()
     ended = False
 
     def __init__(self, keeping: Keeping) -> None:
@@ -173,7 +171,17 @@ class Capture:
     @property
     def started(self) -> bool:
         """Whether the application has begun to answer."""
-        return self.status != 0
+        return self._head is not _NO_HEAD
+
+    @property
+    def status(self) -> int:
+        """The application's status; 0 before it has begun to answer."""
+        return self._head.status
+
+    @property
+    def headers(self) -> _Headers:
+        """The application's own headers."""
+        return self._head.headers
 
     @property
     def endless(self) -> bool:
@@ -190,14 +198,11 @@ class Capture:
         if head is None:
             head = keeping.read(status, lines)
         self._head = head
-        self.status = head.status
-        self.headers = head.headers
         return head.fits
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
-        self.status = self._size = 0
-        self._head = _NO_HEAD
+        self._size, self._head = 0, _NO_HEAD
         self._body, self._more = b"", None
 
     def add(self, chunk: bytes) -> bool:

@@ -129,10 +129,11 @@ class AsgiCall(Capture):
         exchange, engine = self._exchange, self._place.engine
         stored = self.success() if error is None and self._failure is None else None
         if stored is not None and engine.core.succeed_at_once(permit, stored):  # as nearly every command ends
-            headers = exchange.route.honoured.after(self.headers, permit.claim.operation_id)
+            head = self._head
+            headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
             try:
-                await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
-                await self._send({"type": "http.response.body", "body": stored.body})
+                await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+                await self._send({"type": "http.response.body", "body": self._body})
             except Exception as refused:
                 if not is_disconnect(refused):
                     raise
@@ -212,12 +213,12 @@ class AsgiCall(Capture):
         """Take a part of the answer."""
         kind = message["type"]
         if kind == "http.response.start":
-            if self.status:
+            if self._start is not None:
                 raise RuntimeError("the application started its response twice")
             self._start = message
             fits = self.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
-            if not self.status:
+            if self._start is None:
                 raise RuntimeError("the application sent a body before it started its response")
             if self.ended:
                 return
@@ -226,7 +227,9 @@ class AsgiCall(Capture):
                 return
             fits = self.add(message.get("body", b""))
             if not message.get("more_body"):
-                self.end()
+                self.ended = True
+                if self._ended is not None:
+                    self._ended.set()
         else:
             if kind == "http.response.debug" or self._mode is _Mode.THROUGH:
                 await self._send(message)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Generator, Mapping
+from typing import Any, Final, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
@@ -66,7 +66,9 @@ class SemelMiddleware:
         self.engine = engine
         self.surface = HttpSettings.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
-        self._exact, self._find_template = self.surface.routes.exact, self.surface.routes.find_template
+        self._exact = self.surface.routes.exact
+        self._marking = OVERRIDES | {self.surface.key_name}  # headers without which an undeclared request may pass
+        self._passing: set[tuple[Any, ...]] = set()  # such requests, as :meth:`_place` names them
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
         self.kept_alive = KeptAlive()
@@ -81,6 +83,9 @@ class SemelMiddleware:
         """Serve one connection, as ASGI says."""
         found = self._exact.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]  # or nothing is found
         if found is None or scope.get("root_path") or CALL_KEY in scope:
+            if _place(scope) in self._passing and self._marking.isdisjoint(dict(scope["headers"])):
+                await self.app(scope, receive, send)
+                return
             found = await self._find(scope, receive, send)
             if found is None:
                 return  # it is served
@@ -92,25 +97,19 @@ class SemelMiddleware:
             return
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
             return
-        command: Command | Answer | None
-        spool = None
         receiving = receive().__await__()
+        awaited = message = spool = None
         try:
-            until = 0.0
-            try:
-                awaited = next(receiving)
-            except StopIteration as received:  # it was there, as nearly every body
-                message: Message | None = received.value
-            else:
-                message, until = await self.body_clock.wait(receiving, awaited)
-            if message.get("more_body") or message["type"] != "http.request":
-                command, spool = await self._read(exchange, receive, message, until)
-                message = None
-            else:
-                body = message.get("body", b"")
-                command = exchange.plain_command(body) or await command_of(exchange, body)
-        except TimeoutError:
-            command = exchange.body_too_slow(scope)
+            awaited = next(receiving)
+        except StopIteration as received:  # it was there, as nearly every body
+            message = received.value
+        if message is None or message.get("more_body") or message["type"] != "http.request":
+            spool = Spool()
+            command = await self._read(exchange, scope, receive, receiving, awaited, message, spool)
+            message = None
+        else:
+            body = message.get("body", b"")
+            command = exchange.plain_command(body) or await command_of(exchange, body)
         if command is not exchange and not isinstance(command, Command):  # type: ignore[comparison-overlap]
             if command is not None:
                 await send_answer(send, command)
@@ -128,13 +127,8 @@ class SemelMiddleware:
             if spool is not None:
                 spool.close()
             answer = exchange.present(permit)
-            if (
-                exchange.allowed_at is not None
-                and exchange.must_ask_again()
-                and not await self.surface.allows_async(scope, exchange.wanted)
-            ):
-                answer = self.surface.problems.not_allowed()
-            await send_answer(send, answer)
+            if exchange.allowed_at is None or await self._allows_still(exchange, scope, send):
+                await send_answer(send, answer)
         elif self.kept_alive.is_needless(asyncio.current_task()):
             await DeclaredCall(self, exchange, scope, receive, send, message, spool).run(permit)
         else:
@@ -153,6 +147,8 @@ class SemelMiddleware:
         path, method = route_path(scope), scope["method"]
         found = self.surface.routes.find(method, path) or await self._handle_undeclared(scope, path)
         if found is None:
+            if self._coverage.is_fixed and not self._concerns_status(scope, path):
+                self._remember(scope)
             await self.app(scope, receive, send)
         elif isinstance(found, Answer):
             await send_answer(send, found)
@@ -168,13 +164,30 @@ class SemelMiddleware:
         await send_answer(send, self.surface.problems.not_allowed())
         return False
 
+    async def _allows_still(self, exchange: Exchange, scope: Scope, send: Send) -> bool:
+        """As :meth:`_allows`, after the claim, which may have waited."""
+        return not exchange.must_ask_again() or await self._allows(exchange, scope, send)
+
     async def _read(
-        self, exchange: Exchange, receive: Receive, message: Message, until: float
-    ) -> tuple[Command | Answer | None, Spool]:
-        """The command of a body of several pieces, which the spool holds; None where its client went away before."""
-        spool = Spool()
+        self,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        receiving: Generator[Any, None, Message],
+        awaited: Any,
+        message: Message | None,
+        spool: Spool,
+    ) -> Command | Answer | None:
+        """The command of a body that was not there as a whole; None where its client went away before its end.
+
+        Parameters: ``receiving`` the first call of ``receive``, which waits for ``awaited`` or has given the
+        ``message``; ``spool`` holds the body where there is a command, and is closed where there is none.
+        """
         command: Command | Answer | None = None
+        until = 0.0
         try:
+            if message is None:
+                message, until = await self.body_clock.wait(receiving, awaited)
             while message["type"] == "http.request":
                 chunk = message.get("body", b"")
                 command = exchange.feed(chunk)
@@ -188,10 +201,12 @@ class SemelMiddleware:
                     command = await finish(exchange, spool)
                     break
                 message, until = await self.body_clock.next_of(receive, until)
+        except TimeoutError:
+            command = exchange.body_too_slow(scope)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's
             if type(command) is not Command:
                 spool.close()
-        return command, spool
+        return command
 
     async def _end(self, opened: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is no protected command, or let the application serve it."""
@@ -203,7 +218,7 @@ class SemelMiddleware:
 
     async def _handle_undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
-        if self._status.concerns(path) or self._status.concerns(scope["path"]):
+        if self._concerns_status(scope, path):
             answer = await self._status.answer(path, scope)
             if answer is not None:
                 return answer
@@ -216,6 +231,17 @@ class SemelMiddleware:
 
     def _is_keyed(self, scope: Scope) -> bool:
         return self.surface.key_name in dict(scope["headers"])
+
+    def _concerns_status(self, scope: Scope, path: str) -> bool:
+        return self._status.concerns(path) or self._status.concerns(scope["path"])
+
+    def _remember(self, scope: Scope) -> None:
+        """An undeclared request passes: so will others of its method and path without one of the marking headers."""
+        place = _place(scope)
+        if self._marking.isdisjoint(dict(scope["headers"])) and sum(map(len, filter(None, place))) <= _PLACE_LENGTH_MAX:
+            if len(self._passing) >= _PLACES_MAX:
+                self._passing.clear()
+            self._passing.add(place)
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
@@ -262,6 +288,15 @@ class SemelMiddleware:
         await self._completing.__aexit__(None, None, None)
         await self.close()
         await self.engine.close()
+
+
+_PLACES_MAX: Final = 1024  # paths, which clients may make up
+_PLACE_LENGTH_MAX: Final = 512
+
+
+def _place(scope: Scope) -> tuple[Any, ...]:
+    """The method and the path of a request, in all forms that it is judged by."""
+    return scope.get("method"), scope.get("path"), scope.get("raw_path"), scope.get("root_path")
 
 
 class DeclaredCall(AsgiCall):

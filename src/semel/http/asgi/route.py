@@ -24,6 +24,7 @@ from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
+from semel.http.capture import AnswerHead
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
@@ -59,6 +60,8 @@ class RouteCall(AsgiCall):
     _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
+    _is_through = True  # the application's answer goes through as it is
+    runner: asyncio.Task[Any] | None = None  # that runs the application
 
     def __init__(
         self,
@@ -72,21 +75,21 @@ class RouteCall(AsgiCall):
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
-        self.runner = asyncio.current_task()  # that runs the application
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
-        self.runner = None
         listener = Listener(self._send)
         self._send = listener.send
         return listener
 
-    async def run_app(self) -> None:
-        """Call the application; settle and answer if an endpoint was granted a permit on the way."""
+    async def run_app(self, runner: asyncio.Task[Any] | None = None) -> None:
+        """Call the application; settle and answer if an endpoint was granted a permit on the way.
+
+        Parameters: ``runner`` the running task, where it is known.
+        """
         scope = self._scope
         scope[CALL_KEY] = self
-        if self.runner is None:
-            self.runner = asyncio.current_task()
+        self.runner = runner or asyncio.current_task()
         error: BaseException | None = None
         try:
             try:
@@ -101,7 +104,17 @@ class RouteCall(AsgiCall):
             finally:
                 if self._spool is not None:
                     self._close_spool()
-                self._message = None  # what the application has not read
+            if not self._is_through:
+                await self._end_claimed(error)
+        finally:
+            # Each of these would close a reference cycle, and leave the whole request to the collector.
+            scope.pop(CALL_KEY, None)
+            error = self._failure = self.runner = None
+
+    async def _end_claimed(self, error: BaseException | None) -> None:
+        """An endpoint has claimed, or its request was refused: settle and answer."""
+        self._message = None  # what the application has not read
+        try:
             if self._permit is not None:
                 if self._limit is not None:
                     error = self._limit.end(error)
@@ -111,12 +124,8 @@ class RouteCall(AsgiCall):
             elif self._refusal is not None:
                 await send_answer(self._send, self._refusal)
         finally:
-            # Each of these would close a reference cycle, and leave the whole request to the collector.
-            scope.pop(CALL_KEY, None)
-            error = self._failure = self.runner = None
-            if self._limit is not None:
-                self._limit.cancel()
-                self._limit = None
+            error = None  # it holds this frame
+            self._limit = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
@@ -164,6 +173,7 @@ class RouteCall(AsgiCall):
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
+        self._is_through = False
         if route.is_simple:
             return permit
         self._heed_loss(route, permit)
@@ -180,12 +190,12 @@ class RouteCall(AsgiCall):
         """The request claims nothing: the answer that leaves, or None to run unprotected."""
         if isinstance(end, Answer):
             return self._hold(route, end)
-        self._mark = end.mark
+        self._mark, self._is_through = end.mark, end.mark is None
         return None
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
-        self._instead = answer
+        self._instead, self._is_through = answer, False
         self._keeping = route.keeping
         self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
@@ -261,24 +271,22 @@ class RouteCall(AsgiCall):
         return message
 
     def _refuse(self, answer: Answer) -> Message:
-        self._refusal = answer
+        self._refusal, self._is_through = answer, False
         self._close_spool()
         return {"type": "http.disconnect"}
 
     def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
         """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
-        if self._permit is not None:
-            return AsgiCall.send(self, message)
-        if self._instead is None and self._refusal is None and self._mark is None:
+        if self._is_through:
             return self._send(message)
-        return self._send_ungranted(message)
+        return self._send_ungranted(message) if self._permit is None else AsgiCall.send(self, message)
 
     async def _send_ungranted(self, message: Message) -> None:
         if self._refusal is not None:
             return
         if self._instead is not None:
             if message["type"] == "http.response.start":
-                self.headers = tuple(message.get("headers", ()))
+                self._head = AnswerHead(headers=tuple(message.get("headers", ())))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 self.end()
             return
@@ -366,10 +374,6 @@ class _Limit:
         self._is_over = True
         self._task.cancel()
 
-    def cancel(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
-
     def end(self, error: BaseException | None) -> BaseException | None:
         """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
         self._timer.cancel()
@@ -450,9 +454,9 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            call = RouteCall(self, scope, receive, send)
-            if self._kept_alive.is_needless(call.runner):
-                await call.run_app()
+            call, task = RouteCall(self, scope, receive, send), asyncio.current_task()
+            if self._kept_alive.is_needless(task):
+                await call.run_app(task)
             elif not self._may_reach(call.outer):
                 try:
                     await call.run_app()
