@@ -167,12 +167,12 @@ class AsyncEngine:
         is_plain = core.is_plain and command.is_plain and command.policy.terms.effects is not _ATOMIC
         if is_plain and performer.claim_at_once is not None:
             met = performer.claim_at_once(id, command, core.plain_attempt)
-            if type(met) is Replay:
+            if isinstance(met, Replay):
                 return met
-            claim, granted = met
-            if type(granted) is not int:  # a key that was seen before
-                return await self._claim_and_wait(claim, command, self._claims, wait_seconds, granted)
-            permit = core.live[claim.nonce] = Permit(command, claim, granted, time.monotonic())
+            claim, fence = met
+            if not isinstance(fence, int):  # a key that was seen before
+                return await self._claim_and_wait(claim, command, self._claims, wait_seconds, fence)
+            permit = core.live[claim.nonce] = Permit(command, claim, fence, time.monotonic())
             if core.draining:  # it did not see this claim
                 core.conclude(permit)
                 self._upkeep.abandon(claim)

@@ -97,7 +97,6 @@ SEALED_REMEDIES: Final = {
     "or {key} names a different key here; see semel doctor",
 }
 _LOG: Final = logging.getLogger("semel")
-_KEPT: Final = Claim._fields.index("kept")
 _NONCE, _AFTER_NONCE = slice(16), slice(16, None)
 _new: Final[Any] = tuple.__new__  # every command pays for a claim
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
@@ -193,7 +192,8 @@ class Core(CommandEvents):
         claim = self.plain_attempt(command, id)
         if self.is_plain and command.is_plain:
             return claim
-        claim = Claim(*claim[:_KEPT], *self._more(command, id))
+        kept, request, quota = self._more(command, id)
+        claim = claim._replace(kept=kept, request=request, quota=quota)
         return claim if command.resumed is None else claim._replace(**command.resumed._asdict())
 
     def plain_attempt(self, command: Command, id: bytes) -> Claim:

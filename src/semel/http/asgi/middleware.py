@@ -117,7 +117,7 @@ class SemelMiddleware:
         try:
             permit = await self.engine.claim(command, wait_seconds=exchange.wait_seconds)
         except UNCLAIMED as error:
-            await DeclaredCall(self, exchange, scope, receive, send, message, spool).run_unclaimed(error)
+            await DeclaredCall(self, scope, receive, send, message, spool).run_unclaimed(exchange, error)
             return
         except BaseException:
             if spool is not None:
@@ -130,11 +130,11 @@ class SemelMiddleware:
             if exchange.allowed_at is None or await self._allows_still(exchange, scope, send):
                 await send_answer(send, answer)
         elif self.kept_alive.is_needless(asyncio.current_task()):
-            await DeclaredCall(self, exchange, scope, receive, send, message, spool).run(permit)
+            await DeclaredCall(self, scope, receive, send, message, spool).run(exchange, permit)
         else:
             listener = Listener(send)
-            call = DeclaredCall(self, exchange, scope, receive, listener.send, message, spool)
-            await self.kept_alive.shield(call.run(permit), listener)
+            call = DeclaredCall(self, scope, receive, listener.send, message, spool)
+            await self.kept_alive.shield(call.run(exchange, permit), listener)
 
     async def _find(self, scope: Scope, receive: Receive, send: Send) -> tuple[Route, Params] | None:
         """The operation of a request that is not found by its path as it is; None: there is none, and it is served."""
@@ -186,10 +186,12 @@ class SemelMiddleware:
         command: Command | Answer | None = None
         until = 0.0
         try:
-            if message is None:
-                message, until = await self.body_clock.wait(receiving, awaited)
-            while message["type"] == "http.request":
-                chunk = message.get("body", b"")
+            if message is not None:
+                piece = message
+            else:
+                piece, until = await self.body_clock.wait(receiving, awaited)
+            while piece["type"] == "http.request":
+                chunk = piece.get("body", b"")
                 command = exchange.feed(chunk)
                 if command is not None:
                     break
@@ -197,10 +199,10 @@ class SemelMiddleware:
                     await asyncio.to_thread(spool.write, chunk)
                 else:
                     spool.write(chunk)
-                if not message.get("more_body", False):
+                if not piece.get("more_body", False):
                     command = await finish(exchange, spool)
                     break
-                message, until = await self.body_clock.next_of(receive, until)
+                piece, until = await self.body_clock.next_of(receive, until)
         except TimeoutError:
             command = exchange.body_too_slow(scope)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's
@@ -305,7 +307,6 @@ class DeclaredCall(AsgiCall):
     def __init__(
         self,
         place: SemelMiddleware,
-        exchange: Exchange,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -313,18 +314,16 @@ class DeclaredCall(AsgiCall):
         spool: Spool | None,
     ) -> None:
         self._place: SemelMiddleware = place
-        self._exchange = exchange
         self._scope = capture_scope(scope) if scope.get("extensions") else scope
         self._receive = receive
         self._send = send
         self._message = message
         self._spool = spool
 
-    async def run(self, permit: Permit) -> None:
+    async def run(self, exchange: Exchange, permit: Permit) -> None:
         """Run the application under the permit, settle and answer."""
         error: BaseException | None = None
         try:
-            exchange = self._exchange
             self._begin(exchange, permit)
             if exchange.route.is_simple:
                 await self._place.app(self._scope, self.receive, self.send)
@@ -351,10 +350,10 @@ class DeclaredCall(AsgiCall):
         async with asyncio.timeout(max(0.0, self._deadline - time.monotonic()) if route.atomic else None):
             await self._place.app(self._scope, self.receive, self.send)
 
-    async def run_unclaimed(self, error: SemelError) -> None:
+    async def run_unclaimed(self, exchange: Exchange, error: SemelError) -> None:
         """The store could not take the command: refuse it, or run it unprotected where that was declared."""
         try:
-            refused = self._exchange.answer_unclaimed(error)
+            refused = exchange.answer_unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
                 await self._place.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))

@@ -105,27 +105,19 @@ class RouteCall(AsgiCall):
                 if self._spool is not None:
                     self._close_spool()
             if not self._is_through:
-                await self._end_claimed(error)
+                self._message = None  # what the application has not read
+                if self._limit is not None:
+                    error, self._limit = self._limit.end(error), None
+                if self._permit is not None:
+                    await self._conclude(self._permit, error)
+                elif self._instead is not None:
+                    await self._answer_instead(self._instead, error)
+                elif self._refusal is not None:
+                    await send_answer(self._send, self._refusal)
         finally:
             # Each of these would close a reference cycle, and leave the whole request to the collector.
             scope.pop(CALL_KEY, None)
             error = self._failure = self.runner = None
-
-    async def _end_claimed(self, error: BaseException | None) -> None:
-        """An endpoint has claimed, or its request was refused: settle and answer."""
-        self._message = None  # what the application has not read
-        try:
-            if self._permit is not None:
-                if self._limit is not None:
-                    error = self._limit.end(error)
-                await self._conclude(self._permit, error)
-            elif self._instead is not None:
-                await self._answer_instead(self._instead, error)
-            elif self._refusal is not None:
-                await send_answer(self._send, self._refusal)
-        finally:
-            error = None  # it holds this frame
-            self._limit = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""

@@ -52,17 +52,17 @@ class LocalDriver:
     ) -> Replay | tuple[Claim, Verdict | int]:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         records = self._table.records
+        found = records.get(id)
+        if found is not None:
+            kept = find_replay_of(found, id, asked.recipe, asked.fingerprint, self._clock())
+            if kept is not None:
+                return kept
+        claim = attempt(asked, id)
         with self._lock:
-            found, now = records.get(id), self._clock()
-            if found is not None:
-                kept = find_replay_of(found, id, asked.recipe, asked.fingerprint, now)
-                if kept is not None:
-                    return kept
-            claim = attempt(asked, id)
-            if found is None and claim.quota is None:
-                granted = records[id] = (claim, now)  # as ``claim_on`` does
-                return granted
-            return claim, claim_on(self._table, claim, now)
+            if id in records or claim.quota is not None:
+                return claim, claim_on(self._table, claim, self._clock())
+            granted = records[id] = (claim, self._clock())  # as ``claim_on`` does
+            return granted
 
     def settle_at_once(self, settlement: Settlement) -> Settling:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
