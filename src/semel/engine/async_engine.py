@@ -165,8 +165,9 @@ class AsyncEngine:
             await performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
         is_plain = core.is_plain and command.is_plain and command.policy.terms.effects is not _ATOMIC
-        if is_plain and performer.claim_at_once is not None:
-            met = performer.claim_at_once(id, command, core.plain_attempt)
+        at_once = performer.claim_at_once
+        if is_plain and at_once is not None:
+            met = at_once(id, command, core.plain_attempt)
             if isinstance(met, Replay):
                 return met
             claim, fence = met

@@ -49,7 +49,6 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "x-xss-protection",
     )
 }
-_new: Final = tuple.__new__  # every command pays for an answer
 _NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
 
 
@@ -246,13 +245,6 @@ class Capture:
         pieces = [piece for piece in (self._body, *(self._more or ())) if piece]
         self._body, self._more = b"", None
         return pieces
-
-    def success(self) -> Answer | None:
-        """The answer as the store gets it, if it is complete and its head alone says that all is done."""
-        head = self._head
-        if head.succeeds and self.ended and self._size >= head.announced:
-            return _new(Answer, (head.status, head.kept, self._body if self._more is None else self.body))
-        return None
 
     def to_store(self) -> Answer:
         """The answer as the store gets it. The log hears once of what is left out."""

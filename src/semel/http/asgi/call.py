@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Superseded
 from semel.core.outcomes import Outcome, Succeeded
@@ -40,6 +40,7 @@ class _Mode(Enum):
 
 # Of an enumeration a member is looked up by a function; every request would pay for it.
 _HOLD, _THROUGH = _Mode.HOLD, _Mode.THROUGH
+_new: Final[Any] = tuple.__new__  # every command pays for an answer
 
 
 class HostMiddleware(Protocol):
@@ -126,10 +127,11 @@ class AsgiCall(Capture):
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
         if self._task is not None:
             self._stop_cancelling(permit)
-        exchange, engine = self._exchange, self._place.engine
-        stored = self.success() if error is None and self._failure is None else None
+        exchange, engine, head = self._exchange, self._place.engine, self._head
+        stored: Answer | None = None
+        if error is None and head.succeeds and self.ended and self._size >= head.announced and self._failure is None:
+            stored = _new(Answer, (head.status, head.kept, self._body if self._more is None else self.body))
         if stored is not None and engine.core.succeed_at_once(permit, stored):  # as nearly every command ends
-            head = self._head
             headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
             try:
                 await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
