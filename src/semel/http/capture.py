@@ -258,11 +258,16 @@ class Capture:
         return Answer(self.status, self.headers + more, self.body)
 
     def instead(self, answer: Answer) -> Answer:
-        """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
-        if self.headers == answer.headers:  # a framework sends what it was given
-            return answer
-        others = [pair for pair in self.headers if pair not in answer.headers]
-        held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in others]
-        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
-        return answer._replace(headers=(*answer.headers, *added))
+        """Semel's own answer in place of this one."""
+        return instead_of(self.headers, answer)
+
+
+def instead_of(headers: _Headers, answer: Answer) -> Answer:
+    """Semel's own answer in place of one with these headers: with those for this request alone, such as cookies."""
+    if headers == answer.headers:  # a framework sends what it was given
+        return answer
+    others = [pair for pair in headers if pair not in answer.headers]
+    held = {name for name, _ in answer.headers}
+    own = [(name.lower(), value) for name, value in others]
+    added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+    return answer._replace(headers=(*answer.headers, *added))

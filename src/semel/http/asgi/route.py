@@ -24,7 +24,7 @@ from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
-from semel.http.capture import AnswerHead
+from semel.http.capture import instead_of
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
@@ -51,6 +51,7 @@ class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
     _instead: Answer | None = None  # leaves in place of what the application answers
+    _theirs: Headers = ()  # the headers of what it answers
     _refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
     _too_long = False  # for any command; the body is no longer kept
     _until = 0.0
@@ -61,7 +62,6 @@ class RouteCall(AsgiCall):
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
     _is_through = True  # the application's answer goes through as it is
-    runner: asyncio.Task[Any] | None = None  # that runs the application
 
     def __init__(
         self,
@@ -75,21 +75,21 @@ class RouteCall(AsgiCall):
         self._receive = receive
         self._send = send
         self.outer = scope  # which the layers outside see
+        self.runner = asyncio.current_task()  # that runs the application
 
     def listen(self) -> Listener:
         """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
+        self.runner = None
         listener = Listener(self._send)
         self._send = listener.send
         return listener
 
-    async def run_app(self, runner: asyncio.Task[Any] | None = None) -> None:
-        """Call the application; settle and answer if an endpoint was granted a permit on the way.
-
-        Parameters: ``runner`` the running task, where it is known.
-        """
+    async def run_app(self) -> None:
+        """Call the application; settle and answer if an endpoint was granted a permit on the way."""
         scope = self._scope
         scope[CALL_KEY] = self
-        self.runner = runner or asyncio.current_task()
+        if self.runner is None:
+            self.runner = asyncio.current_task()
         error: BaseException | None = None
         try:
             try:
@@ -122,7 +122,7 @@ class RouteCall(AsgiCall):
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
         try:
-            await send_answer(self._send, self.instead(answer))
+            await send_answer(self._send, instead_of(self._theirs, answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -188,7 +188,6 @@ class RouteCall(AsgiCall):
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
         self._instead, self._is_through = answer, False
-        self._keeping = route.keeping
         self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
         return answer
@@ -278,7 +277,7 @@ class RouteCall(AsgiCall):
             return
         if self._instead is not None:
             if message["type"] == "http.response.start":
-                self._head = AnswerHead(headers=tuple(message.get("headers", ())))
+                self._theirs = tuple(message.get("headers", ()))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 self.end()
             return
@@ -446,9 +445,9 @@ class CaptureMiddleware:
         elif CALL_KEY in scope:
             await self.app(scope, receive, scope[CALL_KEY].send_inside(send))
         else:
-            call, task = RouteCall(self, scope, receive, send), asyncio.current_task()
-            if self._kept_alive.is_needless(task):
-                await call.run_app(task)
+            call = RouteCall(self, scope, receive, send)
+            if self._kept_alive.is_needless(call.runner):
+                await call.run_app()
             elif not self._may_reach(call.outer):
                 try:
                     await call.run_app()
