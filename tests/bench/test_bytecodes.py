@@ -32,28 +32,28 @@ from tests.servers.schemas import migrated_schema
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.
 BUDGETS = {
-    ("asgi", "fresh"): 1_395,
-    ("asgi", "replay"): 810,
-    ("asgi", "refused"): 3_690,
-    ("asgi", "failed"): 2_070,
-    ("asgi", "unprotected"): 335,
-    ("starlette", "fresh"): 1_630,
-    ("starlette", "replay"): 1_220,
-    ("starlette", "refused"): 4_120,
-    ("starlette", "failed"): 2_500,
-    ("starlette", "unprotected"): 235,
-    ("fastapi", "fresh"): 2_005,
-    ("fastapi", "replay"): 1_595,
-    ("fastapi", "refused"): 4_495,
-    ("fastapi", "failed"): 2_880,
-    ("fastapi", "unprotected"): 610,
+    ("asgi", "fresh"): 1_270,
+    ("asgi", "replay"): 745,
+    ("asgi", "refused"): 3_620,
+    ("asgi", "failed"): 1_990,
+    ("asgi", "unprotected"): 85,
+    ("starlette", "fresh"): 1_540,
+    ("starlette", "replay"): 1_200,
+    ("starlette", "refused"): 4_070,
+    ("starlette", "failed"): 2_450,
+    ("starlette", "unprotected"): 190,
+    ("fastapi", "fresh"): 1_915,
+    ("fastapi", "replay"): 1_575,
+    ("fastapi", "refused"): 4_445,
+    ("fastapi", "failed"): 2_830,
+    ("fastapi", "unprotected"): 565,
 }
 # What one fresh command and one replay may spend in each room.
 ROOMS = {
-    "fresh": {"semel.http": 935, "semel.engine": 245, "semel.core": 85, "semel.stores": 120, "semel": 5},
-    "replay": {"semel.http": 640, "semel.engine": 55, "semel.core": 35, "semel.stores": 80, "semel": 5},
+    "fresh": {"semel.http": 860, "semel.engine": 215, "semel.core": 75, "semel.stores": 110, "semel": 5},
+    "replay": {"semel.http": 570, "semel.engine": 60, "semel.core": 32, "semel.stores": 80, "semel": 5},
 }
-SQLITE_REPLAY = 1_125
+SQLITE_REPLAY = 1_010
 SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
 REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch

@@ -26,7 +26,7 @@ def test_the_table_names_what_each_costs_beyond_the_bare_application(capsys: Cap
     rows = [line.split(" | ") for line in said.splitlines() if line.startswith("| ")][2:]
     assert [row[0] for row in rows] == ["| bare", "| fresh", "| replay"]
     assert rows[0][3:] == ["0.0", "1.00 |"]
-    assert "declared.py" in said
+    assert "middleware.py" in said
 
 
 def test_the_counts_are_the_same_each_time_and_a_replay_skips_the_application(capsys: Capture) -> None:

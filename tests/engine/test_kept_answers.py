@@ -29,7 +29,7 @@ from semel.stores.sql.statements import Execute, ExecuteMany, Query
 from semel.stores.sqlite.connection import answering
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.url import sqlite_backend
-from semel.testing.attempts import attempt, settlement
+from semel.testing.attempts import attempt, claim_at_once, settlement
 from semel.testing.clock import SettableClock
 from tests.servers.files import migrated_file
 
@@ -53,13 +53,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     made: list[Command] = []
-    attempt: Callable[..., Any] = Core.attempt
+    attempt: Callable[..., Any] = Core.plain_attempt
 
-    def counted(self: Core, command: Command, id: bytes | None = None) -> Any:
+    def counted(self: Core, command: Command, id: bytes) -> Any:
         made.append(command)
         return attempt(self, command, id)
 
-    monkeypatch.setattr(Core, "attempt", counted)
+    monkeypatch.setattr(Core, "plain_attempt", counted)
     return made
 
 
@@ -193,8 +193,8 @@ def test_a_claim_that_a_drain_did_not_see_is_released() -> None:
             at_once = engine._performer.claim_at_once
             assert at_once is not None
 
-            def drained_meanwhile(claim: Any) -> Any:
-                verdict = at_once(claim)
+            def drained_meanwhile(*asked: Any) -> Any:
+                verdict = at_once(*asked)
                 with ThreadPoolExecutor(1) as pool:
                     assert pool.submit(asyncio.run, engine.drain(0)).result()
                 return verdict
@@ -247,7 +247,7 @@ def test_immediate_replies_equal_those_of_the_flow() -> None:
     clock, store = SettableClock(), MemoryStore()
     quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
     for asked in (attempt(), attempt(nonce=2), attempt(nonce=3, request=1), attempt("other"), attempt()):
-        met = quick.claim_at_once(asked)
+        met = claim_at_once(quick, asked)
         verdict = Proceed(first_grant(asked, met)) if isinstance(met, int) else met
         assert [verdict] == slow.run(partial(store.claim, (asked,)))
     grant = first_grant(attempt(), clock())
@@ -258,7 +258,7 @@ def test_immediate_replies_equal_those_of_the_flow() -> None:
         settlement(grant, State.UNKNOWN, None, doubt="x"),
     ):
         assert [quick.settle_at_once(said)] == slow.run(partial(store.settle, (said,)))
-    assert [quick.claim_at_once(attempt(nonce=4))] == slow.run(partial(store.claim, (attempt(nonce=4),)))
+    assert [claim_at_once(quick, attempt(nonce=4))] == slow.run(partial(store.claim, (attempt(nonce=4),)))
     assert quick._table == slow._table
 
 
@@ -269,7 +269,7 @@ def test_an_immediate_settlement_makes_the_record_of_the_rules() -> None:
     clock, store = SettableClock(), MemoryStore()
     quick, slow = LocalDriver(clock=clock), LocalDriver(clock=clock)
     claim = attempt()
-    fence = quick.claim_at_once(claim)
+    fence = claim_at_once(quick, claim)
     slow.run(partial(store.claim, (claim,)))
     assert isinstance(fence, int)
     clock.advance(seconds=3)
@@ -289,7 +289,7 @@ def test_a_kept_answer_is_found_until_its_retention_is_over(is_read: bool) -> No
     driver, claim = LocalDriver(clock=clock), attempt()
     look = partial(driver.kept_answer, claim.id, claim.recipe, claim.fingerprint)
     assert look() is False
-    fence = driver.claim_at_once(claim)
+    fence = claim_at_once(driver, claim)
     assert isinstance(fence, int)
     assert look() is None
     assert driver.succeed_at_once(claim, fence, WHOLE)
@@ -309,19 +309,19 @@ def test_a_damaged_record_does_not_affect_others_in_the_look() -> None:
     driver = LocalDriver(clock=clock)
     damaged = attempt("damaged")._replace(recipe=7)  # type: ignore[arg-type]
     for claim in (damaged, attempt()):
-        fence = driver.claim_at_once(claim)
+        fence = claim_at_once(driver, claim)
         assert isinstance(fence, int)
         assert driver.succeed_at_once(claim, fence, WHOLE)
     assert sum(driver.run(store.counts).values()) == 2
-    assert isinstance(driver.claim_at_once(damaged._replace(nonce=bytes(16))), Unreadable)
-    assert isinstance(driver.claim_at_once(attempt(nonce=2)), Replay)
+    assert isinstance(claim_at_once(driver, attempt("damaged", nonce=2)), Unreadable)
+    assert isinstance(claim_at_once(driver, attempt(nonce=2)), Replay)
 
 
 @pytest.mark.parametrize("looked", ["claim", "lapse", "find", "renew", "counts"])
 def test_a_record_that_was_read_meanwhile_is_settled_by_the_rules(looked: str) -> None:
     clock, store = SettableClock(), MemoryStore()
     driver, claim = LocalDriver(clock=clock), attempt()
-    fence = driver.claim_at_once(claim)
+    fence = claim_at_once(driver, claim)
     assert isinstance(fence, int)
     grant = first_grant(claim, fence)
     looks: dict[str, Callable[[], Any]] = {

@@ -15,7 +15,7 @@ from semel.core.flow import MakeFlow
 from semel.core.model import Claim, Find, Grant, Proceed, Renewal, Settled, State
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
-from semel.testing.attempts import attempt, settlement
+from semel.testing.attempts import attempt, claim_at_once, settlement
 from semel.testing.clock import SettableClock
 
 BRIEF: dict[str, Any] = {"lease_seconds": 10, "deadline_seconds": 60, "answer_seconds": 60, "tombstone_seconds": 120}
@@ -51,7 +51,7 @@ class History:
         claim = attempt(f"{number}", nonce=self.attempts, request=request, policy=POLICIES[number % 4], starts=starts)
         known = (claim.id, claim.recipe, claim.fingerprint)
         assert self.quick.kept_answer(*known) == self.slow.kept_answer(*known)
-        met = self.quick.claim_at_once(claim)
+        met = claim_at_once(self.quick, claim)
         verdict = Proceed(first_grant(claim, met)) if isinstance(met, int) else met
         assert self.slow.run(partial(STORE.claim, (claim,))) == [verdict]
         if isinstance(verdict, Proceed):

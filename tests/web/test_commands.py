@@ -146,7 +146,6 @@ def use(web: Any, surface: HttpSettings) -> None:
     web.middleware.surface = surface
     if isinstance(web, AsgiWeb):
         web.middleware._exact = surface.routes.exact
-        web.middleware._find_template = surface.routes.find_template
 
 
 # --- what is stored ---

@@ -328,7 +328,7 @@ def test_a_reused_buffer_is_stored_as_it_was_sent(pieces: int) -> None:
     buffer[:] = b"lost"
     capture.end()
     sent = b"".join(b"%04d" % number for number in range(pieces))
-    assert capture.success() == capture.first()._replace(headers=()) == Answer(200, (), sent)
+    assert capture.to_store() == capture.first()._replace(headers=()) == Answer(200, (), sent)
     assert type(capture.body) is bytes
 
 

@@ -6,7 +6,7 @@ order. The conformance suite in ``semel.testing`` is the executable form of this
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -148,16 +148,31 @@ class LooksForKept(Protocol):
         """
 
 
+class Asked(Protocol):
+    """A request whose fingerprint was made."""
+
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def fingerprint(self) -> bytes: ...
+
+
 class AnswersAtOnce(Protocol):
     """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
 
     Each of them is what the store's verb says of one request. Such a store keeps no events.
     """
 
-    def claim_at_once(self, claim: Claim) -> Verdict | int:
-        """Decide one attempt, and write what it grants. Of a key that was never seen, the fence of its first grant.
+    def claim_at_once(
+        self, id: bytes, asked: Asked, attempt: Callable[[Any, bytes], Claim]
+    ) -> Replay | tuple[Claim, Verdict | int]:
+        """The kept answer of this request; or its claim, and what the claim has met.
 
-        Raises StoreError as a claim does.
+        Of a key that was never seen that is the fence of its first grant.
+
+        Parameters: ``id`` of the record; ``asked`` the request; ``attempt`` makes a claim of both: a replay needs none.
+
+        Raises StoreError as a claim does, and what ``attempt`` raises.
         """
 
     def settle_at_once(self, settlement: Settlement) -> Settling:

@@ -162,43 +162,44 @@ class AsyncEngine:
         Raises StoreUnavailable or StoreTimeout: the handler must not run. Raises the command's ``refusal``, if it has
         one and nothing is on record under its key.
         """
-        core = self.core
+        core, performer = self.core, self._performer
         if not core.checked:
-            await self._performer.first_look.take()
+            await performer.first_look.take()
         id = record_id(command.scope, command.key, core.id_secret)
-        performer, kept = self._performer, None
-        look = performer.kept_answer
-        is_plain = command.is_plain and core.is_plain
-        if look is not None and (is_plain or core.may_look(command)):
-            try:
-                kept = look(id, command.recipe, command.fingerprint)
-            except SchemaError as error:
-                self.backend.locate(error)
-                raise
+        is_plain = core.is_plain and command.is_plain and command.policy.terms.effects is not _ATOMIC
+        at_once = performer.claim_at_once
+        if is_plain and at_once is not None:
+            met = at_once(id, command, core.plain_attempt)
+            if isinstance(met, Replay):
+                return met
+            claim, fence = met
+            if not isinstance(fence, int):  # a key that was seen before
+                return await self._claim_and_wait(claim, command, self._claims, wait_seconds, fence)
+            permit = core.live[claim.nonce] = Permit(command, claim, fence, time.monotonic())
+            if core.draining:  # it did not see this claim
+                core.conclude(permit)
+                self._upkeep.abandon(claim)
+                core.check_open()
+            upkeep = self._upkeep
+            if upkeep.beat_us > claim.terms.lease_us or upkeep.loop is not asyncio.get_running_loop():
+                upkeep.watch(permit)  # it declares no steps
+            return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
+        kept = None
+        if is_plain or core.may_look(command):
+            if performer.kept_answer is not None:
+                try:
+                    kept = performer.kept_answer(id, command.recipe, command.fingerprint)
+                except SchemaError as error:
+                    self.backend.locate(error)
+                    raise
+            elif id in performer.answered:
+                kept = await performer.look_kept(id, command.recipe, command.fingerprint)
             if kept:
                 return kept
-        elif id in performer.answered and (is_plain or core.may_look(command)):
-            kept = await performer.look_kept(id, command.recipe, command.fingerprint)
-            if kept is not None:
-                return kept
-        claim = core.attempt(command, id)
+        claim = (core.plain_attempt if is_plain else core.attempt)(command, id)
         claims = self._claims_unseen if kept is False else self._claims
-        if not is_plain or claim.terms.effects is _ATOMIC:
+        if not is_plain:
             return await self._claim_and_wait(claim, command, claims, wait_seconds, None)
-        at_once = performer.claim_at_once
-        if at_once is not None:
-            met = at_once(claim)
-            if isinstance(met, int):  # granted for the first time, as nearly all
-                permit = core.live[claim.nonce] = Permit(command, claim, met, time.monotonic())
-                if core.draining:  # it did not see this claim
-                    core.conclude(permit)
-                    self._upkeep.abandon(claim)
-                    core.check_open()
-                upkeep = self._upkeep
-                if upkeep.beat_us > claim.terms.lease_us or upkeep.loop is not asyncio.get_running_loop():
-                    upkeep.watch(permit)  # it declares no steps
-                return permit  # type: ignore[return-value]  # an AsyncPermit is one for type checkers only
-            return await self._claim_and_wait(claim, command, claims, wait_seconds, met)  # a key that was seen before
         verdict: Verdict
         core.entering.add(claim.nonce)
         try:

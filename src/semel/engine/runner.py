@@ -72,7 +72,9 @@ class AsyncPerformer(_Performer):
                 self._driver.run_uncut, self._driver.patience_seconds, backend.lane, backend.locate
             ).ask
         # Of a driver that has its replies at once.
-        self.claim_at_once: Callable[[Claim], Verdict | int] | None = getattr(self._driver, "claim_at_once", None)
+        self.claim_at_once: Callable[..., Replay | tuple[Claim, Verdict | int]] | None = getattr(
+            self._driver, "claim_at_once", None
+        )
         self.settle_at_once: Callable[[Settlement], Settling] | None = getattr(self._driver, "settle_at_once", None)
         core.succeed_in_store = getattr(self._driver, "succeed_at_once", None)
         self.kept_answer: Callable[[bytes, str, bytes], Replay | Literal[False] | None] | None = getattr(

@@ -79,7 +79,6 @@ CONFIRM_SECONDS_MAX: Final = 600.0
 DRAIN_LOOK_SECONDS: Final = 0.02
 NOTED_MAX: Final = 1000
 _LOG: Final = logging.getLogger("semel")
-_NOTHING_MORE: Final = (None, None, None)
 _NONCE, _AFTER_NONCE = slice(16), slice(16, None)
 _new: Final[Any] = tuple.__new__  # every command pays for a claim
 FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one of its process still looks
@@ -173,7 +172,15 @@ class Core(CommandEvents):
         """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
         if id is None:
             id = record_id(command.scope, command.key, self.id_secret)
-        is_plain = self.is_plain and command.is_plain
+        claim = self.plain_attempt(command, id)
+        if self.is_plain and command.is_plain:
+            return claim
+        kept, request, quota = self._more(command, id)
+        claim = claim._replace(kept=kept, request=request, quota=quota)
+        return claim if command.resumed is None else claim._replace(**command.resumed._asdict())
+
+    def plain_attempt(self, command: Command, id: bytes) -> Claim:
+        """One attempt at a command that has nothing besides its key, where a claim asks and tells nothing here."""
         bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
         claimed = (
             id,
@@ -185,11 +192,11 @@ class Core(CommandEvents):
             uuid7_bytes(time.time_ns() // 1_000_000, bits[_AFTER_NONCE]),
             self.holder,
             command.policy.terms,
+            None,
+            None,
+            None,
         )
-        if is_plain:
-            return _new(Claim, claimed + _NOTHING_MORE)  # type: ignore[no-any-return]
-        claim = Claim(*claimed, *self._more(command, id))
-        return claim if command.resumed is None else claim._replace(**command.resumed._asdict())
+        return _new(Claim, claimed)  # type: ignore[no-any-return]
 
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
         """What a claim has besides its key: what outlives the key, the request that is kept, and the caller's quota.

@@ -49,7 +49,6 @@ _UNMISSED: Final = NEVER_REPLAYED | {
         "x-xss-protection",
     )
 }
-_new: Final = tuple.__new__  # every command pays for an answer
 _NAMES_MAX: Final = 100  # that one operation's log lines are about; an application that makes names up is not followed
 
 
@@ -149,7 +148,7 @@ class Keeping:
 class Capture:
     """One response. Feed :meth:`start` and :meth:`add`; False from either means that it cannot be kept.
 
-    ``headers`` are the application's own, ``ended`` turns true with :meth:`end`.
+    ``ended`` turns true with :meth:`end`.
 
     >>> capture = Capture(Keeping(Policy()))
     >>> capture.start(201, [(b"Content-Type", b"text/plain"), (b"Set-Cookie", b"a=b")]), capture.add(b"done")
@@ -163,8 +162,6 @@ class Capture:
     _body = b""
     _more: list[bytes] | None = None  # pieces behind it, of a body that comes in several
     _size = 0
-    status = 0
-    headers: _Headers = ()
     ended = False
 
     def __init__(self, keeping: Keeping) -> None:
@@ -173,7 +170,17 @@ class Capture:
     @property
     def started(self) -> bool:
         """Whether the application has begun to answer."""
-        return self.status != 0
+        return self._head is not _NO_HEAD
+
+    @property
+    def status(self) -> int:
+        """The application's status; 0 before it has begun to answer."""
+        return self._head.status
+
+    @property
+    def headers(self) -> _Headers:
+        """The application's own headers."""
+        return self._head.headers
 
     @property
     def endless(self) -> bool:
@@ -190,29 +197,27 @@ class Capture:
         if head is None:
             head = keeping.read(status, lines)
         self._head = head
-        self.status = head.status
-        self.headers = head.headers
         return head.fits
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
-        self.status = self._size = 0
-        self._head = _NO_HEAD
+        self._size, self._head = 0, _NO_HEAD
         self._body, self._more = b"", None
 
     def add(self, chunk: bytes) -> bool:
         """Take a piece of the body. False: with it the body is too long; it is held all the same."""
-        if not chunk or self._head.bodyless:
+        if self._head.bodyless:
             return True
         if type(chunk) is not bytes:  # a buffer, which the application may fill again
             chunk = bytes(chunk)
-        if not self._size:
+        size = self._size
+        if not size:
             self._body = chunk
         elif self._more is None:
             self._more = [chunk]
-        else:
+        elif chunk:
             self._more.append(chunk)
-        size = self._size = self._size + len(chunk)
+        self._size = size = size + len(chunk)
         return size <= self._keeping.body_bytes_max
 
     def count(self, chunk: bytes) -> None:
@@ -241,13 +246,6 @@ class Capture:
         self._body, self._more = b"", None
         return pieces
 
-    def success(self) -> Answer | None:
-        """The answer as the store gets it, if it is complete and its head alone says that all is done."""
-        head, body = self._head, self.body if self._more is not None else self._body
-        if head.succeeds and self.ended and self._size >= head.announced:
-            return _new(Answer, (self.status, head.kept, body))
-        return None
-
     def to_store(self) -> Answer:
         """The answer as the store gets it. The log hears once of what is left out."""
         head = self._head
@@ -260,11 +258,16 @@ class Capture:
         return Answer(self.status, self.headers + more, self.body)
 
     def instead(self, answer: Answer) -> Answer:
-        """Semel's own answer in place of this one, with what this one has for this request alone, such as cookies."""
-        if self.headers == answer.headers:  # a framework sends what it was given
-            return answer
-        others = [pair for pair in self.headers if pair not in answer.headers]
-        held = {name for name, _ in answer.headers}
-        own = [(name.lower(), value) for name, value in others]
-        added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
-        return answer._replace(headers=(*answer.headers, *added))
+        """Semel's own answer in place of this one."""
+        return instead_of(self.headers, answer)
+
+
+def instead_of(headers: _Headers, answer: Answer) -> Answer:
+    """Semel's own answer in place of one with these headers: with those for this request alone, such as cookies."""
+    if headers == answer.headers:  # a framework sends what it was given
+        return answer
+    others = [pair for pair in headers if pair not in answer.headers]
+    held = {name for name, _ in answer.headers}
+    own = [(name.lower(), value) for name, value in others]
+    added = [pair for pair in own if pair[0].startswith(_OF_THIS_REQUEST) and pair[0] not in held]
+    return answer._replace(headers=(*answer.headers, *added))

@@ -42,6 +42,11 @@ class Coverage:
         self._view: View | None = None
         self._protected: dict[tuple[str, object], str] | None = None  # by method and view: the template
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a judgement depends on the request's method, path and headers alone: no framework is asked."""
+        return self._view is None
+
     def judge(
         self,
         method: str,

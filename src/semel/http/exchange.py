@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -54,11 +54,11 @@ from semel.errors import (
 )
 from semel.http.caller import Caller
 from semel.http.capture import Capture
-from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing, Subject
+from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
 from semel.http.headers import BODYLESS_STATUSES, Headers, parse_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
-from semel.http.routing import MOUNT, PATH, Params, Route
+from semel.http.routing import MOUNT, PATH, RARE, Params, Route
 from semel.http.settings import HttpSettings, Wanted
 from semel.http.spelling import without_slashes
 from semel.http.spool import Spool
@@ -74,12 +74,10 @@ ALLOWED_SECONDS: Final = 1.0  # for which the word of ``may`` holds: who has wai
 _NO_STORE: Final = (b"cache-control", b"no-store")
 ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is read on an event loop: nested JSON takes many milliseconds
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
+_new: Final[Any] = tuple.__new__  # every replay pays for an answer
 _ENTRIES_MAX: Final = 1024  # of one route: callers come again
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
-_RARE: Final = frozenset({b"content-digest", b"content-encoding", b"prefer", b"early-data"})
-_READ: Final = frozenset(
-    {b"content-type", b"content-length", b"content-digest", b"content-encoding", b"prefer", b"early-data"}
-)
+_READ: Final = RARE | {b"content-type", b"content-length"}
 
 
 class Unprotected(NamedTuple):
@@ -112,18 +110,16 @@ def open_exchange(
     query: bytes,
     headers: Sequence[tuple[bytes, bytes]],
     request: Mapping[str, Any],
-    mount: str = "",
 ) -> Exchange | Answer | Unprotected:
     """What becomes of a request to an operation, judged by its head.
 
-    Parameters: ``route`` and ``params`` as :meth:`Routes.find` gave them; ``headers`` with lower-case names;
-    ``request`` what the surface's ``caller`` function reads; ``mount`` where the application is, which counts: one
-    application at two places has two operations that share their keys.
+    Parameters: ``route`` and ``params`` as :meth:`Routes.find` and :func:`count_mount` gave them; ``headers`` with
+    lower-case names; ``request`` what the surface's ``caller`` function reads.
     """
     read = dict(headers)
-    line = read.get(surface.key_name)
+    line = read.get(surface.key_name, b"")
     head: HeadRead | Answer | Unprotected | None = None
-    if line is not None and route.is_common and len(read) == len(headers) and _RARE.isdisjoint(read) and is_bare(line):
+    if len(read) == len(headers) and route.rare.isdisjoint(read) and is_bare(line):
         key = line.decode()  # as nearly all
     else:
         head = _rare_head(surface, route, headers, read)
@@ -142,9 +138,7 @@ def open_exchange(
     entry = route.entries.get((caller.tenant, caller.id, method, media_type))
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
-    if mount and route.counts_mount and (place := without_slashes(mount)):
-        params = (*params, (MOUNT, place))
-    exchange = Exchange(surface, route, entry, params, query, key)
+    exchange = Exchange(route, entry, params, query, key)
     if head is not None:
         exchange.heed(read)
         if route.key_from is None:
@@ -152,6 +146,15 @@ def open_exchange(
         if route.policy.resumable:
             exchange.resumable(pack_head(method, request, query, headers), read.get(b"prefer"))
     return exchange
+
+
+def count_mount(route: Route, params: Params, mount: str) -> tuple[Route, Params]:
+    """A route and its parameters, with the place where the application is mounted.
+
+    It counts: one application at two places has two operations that share their keys.
+    """
+    place = without_slashes(mount) if mount and route.counts_mount else ""
+    return route, (*params, (MOUNT, place)) if place else params
 
 
 class HeadRead(NamedTuple):
@@ -188,13 +191,21 @@ def _unreadable_key(surface: HttpSettings, headers: Sequence[tuple[bytes, bytes]
     raise AssertionError("a key that was not read can be read")
 
 
+Digest = Callable[[Params, bytes, bytes], bytes | None]
+"""Makes the fingerprint of a request of its path's parameters, query and body; None where only the recipe can."""
+
+
+def _no_digest(path_params: Params, query: bytes, body: bytes) -> None:
+    """The requests of an operation whose fingerprints are not prepared."""
+
+
 class Entry(NamedTuple):
     """What is the same for all requests of one route, caller, method and media type."""
 
     scope: Scope
     method: str
     media_type: str
-    subject: Subject | None  # of their fingerprints, where a plain operation's bodies may be plain JSON
+    digest: Digest  # their fingerprints, where a plain operation's bodies are plain JSON
 
 
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
@@ -202,7 +213,8 @@ def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> 
     facts = Facts(route.name, method, (), b"", caller.tenant, caller.id, media)
     bytes_max = min(route.policy.body_bytes_max, ON_LOOP_BYTES_MAX)
     subject = route.fingerprinter.prepare(facts, bytes_max) if route.is_plain else None
-    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, subject)
+    digest = _no_digest if subject is None else subject.digest
+    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, digest)
     if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
         if len(route.entries) >= _ENTRIES_MAX:
             route.entries.clear()
@@ -298,17 +310,19 @@ class Exchange:
     is_plain = True
     business_ref = request = resumed = None
 
-    def __init__(
-        self, surface: HttpSettings, route: Route, entry: Entry, params: Params, query: bytes, key: str
-    ) -> None:
+    def __init__(self, route: Route, entry: Entry, params: Params, query: bytes, key: str) -> None:
         self.route = route
-        self._surface = surface
         self._entry = entry
         self._params = params
         self._query = query
         self.key = key
         self.policy = route.policy
         self.scope = entry.scope
+
+    @property
+    def _surface(self) -> HttpSettings:
+        surface: HttpSettings = self.route.surface
+        return surface
 
     @cached_property
     def _facts(self) -> Facts:
@@ -335,7 +349,7 @@ class Exchange:
                 self.wait_seconds = min(wait, surface.wait_seconds_max)
         if facts is not self._facts:
             self._facts = facts
-            self._entry = self._entry._replace(subject=None)
+            self._entry = self._entry._replace(digest=_no_digest)
 
     def must_ask_again(self) -> bool:
         """Whether ``may`` must be asked once more before a stored answer leaves: the request has waited meanwhile.
@@ -362,10 +376,7 @@ class Exchange:
 
     def plain_command(self, body: bytes) -> Command | None:
         """The command of an operation with nothing but a key, for a short body of plain JSON. None: :meth:`command`."""
-        subject = self._entry.subject
-        if subject is None:
-            return None
-        fingerprint = subject.digest(self._params, self._query, body)
+        fingerprint = self._entry.digest(self._params, self._query, body)
         if fingerprint is None:
             return None
         self._body = body
@@ -538,7 +549,7 @@ class Exchange:
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
         if isinstance(verdict, Replay):
-            return self._replay(verdict)
+            return self.replay(verdict)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
@@ -567,16 +578,17 @@ class Exchange:
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def _replay(self, verdict: Replay) -> Answer:
+    def replay(self, verdict: Replay) -> Answer:
+        """The first attempt's answer once more."""
         (status, headers, body), operation_id, _ = verdict
         route = self.route
-        kept = _replay_headers(headers, self._surface.replayed, route.keeping.keeps_caching)
+        kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)
         lines = route.honoured.after(kept, operation_id)
         if status is None:
             status = 200
         if status not in BODYLESS_STATUSES:
             lines.append((b"content-length", b"%d" % len(body)))
-        return tuple.__new__(Answer, (status, tuple(lines), body))
+        return _new(Answer, (status, tuple(lines), body))  # type: ignore[no-any-return]
 
     def answer_unclaimed(self, error: SemelError) -> Answer | Unprotected:
         """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""

@@ -25,6 +25,7 @@ UNSAFE_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 DEFAULT_METHODS: Final = ("POST", "PATCH")
 
 Params = tuple[tuple[str, str], ...]
+RARE: Final = frozenset({b"content-digest", b"content-encoding", b"prefer", b"early-data"})  # headers of few requests
 PATH: Final = "/"  # the name of the parameter that holds a path which counts; no parameter of a template has it
 MOUNT: Final = "//"  # and of the one that holds where the application is mounted
 
@@ -105,7 +106,6 @@ class Route:
         "honoured",
         "idempotent",
         "is_bare",
-        "is_common",
         "is_plain",
         "is_simple",
         "keeping",
@@ -115,10 +115,12 @@ class Route:
         "marks",
         "name",
         "policy",
+        "rare",
         "recipe",
         "recorded",
         "reference_from",
         "required",
+        "surface",
     )
 
     def __init__(
@@ -162,8 +164,8 @@ class Route:
         self.counted = tuple(sorted({name.encode() for each in recipes for name in each.headers}))
         self.counts_path = False
         self.counts_mount = True
-        # Nothing is read of a head but the key, what the body is, and what is rare.
-        self.is_common = self.is_bare and not self.counted
+        self.surface: Any = None  # which it belongs to
+        self.rare = RARE  # the headers with which a head is not read in the ordinary way
 
     def count_path(self) -> None:
         """Add the path to the fingerprint: several different routes share the operation.

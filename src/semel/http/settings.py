@@ -200,9 +200,13 @@ class HttpSettings:
         return routes
 
     def _check(self, route: Route) -> Route:
-        if self.key_header.lower().encode() in route.counted:
+        key_name = self.key_header.lower().encode()
+        if key_name in route.counted:
             raise ConfigurationError(f"{route.name}: counts must not name {self.key_header}: the key never counts")
+        route.surface = self
         route.honoured = self.honour_headers(route.policy.answer_seconds)
+        if not route.is_bare or route.counted:  # more is read of each head than the key and what the body is
+            route.rare |= {key_name}
         return route
 
     def honour_headers(self, answer_seconds: float) -> Honoured:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from semel.core.contract import AnswersAtOnce
 from semel.core.identity import key_hash, record_id
-from semel.core.model import Answer, AnswerKind, Claim, Grant, Renewal, Scope, Settlement, State
+from semel.core.model import Answer, AnswerKind, Claim, Grant, Renewal, Replay, Scope, Settlement, State, Verdict
 from semel.policy import Policy
 
 RECIPE: Final = "1.tests"
@@ -53,6 +54,12 @@ def attempt(
         holder=f"host:{nonce}",
         terms=policy.terms._replace(starts=starts),
     )
+
+
+def claim_at_once(driver: AnswersAtOnce, claim: Claim) -> Verdict | int:
+    """What this claim meets in a store that replies at once: as its kept answer, or as any other claim."""
+    met = driver.claim_at_once(claim.id, claim, lambda asked, id: claim)
+    return met if isinstance(met, Replay) else met[1]
 
 
 def settlement(

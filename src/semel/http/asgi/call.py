@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from semel.core.model import Answer, Superseded
 from semel.core.outcomes import Outcome, Succeeded
@@ -40,6 +40,7 @@ class _Mode(Enum):
 
 # Of an enumeration a member is looked up by a function; every request would pay for it.
 _HOLD, _THROUGH = _Mode.HOLD, _Mode.THROUGH
+_new: Final[Any] = tuple.__new__  # every command pays for an answer
 
 
 class HostMiddleware(Protocol):
@@ -49,8 +50,8 @@ class HostMiddleware(Protocol):
     engine: AsyncEngine
 
 
-class AsgiCall:
-    """The receive and send that the application gets, and what they add up to once a permit was granted.
+class AsgiCall(Capture):
+    """The receive and send that the application gets, and the answer that they add up to once a permit was granted.
 
     The scope that the application gets shows no way to answer that leaves nothing to capture.
 
@@ -85,7 +86,7 @@ class AsgiCall:
         """From here on the answer is held, for this permit."""
         self._exchange = exchange
         self._permit = permit
-        self._capture = Capture(exchange.route.keeping)
+        self._keeping = exchange.route.keeping
         scope = self._scope
         state = scope.get("state")
         if state is None:
@@ -126,35 +127,39 @@ class AsgiCall:
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
         if self._task is not None:
             self._stop_cancelling(permit)
-        capture, exchange, engine = self._capture, self._exchange, self._place.engine
-        stored = capture.success() if error is None and self._failure is None and permit.kept else None
+        exchange, engine, head = self._exchange, self._place.engine, self._head
+        stored: Answer | None = None
+        if error is None and head.succeeds and self.ended and self._size >= head.announced and self._failure is None:
+            stored = _new(Answer, (head.status, head.kept, self._body if self._more is None else self.body))
         if stored is not None and engine.core.succeed_at_once(permit, stored):  # as nearly every command ends
-            headers = exchange.route.honoured.after(capture.headers, permit.claim.operation_id)
+            headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
             try:
-                await self._send({"type": "http.response.start", "status": capture.status, "headers": headers})
-                await self._send({"type": "http.response.body", "body": stored.body})
+                await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+                await self._send({"type": "http.response.body", "body": self._body})
             except Exception as refused:
                 if not is_disconnect(refused):
                     raise
             return
-        if error is None and not capture.complete and (self._mode is _HOLD or capture.ended or not capture.started):
-            error = IncompleteAnswer(CUT if capture.ended else UNFINISHED)
+        if not permit.kept:
+            stored = None
+        if error is None and not self.complete and (self._mode is _HOLD or self.ended or not self.started):
+            error = IncompleteAnswer(CUT if self.ended else UNFINISHED)
         try:
             outcome: Outcome
             if stored is not None:
                 outcome = Succeeded(stored)
             else:
-                outcome = exchange.outcome(permit, capture, error, self._failure, self._own_status)
+                outcome = exchange.outcome(permit, self, error, self._failure, self._own_status)
             answer: Answer | None
             try:
                 reply = await engine.settle(permit, outcome)
                 if type(reply) is not Superseded and stored is not None and permit.steps is None:
-                    answer = capture.first(exchange.route.honoured.headers(permit.execution_id))
+                    answer = self.first(exchange.route.honoured.headers(permit.execution_id))
                 else:
                     verdict = await engine.reread(permit) if type(reply) is Superseded else None
-                    answer = exchange.last_answer(permit, capture, outcome, error, verdict, failure=self._failure)
+                    answer = exchange.last_answer(permit, self, outcome, error, verdict, failure=self._failure)
             except SemelError as unconfirmed:
-                answer = exchange.last_answer(permit, capture, outcome, error, None, unconfirmed, self._failure)
+                answer = exchange.last_answer(permit, self, outcome, error, None, unconfirmed, self._failure)
             if answer is None:
                 self._point(exchange.honours(permit, permit.outcome(outcome)))
             elif self._mode is not _THROUGH and not self._accepted:
@@ -194,11 +199,10 @@ class AsgiCall:
     async def _after_body(self) -> Message:
         """Nothing until the answer is complete: a handler is not told that its client has gone."""
         await self._until_it_may_know()
-        return {"type": "http.disconnect"} if self._capture.ended else await self._receive()
+        return {"type": "http.disconnect"} if self.ended else await self._receive()
 
     async def _until_it_may_know(self) -> None:
-        capture = self._capture
-        if not capture.ended and not capture.endless:
+        if not self.ended and not self.endless:
             if self._ended is None:
                 self._ended = asyncio.Event()
             try:
@@ -209,23 +213,23 @@ class AsgiCall:
 
     async def send(self, message: Message) -> None:
         """Take a part of the answer."""
-        kind, capture = message["type"], self._capture
+        kind = message["type"]
         if kind == "http.response.start":
-            if capture.status:
+            if self._start is not None:
                 raise RuntimeError("the application started its response twice")
             self._start = message
-            fits = capture.start(message["status"], message.get("headers", ()))
+            fits = self.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
-            if not capture.status:
+            if self._start is None:
                 raise RuntimeError("the application sent a body before it started its response")
-            if capture.ended:
+            if self.ended:
                 return
             if self._mode is not _HOLD:
                 await self._continue(message)
                 return
-            fits = capture.add(message.get("body", b""))
-            if not message.get("more_body", False):
-                capture.ended = True
+            fits = self.add(message.get("body", b""))
+            if not message.get("more_body"):
+                self.ended = True
                 if self._ended is not None:
                     self._ended.set()
         else:
@@ -233,42 +237,43 @@ class AsgiCall:
                 await self._send(message)
             return
         if not fits:
-            await self._let_go(more=not capture.ended)
+            await self._let_go(more=not self.ended)
 
-    def _end(self) -> None:
-        self._capture.ended = True
+    def end(self) -> None:
+        """The application has sent the last of the body."""
+        self.ended = True
         if self._ended is not None:
             self._ended.set()
 
     async def _let_go(self, *, more: bool) -> None:
         """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
-        permit, capture = self._permit, self._capture
+        permit = self._permit
         assert permit is not None
         if self._exchange.route.atomic:
             permit.kept = False
             self._mode = _Mode.DROP
             raise AnswerTooLarge("the answer of an ATOMIC command is longer than answer_bytes_max; it is rolled back")
-        if capture.endless and self._ended is not None:
+        if self.endless and self._ended is not None:
             self._ended.set()
         try:
             marked_so = await self._place.engine.mark_not_kept(permit)
         except StoreError:
             marked_so = False
-        chunks = capture.release()
+        chunks = self.release()
         if not marked_so or self._accepted:
             self._mode = _Mode.DROP
             return
         self._mode = _Mode.THROUGH
         assert self._start is not None
-        headers = [*capture.headers, *self._exchange.honours(permit)]
+        headers = [*self.headers, *self._exchange.honours(permit)]
         await self._forward({**self._start, "headers": headers})
         if chunks or not more:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 
     async def _continue(self, message: Message) -> None:
-        self._capture.count(message.get("body", b""))
+        self.count(message.get("body", b""))
         if not message.get("more_body", False):
-            self._end()
+            self.end()
         if self._mode is _Mode.THROUGH:
             await self._forward(message)
 
@@ -279,7 +284,7 @@ class AsgiCall:
             await self._send(message)
         except Exception as refused:
             # A stream without an end would never learn that its client has gone.
-            if not is_disconnect(refused) or self._capture.endless or time.monotonic() >= self._deadline:
+            if not is_disconnect(refused) or self.endless or time.monotonic() >= self._deadline:
                 raise
             self._gone = True
 

@@ -117,9 +117,7 @@ class KeptAlive:
 
     def is_needless(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether this task is uvicorn's own call of the application, which a disconnect does not cancel."""
-        if task is None:
-            return False
-        code: CodeType | None = getattr(task.get_coro(), "cr_code", None)
+        code: CodeType | None = None if task is None else getattr(task.get_coro(), "cr_code", None)
         if code is self.uvicorn_code:
             return True
         if code is not None and code.co_qualname == _UVICORN_CALL and "uvicorn" in code.co_filename:

@@ -1,30 +1,37 @@
-"""The ASGI middleware: pure ASGI on asyncio, without a framework. What one request goes through: ``declared.py``.
+"""The ASGI middleware: pure ASGI on asyncio, without a framework.
 
-It finds the operation, hands the request over, and keeps the handlers alive whose clients have gone.
+It finds the operation of a request, reads its body and claims; a request that was granted its permit becomes a call of
+the application, which is kept alive where its client has gone. What a granted one needs besides is in ``call.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Generator, Mapping
+from typing import Any, Final, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.opening import open_or_close_async
-from semel.errors import ConfigurationError
-from semel.http.asgi.call import App, Message, Receive, Scope, Send, send_answer, with_mark
-from semel.http.asgi.declared import DeclaredCall
-from semel.http.asgi.disconnects import KeptAlive
+from semel.engine.permit import Permit
+from semel.errors import ConfigurationError, SemelError
+from semel.http.asgi.bodies import command_of, finish
+from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer, with_mark
+from semel.http.asgi.disconnects import KeptAlive, Listener
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.route import CALL_KEY
+from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
 from semel.http.caller import FromUser
 from semel.http.coverage import OVERRIDES, Coverage
-from semel.http.exchange import Exchange, Unprotected, open_exchange
+from semel.http.exchange import Exchange, Unprotected, count_mount, open_exchange
+from semel.http.outage import UNCLAIMED
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings, MiddlewareSettings
+from semel.http.spool import Spool
 from semel.http.status import AsyncStatusResource
+from semel.policy import Command
 from semel.resuming.asgi import completer_of
 from semel.resuming.worker import running
 from semel.retention.worker import Reaper
@@ -59,7 +66,9 @@ class SemelMiddleware:
         self.engine = engine
         self.surface = HttpSettings.of(engine, settings, ("manage_engine", "serve_operations"))
         self._manage_engine = manage_engine
-        self._exact, self._find_template = self.surface.routes.exact, self.surface.routes.find_template
+        self._exact = self.surface.routes.exact
+        self._marking = OVERRIDES | {self.surface.key_name}  # headers without which an undeclared request may pass
+        self._passing: set[tuple[Any, ...]] = set()  # such requests, as :meth:`_place` names them
         self._status = AsyncStatusResource(self.surface, engine, serve_operations)
         self._coverage = Coverage(self.surface, app)
         self.kept_alive = KeptAlive()
@@ -72,41 +81,134 @@ class SemelMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
-        if scope["type"] != "http" or CALL_KEY in scope:
-            await self._pass_on(scope, receive, send)
-            return
-        path, mount = scope["path"], ""
-        if scope.get("root_path"):
-            path, mount = route_path(scope), mount_of(scope)
-        method = scope["method"]
-        found: Any = self._exact.get((method, path)) or self._find_template(method, path)
-        if found is None:
-            found = await self._handle_undeclared(scope, path)
-            if found is None:
+        found = self._exact.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]  # or nothing is found
+        if found is None or scope.get("root_path") or CALL_KEY in scope:
+            if _place(scope) in self._passing and self._marking.isdisjoint(dict(scope["headers"])):
                 await self.app(scope, receive, send)
                 return
-            if isinstance(found, Answer):
-                await send_answer(send, found)
-                return
-        surface, (route, params) = self.surface, found
+            found = await self._find(scope, receive, send)
+            if found is None:
+                return  # it is served
+        route, params = found
         query = scope.get("query_string", b"")
-        exchange = open_exchange(surface, route, params, method, query, scope["headers"], scope, mount)
+        exchange = open_exchange(self.surface, route, params, scope["method"], query, scope["headers"], scope)
         if type(exchange) is not Exchange:
             await self._end(exchange, scope, receive, send)
-        elif surface.may is None:
-            await DeclaredCall(self, exchange, scope, receive, send).run()
-        elif await surface.allows_async(scope, exchange.wanted):
-            exchange.allowed_at = time.monotonic()
-            await DeclaredCall(self, exchange, scope, receive, send).run()
+            return
+        if self.surface.may is not None and not await self._allows(exchange, scope, send):
+            return
+        receiving = receive().__await__()
+        awaited = message = spool = None
+        try:
+            awaited = next(receiving)
+        except StopIteration as received:  # it was there, as nearly every body
+            message = received.value
+        if message is None or message.get("more_body") or message["type"] != "http.request":
+            spool = Spool()
+            command = await self._read(exchange, scope, receive, receiving, awaited, message, spool)
+            message = None
         else:
-            await send_answer(send, surface.problems.not_allowed())
+            body = message.get("body", b"")
+            command = exchange.plain_command(body) or await command_of(exchange, body)
+        if command is not exchange and not isinstance(command, Command):  # type: ignore[comparison-overlap]
+            if command is not None:
+                await send_answer(send, command)
+            return
+        try:
+            permit = await self.engine.claim(command, wait_seconds=exchange.wait_seconds)
+        except UNCLAIMED as error:
+            await DeclaredCall(self, scope, receive, send, message, spool).run_unclaimed(exchange, error)
+            return
+        except BaseException:
+            if spool is not None:
+                spool.close()
+            raise
+        if not isinstance(permit, Permit):
+            if spool is not None:
+                spool.close()
+            answer = exchange.present(permit)
+            if exchange.allowed_at is None or await self._allows_still(exchange, scope, send):
+                await send_answer(send, answer)
+        elif self.kept_alive.is_needless(asyncio.current_task()):
+            await DeclaredCall(self, scope, receive, send, message, spool).run(exchange, permit)
+        else:
+            listener = Listener(send)
+            call = DeclaredCall(self, scope, receive, listener.send, message, spool)
+            await self.kept_alive.shield(call.run(exchange, permit), listener)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that holds no command, or one that another layer takes care of."""
-        if scope["type"] == "lifespan" and self._manage_engine:
-            await self._lifespan(scope, receive, send)
-        else:
+    async def _find(self, scope: Scope, receive: Receive, send: Send) -> tuple[Route, Params] | None:
+        """The operation of a request that is not found by its path as it is; None: there is none, and it is served."""
+        if scope["type"] != "http" or CALL_KEY in scope:
+            if scope["type"] == "lifespan" and self._manage_engine:
+                await self._lifespan(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+            return None
+        path, method = route_path(scope), scope["method"]
+        found = self.surface.routes.find(method, path) or await self._handle_undeclared(scope, path)
+        if found is None:
+            if self._coverage.is_fixed and not self._concerns_status(scope, path):
+                self._remember(scope)
             await self.app(scope, receive, send)
+        elif isinstance(found, Answer):
+            await send_answer(send, found)
+        else:
+            return count_mount(*found, mount_of(scope))
+        return None
+
+    async def _allows(self, exchange: Exchange, scope: Scope, send: Send) -> bool:
+        """Whether the caller is allowed the request; where it is not, it is answered."""
+        if await self.surface.allows_async(scope, exchange.wanted):
+            exchange.allowed_at = time.monotonic()
+            return True
+        await send_answer(send, self.surface.problems.not_allowed())
+        return False
+
+    async def _allows_still(self, exchange: Exchange, scope: Scope, send: Send) -> bool:
+        """As :meth:`_allows`, after the claim, which may have waited."""
+        return not exchange.must_ask_again() or await self._allows(exchange, scope, send)
+
+    async def _read(
+        self,
+        exchange: Exchange,
+        scope: Scope,
+        receive: Receive,
+        receiving: Generator[Any, None, Message],
+        awaited: Any,
+        message: Message | None,
+        spool: Spool,
+    ) -> Command | Answer | None:
+        """The command of a body that was not there as a whole; None where its client went away before its end.
+
+        Parameters: ``receiving`` the first call of ``receive``, which waits for ``awaited`` or has given the
+        ``message``; ``spool`` holds the body where there is a command, and is closed where there is none.
+        """
+        command: Command | Answer | None = None
+        until = 0.0
+        try:
+            if message is not None:
+                piece = message
+            else:
+                piece, until = await self.body_clock.wait(receiving, awaited)
+            while piece["type"] == "http.request":
+                chunk = piece.get("body", b"")
+                command = exchange.feed(chunk)
+                if command is not None:
+                    break
+                if spool.on_disk:
+                    await asyncio.to_thread(spool.write, chunk)
+                else:
+                    spool.write(chunk)
+                if not piece.get("more_body", False):
+                    command = await finish(exchange, spool)
+                    break
+                piece, until = await self.body_clock.next_of(receive, until)
+        except TimeoutError:
+            command = exchange.body_too_slow(scope)
+        finally:  # cancelled, mostly; from the claim on, the spool is the application's
+            if type(command) is not Command:
+                spool.close()
+        return command
 
     async def _end(self, opened: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is no protected command, or let the application serve it."""
@@ -118,7 +220,7 @@ class SemelMiddleware:
 
     async def _handle_undeclared(self, scope: Scope, path: str) -> tuple[Route, Params] | Answer | None:
         """What becomes of a request to no declared operation: Semel's own answer, the default's route, or nothing."""
-        if self._status.concerns(path) or self._status.concerns(scope["path"]):
+        if self._concerns_status(scope, path):
             answer = await self._status.answer(path, scope)
             if answer is not None:
                 return answer
@@ -131,6 +233,17 @@ class SemelMiddleware:
 
     def _is_keyed(self, scope: Scope) -> bool:
         return self.surface.key_name in dict(scope["headers"])
+
+    def _concerns_status(self, scope: Scope, path: str) -> bool:
+        return self._status.concerns(path) or self._status.concerns(scope["path"])
+
+    def _remember(self, scope: Scope) -> None:
+        """An undeclared request passes: so will others of its method and path without one of the marking headers."""
+        place = _place(scope)
+        if self._marking.isdisjoint(dict(scope["headers"])) and sum(map(len, filter(None, place))) <= _PLACE_LENGTH_MAX:
+            if len(self._passing) >= _PLACES_MAX:
+                self._passing.clear()
+            self._passing.add(place)
 
     async def close(self) -> None:
         """Wait for the handlers whose clients have gone."""
@@ -177,6 +290,85 @@ class SemelMiddleware:
         await self._completing.__aexit__(None, None, None)
         await self.close()
         await self.engine.close()
+
+
+_PLACES_MAX: Final = 1024  # paths, which clients may make up
+_PLACE_LENGTH_MAX: Final = 512
+
+
+def _place(scope: Scope) -> tuple[Any, ...]:
+    """The method and the path of a request, in all forms that it is judged by."""
+    return scope.get("method"), scope.get("path"), scope.get("raw_path"), scope.get("root_path")
+
+
+class DeclaredCall(AsgiCall):
+    """One request of a declared operation whose body was read: run the application under its permit."""
+
+    def __init__(
+        self,
+        place: SemelMiddleware,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        message: Message | None,
+        spool: Spool | None,
+    ) -> None:
+        self._place: SemelMiddleware = place
+        self._scope = capture_scope(scope) if scope.get("extensions") else scope
+        self._receive = receive
+        self._send = send
+        self._message = message
+        self._spool = spool
+
+    async def run(self, exchange: Exchange, permit: Permit) -> None:
+        """Run the application under the permit, settle and answer."""
+        error: BaseException | None = None
+        try:
+            self._begin(exchange, permit)
+            if exchange.route.is_simple:
+                await self._place.app(self._scope, self.receive, self.send)
+            else:
+                await self._run_otherwise(permit)
+        except GeneratorExit:
+            raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
+        except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
+            error = raised
+        finally:
+            if self._spool is not None:
+                self._close_spool()
+        try:
+            await self._conclude(permit, error)
+        finally:
+            error = None  # it holds this frame
+
+    async def _run_otherwise(self, permit: Permit) -> None:
+        """Run the application where it may be cancelled, or has a limit, or its client does not wait."""
+        route = self._exchange.route
+        self._heed_loss(route, permit)
+        if self._exchange.wants_async:
+            await self._accept(permit)
+        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic()) if route.atomic else None):
+            await self._place.app(self._scope, self.receive, self.send)
+
+    async def run_unclaimed(self, exchange: Exchange, error: SemelError) -> None:
+        """The store could not take the command: refuse it, or run it unprotected where that was declared."""
+        try:
+            refused = exchange.answer_unclaimed(error)
+            if isinstance(refused, Unprotected):
+                assert refused.mark is not None
+                await self._place.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))
+            else:
+                await send_answer(self._send, refused)
+        finally:
+            self._close_spool()
+
+    async def _receive_unprotected(self) -> Message:
+        message = self._message
+        if message is None:
+            piece = await self._next_piece()
+            return piece if piece is not None else await self._receive()
+        self._message = None
+        return message
 
 
 def route_path(scope: Scope) -> str:

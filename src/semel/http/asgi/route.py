@@ -24,13 +24,14 @@ from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
-from semel.http.capture import Capture
+from semel.http.capture import instead_of
 from semel.http.exchange import (
     LENGTH_DIGITS_MAX,
     RETRY_BYTES_MAX,
     Exchange,
     Unprotected,
     body_too_slow,
+    count_mount,
     open_exchange,
     too_large,
 )
@@ -50,6 +51,7 @@ class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
     _instead: Answer | None = None  # leaves in place of what the application answers
+    _theirs: Headers = ()  # the headers of what it answers
     _refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
     _too_long = False  # for any command; the body is no longer kept
     _until = 0.0
@@ -59,6 +61,7 @@ class RouteCall(AsgiCall):
     _limit: _Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
+    _is_through = True  # the application's answer goes through as it is
 
     def __init__(
         self,
@@ -101,27 +104,25 @@ class RouteCall(AsgiCall):
             finally:
                 if self._spool is not None:
                     self._close_spool()
+            if not self._is_through:
                 self._message = None  # what the application has not read
-            if self._permit is not None:
                 if self._limit is not None:
-                    error = self._limit.end(error)
-                await self._conclude(self._permit, error)
-            elif self._instead is not None:
-                await self._answer_instead(self._instead, error)
-            elif self._refusal is not None:
-                await send_answer(self._send, self._refusal)
+                    error, self._limit = self._limit.end(error), None
+                if self._permit is not None:
+                    await self._conclude(self._permit, error)
+                elif self._instead is not None:
+                    await self._answer_instead(self._instead, error)
+                elif self._refusal is not None:
+                    await send_answer(self._send, self._refusal)
         finally:
             # Each of these would close a reference cycle, and leave the whole request to the collector.
             scope.pop(CALL_KEY, None)
             error = self._failure = self.runner = None
-            if self._limit is not None:
-                self._limit.cancel()
-                self._limit = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
         try:
-            await send_answer(self._send, self._capture.instead(answer))
+            await send_answer(self._send, instead_of(self._theirs, answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -147,8 +148,9 @@ class RouteCall(AsgiCall):
         scope = self._scope
         query = scope.get("query_string", b"")
         inner = getattr(request, "scope", request)  # the endpoint's, which may be mounted deeper than the capture
-        mount = mount_of(inner) if inner.get("root_path") else ""
-        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request, mount)
+        if inner.get("root_path"):
+            route, params = count_mount(route, params, mount_of(inner))
+        opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
         if not isinstance(opened, Exchange):
             return self._end_unclaimed(route, opened)
         if self._too_long:
@@ -163,6 +165,7 @@ class RouteCall(AsgiCall):
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
+        self._is_through = False
         if route.is_simple:
             return permit
         self._heed_loss(route, permit)
@@ -179,13 +182,12 @@ class RouteCall(AsgiCall):
         """The request claims nothing: the answer that leaves, or None to run unprotected."""
         if isinstance(end, Answer):
             return self._hold(route, end)
-        self._mark = end.mark
+        self._mark, self._is_through = end.mark, end.mark is None
         return None
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
-        self._instead = answer
-        self._capture = Capture(route.keeping)
+        self._instead, self._is_through = answer, False
         self._ends = time.monotonic() + route.policy.deadline_seconds
         self._ended = None
         return answer
@@ -209,7 +211,7 @@ class RouteCall(AsgiCall):
         """The client has gone: return once the application may know, which of a command is when it runs too long."""
         if self.has_claimed:
             await self._until_it_may_know()
-            if self._capture.ended:
+            if self.ended:
                 await asyncio.Event().wait()  # nothing is left to cut short
 
     # --- what the application gets --------------------------------------------------------------
@@ -260,26 +262,24 @@ class RouteCall(AsgiCall):
         return message
 
     def _refuse(self, answer: Answer) -> Message:
-        self._refusal = answer
+        self._refusal, self._is_through = answer, False
         self._close_spool()
         return {"type": "http.disconnect"}
 
     def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
         """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
-        if self._permit is not None:
-            return AsgiCall.send(self, message)
-        if self._instead is None and self._refusal is None and self._mark is None:
+        if self._is_through:
             return self._send(message)
-        return self._send_ungranted(message)
+        return self._send_ungranted(message) if self._permit is None else AsgiCall.send(self, message)
 
     async def _send_ungranted(self, message: Message) -> None:
         if self._refusal is not None:
             return
         if self._instead is not None:
             if message["type"] == "http.response.start":
-                self._capture.headers = tuple(message.get("headers", ()))
+                self._theirs = tuple(message.get("headers", ()))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
-                self._end()
+                self.end()
             return
         if self._mark is not None and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), self._mark]}
@@ -364,10 +364,6 @@ class _Limit:
     def _cut(self) -> None:
         self._is_over = True
         self._task.cancel()
-
-    def cancel(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
 
     def end(self, error: BaseException | None) -> BaseException | None:
         """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""

@@ -16,7 +16,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, NothingHappened, SemelError, StoreError
 from semel.http.body_time import socket_clock
 from semel.http.capture import Capture
-from semel.http.exchange import Exchange, Unprotected, open_exchange, too_large
+from semel.http.exchange import Exchange, Unprotected, count_mount, open_exchange, too_large
 from semel.http.outage import UNCLAIMED
 from semel.http.routing import Params, Route
 from semel.http.settings import HttpSettings
@@ -99,7 +99,8 @@ class InsideCall:
             return self._take(self.given, route)
         self._engine, self._hold = engine, engine._hold()
         asked: Mapping[str, Any] = request
-        opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked, head.mount)
+        route, params = count_mount(route, params, head.mount)
+        opened = open_exchange(surface, route, params, head.method, head.query, head.headers, asked)
         if isinstance(opened, Unprotected):
             self.mark = opened.mark
             return None

@@ -26,6 +26,7 @@ from semel.http.exchange import (
     Exchange,
     IncompleteAnswer,
     Unprotected,
+    count_mount,
     open_exchange,
 )
 from semel.http.outage import UNCLAIMED
@@ -114,8 +115,8 @@ class SemelMiddleware:
         self, route: Route, params: Params, method: str, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         query = environ.get("QUERY_STRING", "").encode("latin-1")
-        headers, mount = headers_of(environ), environ.get("SCRIPT_NAME", "")
-        opened = open_exchange(self.surface, route, params, method, query, headers, environ, mount)
+        route, params = count_mount(route, params, environ.get("SCRIPT_NAME", ""))
+        opened = open_exchange(self.surface, route, params, method, query, headers_of(environ), environ)
         if isinstance(opened, Answer):
             return send_answer(start_response, opened)
         if isinstance(opened, Unprotected):

@@ -7,8 +7,10 @@ retry could run twice unnoticed: there it refuses to answer.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn, TypeVar
 
+from semel.core.contract import Asked
 from semel.core.flow import MakeFlow
 from semel.core.model import Answer, Claim, Replay, Settlement, Settling, Verdict
 from semel.errors import StoreUnavailable
@@ -45,10 +47,22 @@ class LocalDriver:
             result: T = stop.value
             return result
 
-    def claim_at_once(self, claim: Claim) -> Verdict | int:
+    def claim_at_once(
+        self, id: bytes, asked: Asked, attempt: Callable[[Any, bytes], Claim]
+    ) -> Replay | tuple[Claim, Verdict | int]:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
+        records = self._table.records
+        found = records.get(id)
+        if found is not None:
+            kept = find_replay_of(found, id, asked.recipe, asked.fingerprint, self._clock())
+            if kept is not None:
+                return kept
+        claim = attempt(asked, id)
         with self._lock:
-            return claim_on(self._table, claim, self._clock())
+            if id in records or claim.quota is not None:
+                return claim, claim_on(self._table, claim, self._clock())
+            granted = records[id] = (claim, self._clock())  # as ``claim_on`` does
+            return granted
 
     def settle_at_once(self, settlement: Settlement) -> Settling:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
@@ -59,10 +73,10 @@ class LocalDriver:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         records, id = self._table.records, claim.id
         with self._lock:
-            if records.get(id) != (claim, fence):  # it was read since
-                return False
-            records[id] = (claim, fence, answer, self._clock())
-            return True
+            is_unread: bool = records.get(id) == (claim, fence)
+            if is_unread:
+                records[id] = (claim, fence, answer, self._clock())
+            return is_unread
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""

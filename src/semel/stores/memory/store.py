@@ -274,13 +274,11 @@ def claim_on(table: Table, claim: Claim, now: int) -> Verdict | int:
 
 def find_replay_of(found: Record | Unread, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """As :func:`~semel.core.decide.find_replay`."""
-    if type(found) is Record:
-        return find_replay(found, id, recipe, fingerprint, now)
     if len(found) == _SETTLED_LENGTH:
         claim, _, answer, settled_at = found
         if claim.fingerprint == fingerprint and claim.recipe == recipe and now < settled_at + claim.terms.answer_us:
             return _new(Replay, (answer, claim.operation_id, _SUCCEEDED))  # type: ignore[no-any-return]
-    return None
+    return find_replay(found, id, recipe, fingerprint, now) if type(found) is Record else None
 
 
 def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
