@@ -6,7 +6,6 @@ function in a thread.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -17,6 +16,7 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
+from semel.http.asgi.call import run_within
 from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, RouteCall
@@ -300,12 +300,14 @@ class EndpointCommands(Generic[R]):
         sessions: tuple[str, ...],
     ) -> Any:
         """Call the endpoint of an ATOMIC command, for as long as its transaction may be open."""
-        async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
-            if not sessions:
-                return await self._call(endpoint, args, kwargs)
+        called: Awaitable[Any]
+        if not sessions:
+            called = self._call(endpoint, args, kwargs)
+        else:
             blocking = self.engine.store.capabilities.blocking_units
             call = self._call_with_session if blocking else self._call_with_async_session
-            return await call(endpoint, permit.connection, args, kwargs, sessions)
+            called = call(endpoint, permit.connection, args, kwargs, sessions)
+        return await run_within(called, max(0.0, permit.deadline_monotonic - time.monotonic()))
 
     def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         if id(endpoint) in self._on_loop:

@@ -14,7 +14,17 @@ from semel.core.model import Answer
 from semel.engine.permit import Permit
 from semel.errors import SemelError
 from semel.http.asgi.bodies import command_of, finish
-from semel.http.asgi.call import AsgiCall, HostMiddleware, Message, Receive, Scope, Send, send_answer, with_mark
+from semel.http.asgi.call import (
+    AsgiCall,
+    HostMiddleware,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    run_within,
+    send_answer,
+    with_mark,
+)
 from semel.http.asgi.disconnects import KeptAlive, Listener
 from semel.http.asgi.scope import capture_scope
 from semel.http.body_time import BodyClock
@@ -141,8 +151,8 @@ class DeclaredCall(AsgiCall):
         self._heed_loss(route, permit)
         if self._exchange.wants_async:
             await self._accept(permit)
-        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic()) if route.atomic else None):
-            await self._place.app(self._scope, self.receive, self.send)
+        call = self._place.app(self._scope, self.receive, self.send)
+        await (run_within(call, max(0.0, self._deadline - time.monotonic())) if route.atomic else call)
 
     async def _read(self, message: Message, until: float) -> Command | Answer | None:
         """Read a body of several pieces; None where the client went away before its end."""

@@ -19,7 +19,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finish
-from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
+from semel.http.asgi.call import App, AsgiCall, Limit, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
@@ -56,7 +56,7 @@ class RouteCall(AsgiCall):
     _leaked = False
     _cut = False
     _told = False
-    _limit: _Limit | None = None
+    _limit: Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
 
@@ -172,7 +172,7 @@ class RouteCall(AsgiCall):
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
             assert self.runner is not None
-            self._limit = _Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
+            self._limit = Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
         return permit
 
     def _end_unclaimed(self, route: Route, end: Answer | Unprotected) -> Answer | None:
@@ -348,35 +348,6 @@ class RouteCall(AsgiCall):
 
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
-
-
-class _Limit:
-    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
-
-    __slots__ = ("_before", "_is_over", "_task", "_timer")
-
-    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
-        self._task = task
-        self._before = task.cancelling()
-        self._is_over = False
-        self._timer = task.get_loop().call_later(seconds, self._cut)
-
-    def _cut(self) -> None:
-        self._is_over = True
-        self._task.cancel()
-
-    def cancel(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
-
-    def end(self, error: BaseException | None) -> BaseException | None:
-        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
-        self._timer.cancel()
-        if self._is_over and self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):
-            late = TimeoutError()
-            late.__cause__ = error
-            return late
-        return error
 
 
 class Bodies:
