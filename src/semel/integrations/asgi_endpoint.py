@@ -16,7 +16,6 @@ from semel.core.model import Answer, Effects
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError
-from semel.http.asgi.call import run_within
 from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import AsgiRequest, path_of
 from semel.http.asgi.route import CALL_KEY, RouteCall
@@ -38,6 +37,7 @@ from semel.integrations.endpoint import (
     plain_function,
 )
 from semel.policy import Policy, PolicyOptions
+from semel.stores.deadline import run_within
 
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold, BulkEndpoint

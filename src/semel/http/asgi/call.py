@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from semel.core.model import Answer, Superseded
 from semel.core.outcomes import Outcome, Succeeded
@@ -25,7 +25,6 @@ from semel.http.headers import Headers
 from semel.http.routing import Route
 from semel.http.spool import Spool
 
-T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -301,48 +300,6 @@ class AsgiCall:
         if self._spool is not None:
             self._spool.close()
             self._spool = None
-
-
-class Limit:
-    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
-
-    __slots__ = ("_before", "_is_over", "_task", "_timer")
-
-    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
-        self._task = task
-        self._before = task.cancelling()
-        self._is_over = False
-        self._timer = task.get_loop().call_later(seconds, self._cut)
-
-    def _cut(self) -> None:
-        self._is_over = True
-        self._task.cancel()
-
-    def cancel(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
-
-    def end(self, error: BaseException | None) -> BaseException | None:
-        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
-        self._timer.cancel()
-        if self._is_over and self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):
-            late = TimeoutError()
-            late.__cause__ = error
-            return late
-        return error
-
-
-async def run_within(call: Awaitable[T], seconds: float) -> T:
-    """Await a call of an ATOMIC command, for as long as its transaction may be open. Raises TimeoutError after that."""
-    task = asyncio.current_task()
-    assert task is not None
-    limit = Limit(task, seconds)
-    try:
-        result = await call
-    except BaseException as error:  # noqa: BLE001 - it is raised again, or TimeoutError in its place
-        raise limit.end(error) or error  # noqa: B904 - it has its cause
-    limit.end(None)
-    return result
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

@@ -21,7 +21,6 @@ from semel.http.asgi.call import (
     Receive,
     Scope,
     Send,
-    run_within,
     send_answer,
     with_mark,
 )
@@ -33,6 +32,7 @@ from semel.http.outage import UNCLAIMED
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
+from semel.stores.deadline import run_within
 
 
 class DeclaringHost(HostMiddleware, Protocol):

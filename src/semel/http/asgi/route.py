@@ -19,7 +19,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.asgi.bodies import command_of, finish
-from semel.http.asgi.call import App, AsgiCall, Limit, Message, Receive, Scope, Send, send_answer
+from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer
 from semel.http.asgi.disconnects import KeptAlive, Listener, is_disconnect
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.scope import capture_scope
@@ -40,6 +40,7 @@ from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
+from semel.stores.deadline import Limit
 
 CALL_KEY: Final = "semel.call"
 HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too

@@ -87,8 +87,12 @@ def execute(connection: Connection[Any], *statements: Said, prepared: bool = Tru
 
 async def execute_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
     """As ``execute``, on an event loop."""
-    async with connection.lock:
+    lock = connection.lock
+    await lock.acquire()
+    try:
         rows: list[Any] = await connection.wait(trip(connection, statements, prepared=prepared))
+    finally:
+        lock.release()
     return rows
 
 
