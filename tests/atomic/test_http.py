@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from semel import AsyncEngine, NothingHappened, Permit
@@ -21,6 +22,7 @@ from semel.integrations.fastapi import Semel
 from semel.stores.sql.sqlalchemy import session_on
 from tests.atomic.conftest import Outside
 from tests.atomic.mapped import Effect
+from tests.atomic.over_http import check_rolled_back
 from tests.engine.drivers import sqlite
 from tests.integrations.driving import Web, both, caller_of
 
@@ -296,11 +298,68 @@ def test_a_handler_past_its_deadline_is_rolled_back(file: Path, outside: Outside
         return "made"
 
     with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
-        assert web.call("/").status == 500
+        check_rolled_back(web.call("/"))
         assert isinstance(web.raised, TimeoutError)
         assert (outside.rows(), outside.states) == ([], [])
         assert web.call("/").status == 201
     assert outside.rows() == [1]
+
+
+def interrupt(permit: Permit) -> None:
+    """Stop a statement of the handler's, as a limit of its own would."""
+    permit.connection.set_progress_handler(lambda: 1, 1)
+    try:
+        permit.connection.execute("SELECT count(*) FROM effect")
+    finally:
+        permit.connection.set_progress_handler(None, 1)
+
+
+async def is_interrupted(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    interrupt(permit)
+
+
+def is_interrupted_sync(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    interrupt(permit)
+
+
+async def is_interrupted_in_its_session(session: Annotated[Session, SESSION], permit: Permit = PERMIT) -> None:
+    session.add(Effect(n=1))
+    session.flush()
+    try:
+        interrupt(permit)
+    except sqlite3.Error as error:
+        raise DBAPIError("SELECT", {}, error) from error
+
+
+async def says_so_itself(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise HTTPException(500, "later") from TimeoutError()
+
+
+async def says_504_itself(permit: Permit = PERMIT) -> None:
+    insert(permit)
+    raise HTTPException(504, "later") from TimeoutError()
+
+
+STOPPED = [is_interrupted, is_interrupted_sync, is_interrupted_in_its_session]
+
+
+@pytest.mark.parametrize("endpoint", STOPPED)
+def test_a_statement_that_was_stopped_is_rolled_back(file: Path, outside: Outside, endpoint: Any) -> None:
+    with protected(file, endpoint) as web:
+        check_rolled_back(web.call("/"))
+        assert web.raised is not None  # the server's log has it
+        assert (outside.rows(), outside.states) == ([], [])
+
+
+@pytest.mark.parametrize(("endpoint", "status"), [(says_so_itself, 500), (says_504_itself, 504)])
+def test_an_answer_of_the_applications_own_stays(file: Path, outside: Outside, endpoint: Any, status: int) -> None:
+    with protected(file, endpoint) as web:
+        answer = web.call("/")
+        assert (answer.status, answer.body) == (status, b'{"detail":"later"}')
+        assert (outside.rows(), outside.states) == ([], [])
 
 
 @pytest.mark.parametrize("place", ["background", "stream", "dependency"])
@@ -328,7 +387,7 @@ def test_work_that_outlives_the_handler_ends_at_its_deadline(file: Path, outside
         return StreamingResponse(stream()) if place == "stream" else "made"
 
     with protected(file, endpoint, session, lease_seconds=1, deadline_seconds=1) as web:
-        assert web.call("/").status == 500
+        check_rolled_back(web.call("/"))
         assert isinstance(web.raised, TimeoutError)
         assert (outside.rows(), outside.states) == ([], [])
         outside.writes()
@@ -353,7 +412,7 @@ def test_a_threads_handler_past_its_deadline_is_rolled_back_and_its_late_write_f
         return "made"
 
     with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
-        assert web.call("/").status == 500
+        check_rolled_back(web.call("/"))
         assert (outside.rows(), outside.states) == ([], [])
         outside.writes()
         goes_on.set()

@@ -51,3 +51,35 @@ def test_a_waiter_that_times_out_leaves_the_queue() -> None:
         return await connections.take(Deadline(0))
 
     assert asyncio.run(story()) == (1, True)
+
+
+def test_a_waiter_whose_time_is_over_as_a_connection_becomes_free_is_passed_over() -> None:
+    async def story() -> tuple[int, bool]:
+        connections = lifo(1)
+        taken, _ = await connections.take(Deadline(0))
+        first = asyncio.ensure_future(connections.take(Deadline(0)))
+        second = asyncio.ensure_future(connections.take(Deadline(LONG_SECONDS)))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.001, connections.give, taken)  # behind the end of the first one's wait
+        with pytest.raises(StoreUnavailable, match="all 1 connections"):
+            await first
+        async with asyncio.timeout(LONG_SECONDS / 10):
+            return await second
+
+    assert asyncio.run(story()) == (1, True)
+
+
+def test_a_waiter_that_is_closed_leaves_the_queue() -> None:
+    async def story() -> tuple[int, bool]:
+        connections = lifo(1)
+        taken, _ = await connections.take(Deadline(0))
+        waiting = connections.take(Deadline(LONG_SECONDS))
+        waiting.send(None)
+        waiting.close()
+        second = asyncio.ensure_future(connections.take(Deadline(LONG_SECONDS)))
+        await asyncio.sleep(0)
+        connections.give(taken)
+        async with asyncio.timeout(LONG_SECONDS / 10):
+            return await second
+
+    assert asyncio.run(story()) == (1, True)

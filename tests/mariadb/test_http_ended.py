@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from semel.core.model import State
 from semel.errors import HandlerRefused
-from tests.atomic.over_http import ask, check_retryable
+from semel.policy import Policy
+from tests.atomic.over_http import ask, check_retryable, check_rolled_back
 from tests.mariadb.conftest import Fellow, Outside, Writes, writes_of
 from tests.servers.relay import Relay
 
@@ -32,6 +34,43 @@ def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outs
 
     answer = ask(fellow, writes_of, is_killed)
     check_retryable(answer)
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+SIGNAL = "SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {}"
+FOR_NOW = {
+    "max_statement_time": "SET STATEMENT max_statement_time = 0.02 FOR SELECT SLEEP(20)",
+    "lock_wait_timeout": SIGNAL.format(1205),
+    "a deadlock": SIGNAL.format(1213),
+    "a changed row": SIGNAL.format(1020),
+}
+
+
+@pytest.mark.parametrize("why", FOR_NOW)
+def test_a_handler_that_the_server_stopped_for_now_may_be_retried(fellow: Fellow, outside: Outside, why: str) -> None:
+    async def is_stopped(db: Writes) -> None:
+        await db.insert()
+        await db.execute(FOR_NOW[why])
+
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, is_stopped, raised=raised))
+    [error] = raised  # the server's log has it
+    assert type(error).__module__.split(".")[0] in ("pymysql", "asyncmy")
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+@pytest.mark.parametrize("kind", ["asyncmy"])  # a thread is not stopped
+def test_a_handler_past_its_deadline_may_be_retried(fellow: Fellow, outside: Outside, kind: str) -> None:
+    async def hangs(db: Writes) -> None:
+        await db.insert()
+        await asyncio.Event().wait()
+
+    policy = Policy(effects="atomic", lease_seconds=1, deadline_seconds=1)
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, hangs, policy=policy, raised=raised))
+    assert [type(error) for error in raised] == [TimeoutError]
     assert (outside.rows(), outside.states) == ([], [])
     retry_runs(fellow, outside)
 

@@ -11,7 +11,8 @@ import pytest
 
 from semel.core.model import State
 from semel.errors import HandlerRefused
-from tests.atomic.over_http import ask, check_retryable
+from semel.policy import Policy
+from tests.atomic.over_http import ask, check_retryable, check_rolled_back
 from tests.postgres.conftest import Fellow, Outside, Writes, writes_of
 from tests.servers.relay import Relay
 from tests.service.served import await_true
@@ -48,6 +49,74 @@ def test_a_transaction_that_the_server_ended_may_be_retried(fellow: Fellow, outs
         await_true(lambda: not outside.connection.execute(gone, (pid,)).fetchall(), "the server to end it")
 
     check_retryable(ask(fellow, writes_of, idles))
+    assert (outside.rows(), outside.states) == ([], [])
+    retry_runs(fellow, outside)
+
+
+SLOW = ("SET LOCAL statement_timeout = '20ms'", "SELECT pg_sleep(20)")
+FOR_NOW = {"lock_timeout": "55P03", "a serialization failure": "40001", "a deadlock": "40P01"}
+
+
+@pytest.mark.parametrize("why", ["statement_timeout", *FOR_NOW])
+def test_a_handler_that_the_server_stopped_for_now_may_be_retried(fellow: Fellow, outside: Outside, why: str) -> None:
+    said = [f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{FOR_NOW[why]}'; END $$"] if why in FOR_NOW else SLOW
+
+    async def is_stopped(db: Writes) -> None:
+        await db.insert()
+        for text in said:
+            await db.execute(text)
+
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, is_stopped, raised=raised))
+    [error] = raised  # the server's log has it
+    assert isinstance(error, psycopg.Error | asyncpg.PostgresError)
+    assert (outside.rows(), outside.states, outside.open_transactions) == ([], [], 0)
+    retry_runs(fellow, outside)
+
+
+@pytest.mark.parametrize("kind", ["psycopg-async", "asyncpg"])  # a thread is not stopped
+def test_a_handler_past_its_deadline_may_be_retried(fellow: Fellow, outside: Outside, kind: str) -> None:
+    async def hangs(db: Writes) -> None:
+        await db.insert()
+        await db.execute("SELECT pg_sleep(20)")
+
+    policy = Policy(effects="atomic", lease_seconds=1, deadline_seconds=1)
+    raised: list[BaseException] = []
+    check_rolled_back(ask(fellow, writes_of, hangs, policy=policy, raised=raised))
+    assert [type(error) for error in raised] == [TimeoutError]
+    assert (outside.rows(), outside.states, outside.open_transactions) == ([], [], 0)
+    retry_runs(fellow, outside)
+
+
+def test_a_handler_that_was_stopped_behind_its_own_commit_is_unknown(fellow: Fellow, outside: Outside) -> None:
+    async def commits(db: Writes) -> None:
+        await db.insert()
+        await db.execute("COMMIT")
+        raise TimeoutError
+
+    raised: list[BaseException] = []
+    for _ in range(2):
+        answer = ask(fellow, writes_of, commits, raised=raised)
+        assert (answer.status, answer.code) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
+        assert answer.link() is not None
+    assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
+
+
+def test_where_the_rollback_is_not_proven_it_may_have_happened(
+    make_fellow: Callable[..., Fellow], outside: Outside, relay: Relay
+) -> None:
+    fellow = make_fellow(conninfo=relay.conninfo(), patience_seconds=1.0)
+
+    async def is_cut_off(db: Writes) -> None:
+        await db.insert()
+        relay.hanging = True
+        raise TimeoutError
+
+    answer = ask(fellow, writes_of, is_cut_off, raised=[])
+    check_retryable(answer)
+    assert json.loads(answer.body)["mayHaveHappened"] is True
+    relay.hanging = False
+    await_true(lambda: not outside.open_transactions, "the server to see that the connection is gone")
     assert (outside.rows(), outside.states) == ([], [])
     retry_runs(fellow, outside)
 

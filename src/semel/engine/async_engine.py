@@ -302,24 +302,26 @@ class AsyncEngine:
         return verdict
 
     async def _claim_atomic(self, claim: Claim, command: Command, claims: _Claims) -> Verdict:
-        with self.core.running_here(claim, command.under) as (met, is_sure):
-            if met is not None:
-                return (
-                    met if is_sure else await self._performer.drive(read_settled(self.store, claim, command.under, met))
-                )
-            opened: list[AsyncUnit] = []
+        core, under = self.core, command.under
+        running = core.meet_running(claim, under)
+        if running is not None:
+            met, is_sure = running
+            return met if is_sure else await self._performer.drive(read_settled(self.store, claim, under, met))
+        opened: list[AsyncUnit] = []
 
-            async def begin() -> AsyncUnit:
-                opened.append(await self.backend.begin_async())
-                return opened[0]
+        async def begin() -> AsyncUnit:
+            opened.append(await self.backend.begin_async())
+            return opened[0]
 
-            try:
-                verdict, unit = await self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
-            except asyncio.CancelledError:
-                for open_unit in opened:  # a reference to the cancelled task would keep its locks
-                    _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
-                raise
-            return self.core.unit_claimed(claim, verdict, unit)
+        try:
+            verdict, unit = await self._performer.drive(claim_unit(self.store, claim, under, Begin(begin)))
+            return core.unit_claimed(claim, verdict, unit)
+        except asyncio.CancelledError:
+            for open_unit in opened:  # a reference to the cancelled task would keep its locks
+                _ = self._upkeep.spawn(self._performer.drive(ask(Rollback(open_unit))))
+            raise
+        finally:
+            core.leave_ungranted(claim)
 
     async def settle(self, permit: Permit, outcome: Outcome) -> Settling:
         """Settle the command. The settlement is written even if the caller is cancelled meanwhile.

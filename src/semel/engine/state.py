@@ -309,30 +309,23 @@ class Core(CommandEvents):
 
     # --- ATOMIC commands of this process, still invisible in the store ------------------------
 
-    @contextmanager
-    def running_here(self, claim: Claim, under: Under | None = None) -> Iterator[tuple[Verdict | None, bool]]:
-        """Enter an ATOMIC command; yields what another one of this process, with the same key, means to it.
+    def meet_running(self, claim: Claim, under: Under | None = None) -> tuple[Verdict, bool] | None:
+        """Enter an ATOMIC command; what another one of this process, with the same key, means to it.
 
         And whether that is sure: another attempt that has not been granted may itself be refused, or be a replay. Whose
-        key it is, only the store can say.
+        key it is, only the store can say. None: there is no other, and ``leave_ungranted`` follows.
         """
         other = self.running.setdefault(claim.id, claim)
-        if other is not claim:
-            granted = other.nonce in self.units or other.nonce in self.live
-            yield (
-                (
-                    _await_verdict(other, claim, under)
-                    if granted
-                    else InProgress(other.operation_id, other.terms.lease_us)
-                ),
-                granted,
-            )
-            return
-        try:
-            yield None, True
-        finally:
-            if claim.nonce not in self.units:  # not granted: nothing runs here
-                del self.running[claim.id]
+        if other is claim:
+            return None
+        if other.nonce in self.units or other.nonce in self.live:
+            return _await_verdict(other, claim, under), True
+        return InProgress(other.operation_id, other.terms.lease_us), False
+
+    def leave_ungranted(self, claim: Claim) -> None:
+        """The claim of an ATOMIC command has ended: where it was not granted, nothing runs here."""
+        if claim.nonce not in self.units:
+            del self.running[claim.id]
 
     def unit_claimed(self, claim: Claim, verdict: Verdict, unit: AnyUnit | None) -> Verdict:
         """Keep the open transaction of a granted ATOMIC command for its permit."""

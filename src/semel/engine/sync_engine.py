@@ -232,24 +232,28 @@ class Engine:
             raise
 
     def _claim_atomic(self, claim: Claim, command: Command) -> Verdict:
-        with self.core.running_here(claim, command.under) as (met, is_sure):
-            if met is not None:
-                return met if is_sure else self._performer.drive(read_settled(self.store, claim, command.under, met))
-            opened: list[Unit] = []
+        core, under = self.core, command.under
+        running = core.meet_running(claim, under)
+        if running is not None:
+            met, is_sure = running
+            return met if is_sure else self._performer.drive(read_settled(self.store, claim, under, met))
+        opened: list[Unit] = []
 
-            def begin() -> Unit:
-                opened.append(self.backend.begin())
-                return opened[0]
+        def begin() -> Unit:
+            opened.append(self.backend.begin())
+            return opened[0]
 
-            try:
-                verdict, unit = self._performer.drive(claim_unit(self.store, claim, command.under, Begin(begin)))
-            except SemelError:
-                raise
-            except BaseException:  # of a library's, which the flow does not hear of
-                for open_unit in opened:
-                    self._performer.drive(ask(Rollback(open_unit)))
-                raise
-            return self.core.unit_claimed(claim, verdict, unit)
+        try:
+            verdict, unit = self._performer.drive(claim_unit(self.store, claim, under, Begin(begin)))
+            return core.unit_claimed(claim, verdict, unit)
+        except SemelError:
+            raise
+        except BaseException:  # of a library's, which the flow does not hear of
+            for open_unit in opened:
+                self._performer.drive(ask(Rollback(open_unit)))
+            raise
+        finally:
+            core.leave_ungranted(claim)
 
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
         """Settle the command. The settlement is repeated while the store fails.

@@ -42,6 +42,7 @@ from semel.engine.permit import Permit
 from semel.engine.result import Refusal
 from semel.errors import (
     ConfigurationError,
+    EarlyCommit,
     HandlerRefused,
     InvalidBody,
     NothingHappened,
@@ -648,7 +649,8 @@ class Exchange:
 
         Raises HandlerRefused: the database refuses what the application wrote: as if the application raised.
         """
-        is_settled = error is None and verdict is None and unconfirmed is None and permit.kept
+        is_stopped = self.route.atomic and self._is_stopped(capture, outcome, error, failure)
+        is_settled = not is_stopped and error is None and verdict is None and unconfirmed is None and permit.kept
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
@@ -662,13 +664,18 @@ class Exchange:
             return self.present(verdict)
         if self.route.atomic and not permit.kept:
             return problems.answer_too_large()
+        if is_stopped and unconfirmed is None:
+            return problems.rolled_back()
         if permit.steps is not None and isinstance(outcome, Released) and isinstance(error or failure, NO_STORE):
             return _with(problems.between_steps(permit.execution_id), lifetime)
         promised = isinstance(outcome, (Succeeded, Refused))
-        if unconfirmed is not None and (promised or (error is None and capture.status < 500)):
+        if unconfirmed is not None and (
+            promised or is_stopped or isinstance(unconfirmed, EarlyCommit) or (error is None and capture.status < 500)
+        ):
             if self.route.atomic and isinstance(unconfirmed, NO_STORE) and not isinstance(unconfirmed, NotReplicated):
                 # All of it is committed or nothing: a retry replays the answer, or runs.
-                return problems.of_error(unconfirmed, maybe_done=isinstance(unconfirmed, StoreTimeout))
+                maybe_done = is_stopped or isinstance(unconfirmed, StoreTimeout)
+                return problems.of_error(unconfirmed, maybe_done=maybe_done)
             return _with(problems.unknown(permit.execution_id), lifetime)
         if error is not None and (capture.status < 500 or not capture.complete):
             return None
@@ -683,6 +690,30 @@ class Exchange:
         if isinstance(outcome, Unprovable) and capture.status < 500 and permit.steps is not None:
             return _with(problems.unknown(permit.execution_id), lifetime)  # what leaves is what the store holds
         return capture.first(self.honours(permit, outcome))
+
+    def _is_stopped(
+        self, capture: Capture, outcome: Outcome, error: BaseException | None, failure: BaseException | None
+    ) -> bool:
+        status = capture.status if capture.complete else None
+        return isinstance(outcome, Released) and self.is_stopped(status, error, failure)
+
+    def is_stopped(self, status: int | None, error: BaseException | None, failure: BaseException | None = None) -> bool:
+        """Whether an ATOMIC handler was stopped for a reason that passes, and its application has no word of its own.
+
+        Its own is an exception with a status, and an answer with another one than the 500 that frameworks make of any
+        exception.
+
+        Parameters: ``status`` of the application's answer, None where there is no whole one; ``error`` and ``failure``
+        as :meth:`outcome` has them.
+        """
+        if error is None and failure is None:
+            return False
+        if status is not None and status != 500 and (error is None or status > 500):
+            return False
+        if isinstance(getattr(failure, "status_code", getattr(failure, "code", None)), int):
+            return False
+        is_for_now = self._surface.engine.backend.is_for_now
+        return any(is_for_now(each) for each in (error, failure) if each is not None)
 
     def honours(self, permit: Permit, outcome: Outcome | None = None) -> Headers:
         """What a first answer says beside its content: that the key is honoured, for how long, and where the status is.

@@ -169,8 +169,8 @@ ENTRIES: Final = (
     ProblemEntry(
         "IDEMPOTENCY_STORE_UNAVAILABLE",
         503,
-        "The command store did not answer. Nothing was done, unless `detail` says that the commit was not "
-        "confirmed, or that the command continues.",
+        "The command store did not answer, or an ATOMIC command did not end in time and was rolled back. Nothing was "
+        "done, unless `detail` says that the commit was not confirmed, or that the command continues.",
         "Retry after `Retry-After`, with the same key.",
     ),
     ProblemEntry(

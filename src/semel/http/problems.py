@@ -258,6 +258,14 @@ class Problems:
         after = 1 + secrets.randbelow(STORE_RETRY_SECONDS)
         return self.answer(STORE_UNAVAILABLE, text, operation_id=operation_id, retry_after=after, maybe_done=True)
 
+    def rolled_back(self) -> Answer:
+        """The answer where an ATOMIC command was stopped for a reason that passes, and nothing of it remains."""
+        text = (
+            "The command did not end in time, or another transaction was in its way. It was rolled back: nothing was "
+            "done. Retry with the same key."
+        )
+        return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
+
     def too_early(self) -> Answer:
         """The answer to a command in TLS early data, which anybody may replay (RFC 8470)."""
         return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")

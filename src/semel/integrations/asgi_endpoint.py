@@ -6,7 +6,6 @@ function in a thread.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -38,6 +37,7 @@ from semel.integrations.endpoint import (
     plain_function,
 )
 from semel.policy import Policy, PolicyOptions
+from semel.stores.deadline import run_within
 
 if TYPE_CHECKING:
     from semel.bulk.endpoint import AsyncTold, BulkEndpoint
@@ -300,12 +300,14 @@ class EndpointCommands(Generic[R]):
         sessions: tuple[str, ...],
     ) -> Any:
         """Call the endpoint of an ATOMIC command, for as long as its transaction may be open."""
-        async with asyncio.timeout(max(0.0, permit.deadline_monotonic - time.monotonic())):
-            if not sessions:
-                return await self._call(endpoint, args, kwargs)
+        called: Awaitable[Any]
+        if not sessions:
+            called = self._call(endpoint, args, kwargs)
+        else:
             blocking = self.engine.store.capabilities.blocking_units
             call = self._call_with_session if blocking else self._call_with_async_session
-            return await call(endpoint, permit.connection, args, kwargs, sessions)
+            called = call(endpoint, permit.connection, args, kwargs, sessions)
+        return await run_within(called, max(0.0, permit.deadline_monotonic - time.monotonic()))
 
     def _call(self, endpoint: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         if id(endpoint) in self._on_loop:

@@ -61,6 +61,7 @@ class Backend:
     file: str | None = None  # the path of the database, where it is one file of this host
     settings: Mapping[str, str | float] = field(default_factory=dict)  # of the URL, or what they are without it
     conflicts: Callable[[BaseException], bool] = lambda error: False  # rolled back because of another transaction
+    stopped: Callable[[BaseException], bool] = lambda error: False  # a statement's time, or its wait, was over
     url: str = field(default="", repr=False)  # with its password
     accepts_loss: bool = False  # declared by the operator: it may forget, and EXTERNAL commands run on it
     lane: Callable[[bytes], str] | None = None  # which calls, by record id, may share a round trip; None: all
@@ -69,6 +70,10 @@ class Backend:
         """Raise ConfigurationError where ATOMIC operations are impossible."""
         if self.unit is None:
             raise ConfigurationError(_NO_UNITS.format(name=self.name))
+
+    def is_for_now(self, error: BaseException) -> bool:
+        """Whether what made an ATOMIC handler fail may be gone when the command is sent again."""
+        return isinstance(error, TimeoutError) or self.conflicts(error) or self.stopped(error)
 
     def locate(self, error: SchemaError) -> None:
         """Add the store's URL to an error that asks for a migration; drivers do not know it."""

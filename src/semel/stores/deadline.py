@@ -8,8 +8,12 @@ lets the server's own time-out speak first, which says for certain that nothing 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Final
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 MARGIN_SECONDS_MAX: Final = 1.0
 STATEMENTS: Final = 3  # that share a deadline; a call of more (a count, a list) is a walk, and each page has its own
@@ -55,3 +59,51 @@ class Deadline:
         self._answers += 1
         if self._answers >= STATEMENTS:
             self._ends = time.monotonic() + self._seconds
+
+
+class Limit:
+    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
+
+    __slots__ = ("_before", "_is_over", "_task", "_timer")
+
+    def __init__(self, task: asyncio.Task[Any] | None, seconds: float) -> None:
+        assert task is not None  # there is one wherever something is awaited
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
+        self._is_over = False
+        self._timer = task.get_loop().call_later(seconds, self._cut)
+
+    def _cut(self) -> None:
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def cancel(self) -> None:
+        """The call has ended."""
+        self._timer.cancel()
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
+        self._timer.cancel()
+        task, self._task = self._task, None  # which keeps the error, and so the frames that keep this
+        if not self._is_over or task is None:
+            return error
+        if task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):
+            late = TimeoutError()
+            late.__cause__ = error
+            return late
+        return error
+
+
+async def run_within(call: Awaitable[T], seconds: float) -> T:
+    """Await a call, and cancel it after so many seconds, as ``asyncio.timeout`` does, in a third of its steps.
+
+    Raises TimeoutError: it was cancelled from here and from nowhere else.
+    """
+    limit = Limit(asyncio.current_task(), seconds)
+    try:
+        result = await call
+    except BaseException as error:  # noqa: BLE001 - it is raised again, or TimeoutError in its place
+        raise limit.end(error) or error  # noqa: B904 - it has its cause
+    limit.end(None)
+    return result

@@ -1,7 +1,8 @@
-"""Error messages shared by all drivers."""
+"""Error messages, and a look behind errors, shared by all drivers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from semel.errors import StoreTimeout, StoreUnavailable
@@ -18,6 +19,16 @@ BROKEN_RULE: Final = (
     "what the handler wrote breaks this rule of the database: nothing of it remains, and the key is free; correct the "
     "handler, or refuse such a request before it writes"
 )
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was made of: SQLAlchemy has a driver's error as ``orig``, Django as the cause."""
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:  # an error may be raised from itself
+        seen.add(id(behind))
+        yield behind
+        behind = getattr(behind, "orig", None) or behind.__cause__
 
 
 def still_unknown(error: StoreUnavailable, before: str = "the connection was lost") -> StoreTimeout:

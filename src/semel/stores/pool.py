@@ -42,7 +42,7 @@ class AsyncLifo(Generic[C]):
         self._most = most
         self.count = 0  # open ones, idle or taken
         self.idle: list[C] = []
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def take(self, deadline: Deadline) -> tuple[C, bool]:
         """A connection, and whether it was idle before.
@@ -51,22 +51,23 @@ class AsyncLifo(Generic[C]):
             StoreUnavailable: none became free in time, or none could be opened.
         """
         while not self.idle and self.count >= self._most:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            turn: asyncio.Future[bool] = loop.create_future()
             self._waiting.append(turn)
+            timer = loop.call_later(deadline.before_sending(), _end_wait, turn)
             try:
-                async with asyncio.timeout(deadline.before_sending()):
-                    await turn
-            except TimeoutError:
-                if turn.done() and not turn.cancelled():
-                    continue  # woken after all
-                raise StoreUnavailable(_FULL.format(count=self._most)) from None
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # woken and cancelled at once: it is the next one's turn
-                    self._next()
+                is_free = await turn
+            except BaseException:
+                if turn.done() and not turn.cancelled() and turn.result():
+                    self._next()  # woken and cancelled at once: it is the next one's turn
+                else:
+                    self._leave(turn)
                 raise
             finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                timer.cancel()
+            if not is_free:
+                self._leave(turn)
+                raise StoreUnavailable(_FULL.format(count=self._most))
         if self.idle:
             return self.idle.pop(), True
         self.count += 1
@@ -92,12 +93,21 @@ class AsyncLifo(Generic[C]):
         self.count -= len(idle)
         return idle
 
+    def _leave(self, turn: asyncio.Future[bool]) -> None:
+        if turn in self._waiting:  # else somebody passed over it
+            self._waiting.remove(turn)
+
     def _next(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(True)
                 return
+
+
+def _end_wait(turn: asyncio.Future[bool]) -> None:
+    if not turn.done():
+        turn.set_result(False)
 
 
 class Lifo(Generic[C]):

@@ -83,6 +83,8 @@ def end(asked: Any) -> None:
         do = do.removesuffix(" once")
     if do == "raise":
         raise RuntimeError("secret")
+    if do == "late":
+        raise TimeoutError
     if do == "swallow":
         raise Swallowed
     if do == "nothing":

@@ -232,6 +232,23 @@ def test_an_atomic_command_that_fails_has_written_nothing(door: Door, do: str) -
 
 
 @shows(Feature.ATOMIC)
+def test_an_atomic_command_that_is_too_late_may_be_sent_again(door: Door) -> None:
+    body, key = {"what": fresh(), "do": "late once"}, fresh()
+    late = door.ask("/book", body, key=key)
+    if late.status:  # a middleware's test client may show the exception instead
+        assert (late.status, code(late)) == (503, "IDEMPOTENCY_STORE_UNAVAILABLE")
+        assert (late.json["retryable"], "operation" in late.json, "mayHaveHappened" in late.json) == (
+            True,
+            False,
+            False,
+        )
+        assert "retry-after" in late.headers
+    assert (door.effects(body["what"]), door.state(key)) == (0, None)
+    again = door.ask("/book", body, key=key)
+    assert (again.status, again.replayed, door.effects(body["what"])) == (201, False, 1)
+
+
+@shows(Feature.ATOMIC)
 def test_an_atomic_command_that_refuses_has_written_nothing(door: Door) -> None:
     body, key = {"what": fresh(), "do": "refuse"}, fresh()
     first = door.ask("/book", body, key=key)

@@ -35,6 +35,7 @@ from semel.policy import Command
 from semel.resuming.asgi import completer_of
 from semel.resuming.worker import running
 from semel.retention.worker import Reaper
+from semel.stores.deadline import run_within
 
 
 class SemelMiddleware:
@@ -347,8 +348,8 @@ class DeclaredCall(AsgiCall):
         self._heed_loss(route, permit)
         if self._exchange.wants_async:
             await self._accept(permit)
-        async with asyncio.timeout(max(0.0, self._deadline - time.monotonic()) if route.atomic else None):
-            await self._place.app(self._scope, self.receive, self.send)
+        call = self._place.app(self._scope, self.receive, self.send)
+        await (run_within(call, max(0.0, self._deadline - time.monotonic())) if route.atomic else call)
 
     async def run_unclaimed(self, exchange: Exchange, error: SemelError) -> None:
         """The store could not take the command: refuse it, or run it unprotected where that was declared."""

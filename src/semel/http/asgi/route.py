@@ -41,6 +41,7 @@ from semel.http.routing import UNSAFE_METHODS, Params, Route
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import Command
+from semel.stores.deadline import Limit
 
 CALL_KEY: Final = "semel.call"
 HEADERS_KEY: Final = "semel.headers"  # in the scope: what the framework's answer to a command that raised says too
@@ -58,7 +59,7 @@ class RouteCall(AsgiCall):
     _leaked = False
     _cut = False
     _told = False
-    _limit: _Limit | None = None
+    _limit: Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
     _whole = False
     _is_through = True  # the application's answer goes through as it is
@@ -175,7 +176,7 @@ class RouteCall(AsgiCall):
             # The handler has its own limit. What the framework does after it holds the transaction open, too.
             left = permit.deadline_monotonic - time.monotonic()
             assert self.runner is not None
-            self._limit = _Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
+            self._limit = Limit(self.runner, max(0.0, left) + ANSWER_SECONDS)
         return permit
 
     def _end_unclaimed(self, route: Route, end: Answer | Unprotected) -> Answer | None:
@@ -348,31 +349,6 @@ class RouteCall(AsgiCall):
 
     def _point(self, headers: Headers) -> None:
         self.outer[HEADERS_KEY] = headers
-
-
-class _Limit:
-    """Ends a task's call in some seconds, as asyncio.timeout does, for a call that was begun without a limit."""
-
-    __slots__ = ("_before", "_is_over", "_task", "_timer")
-
-    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
-        self._task = task
-        self._before = task.cancelling()
-        self._is_over = False
-        self._timer = task.get_loop().call_later(seconds, self._cut)
-
-    def _cut(self) -> None:
-        self._is_over = True
-        self._task.cancel()
-
-    def end(self, error: BaseException | None) -> BaseException | None:
-        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
-        self._timer.cancel()
-        if self._is_over and self._task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):
-            late = TimeoutError()
-            late.__cause__ = error
-            return late
-        return error
 
 
 class Bodies:

@@ -29,10 +29,12 @@ class AtomicRun:
     A definite refusal is stored; and an answer that the store knows says so.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, place: ProjectStore) -> None:
         self.refusal: Answer | None = None
         self.block: Atomic | None = None
+        self.error: BaseException | None = None  # which the view raised
         self._exchange = exchange
+        self._place = place
         self._is_committed = False
 
     def note_commit(self) -> None:
@@ -51,9 +53,25 @@ class AtomicRun:
             if verdict is not None:
                 return in_place_of(response, self._exchange.present(verdict))
         elif not self._is_committed:
-            return response
+            answer = None if self.error is None else self._answer_stopped(response.status_code, self.error)
+            return response if answer is None else in_place_of(response, answer)
         assert self.block.permit is not None
         return with_lines(response, self._exchange.honours(self.block.permit))
+
+    def _answer_stopped(self, status: int, error: BaseException) -> Answer | None:
+        """The answer in place of an error page, where the view was stopped for a reason that passes."""
+        self.error = None  # it holds frames that hold this
+        if 400 <= status < 500 or not self._exchange.is_stopped(status, error):
+            return None
+        assert self.block is not None
+        assert self.block.permit is not None
+        grant, engine, problems = self.block.permit.grant, self._place.engine, self._place.surface.problems
+        try:
+            [row] = engine.perform("read", lambda: engine.store.read((grant.id,)))
+        except NO_STORE as unread:
+            return problems.of_error(unread, maybe_done=True)
+        # What the view has committed by itself was not rolled back.
+        return None if row is not None and row.nonce == grant.nonce else problems.rolled_back()
 
 
 def run_atomic(
@@ -65,7 +83,7 @@ def run_atomic(
     """
     exchange = call.exchange
     assert exchange is not None
-    run = call.atomic = AtomicRun(exchange)
+    run = call.atomic = AtomicRun(exchange, place)
     block = place.engine.atomic(databases.connection_of(alias), command)
     with databases.outermost_block(alias):
         try:
@@ -112,7 +130,8 @@ def run_atomic(
             if isinstance(error, HandlerRefused):
                 raise  # for what the view wrote: as if it had raised that
             response = response_of(place.surface.problems.of_error(error))
-        except BaseException:  # whatever an outer layer makes an answer of it: that one may commit its block
+        except BaseException as error:  # whatever an outer layer makes an answer of it: that one may commit its block
+            run.error = error
             databases.roll_back(alias)
             raise
         return response

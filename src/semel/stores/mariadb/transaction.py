@@ -13,12 +13,14 @@ from typing import Any, Final, TypeVar
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import HandlerRefused
 from semel.stores.clock import Clock
+from semel.stores.failures import with_causes
 from semel.stores.mariadb.errors import (
     CONFLICTS,
     ELSEWHERE,
     LOCK_WAIT_TIMEOUT,
     SAVEPOINT_MISSING,
     SIGNALLED,
+    STOPPED,
     Lost,
     MariadbRefused,
     is_elsewhere,
@@ -146,7 +148,15 @@ def undone() -> HandlerRefused:
 
 def is_conflict(error: BaseException) -> bool:
     """Whether the server rolled a handler's transaction back because of another one: it may be run again."""
-    said = error.args[0] if error.args else None
-    return (
-        type(error).__module__.split(".")[0] in ("pymysql", "asyncmy") and isinstance(said, int) and said in CONFLICTS
-    )
+    return not _codes(error).isdisjoint(CONFLICTS)
+
+
+def is_stopped(error: BaseException) -> bool:
+    """Whether the server stopped a handler's statement because its time was over."""
+    return not _codes(error).isdisjoint(STOPPED)
+
+
+def _codes(error: BaseException) -> set[object]:
+    """The server's numbers in an error of either library, or in those that another one was made of."""
+    theirs = [each for each in with_causes(error) if type(each).__module__.split(".")[0] in ("pymysql", "asyncmy")]
+    return {each.args[0] for each in theirs if each.args and isinstance(each.args[0], int)}

@@ -90,7 +90,7 @@ def mariadb_backend(server: MariadbServer, scheme: str = "mysql") -> Backend:
         from semel.stores.mariadb.driver import MariadbDriver
         from semel.stores.mariadb.join import MariadbHome, join, join_async
         from semel.stores.mariadb.pymysql_transaction import PymysqlUnitPool
-        from semel.stores.mariadb.transaction import is_conflict
+        from semel.stores.mariadb.transaction import is_conflict, is_stopped
     except ImportError as error:
         raise ConfigurationError(f"{scheme}:// needs PyMySQL and asyncmy; run: {install_command('mariadb')}") from error
     units, async_units = PymysqlUnitPool(server), AsyncmyUnitPool(server)
@@ -105,4 +105,5 @@ def mariadb_backend(server: MariadbServer, scheme: str = "mysql") -> Backend:
         joins=lambda connection: join(connection, home),
         joins_async=lambda connection: join_async(connection, home),
         conflicts=is_conflict,
+        stopped=is_stopped,
     )

@@ -19,7 +19,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.backend import hide_password
-from semel.stores.failures import BROKEN_RULE, WENT_ON
+from semel.stores.failures import BROKEN_RULE, WENT_ON, with_causes
 
 READ_ONLY: Final = "25006"
 _REMEDIES: Final = {
@@ -41,6 +41,8 @@ _REMEDIES: Final = {
 _MIGRATES: Final = "migrate as the schema's owner, or GRANT USAGE, CREATE on it to this user"
 _CONNECTS: Final = "this user may not connect to the database: GRANT CONNECT on it"
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # another transaction was first: the same again may well succeed
+# A statement was cancelled, or waited too long for a lock; a transaction was idle, or open, for too long.
+_STOPPED: Final = frozenset({"57014", "55P03", "25P03", "25P04"})
 # What a handler's own writes can be refused for, also at the commit: constraints, and triggers that raise.
 _OF_THE_HANDLER: Final = ("23", "44", "P0")
 _OF_A_FUNCTION: Final = ("22", "38", "39", "42")  # of values, of routines, of names; a conflict or a time-out is not
@@ -86,13 +88,14 @@ def of_a_trigger(error: BaseException) -> HandlerRefused | None:
     return HandlerRefused(f"PostgreSQL: {str(error).strip().splitlines()[0]} ({BROKEN_RULE})")
 
 
-def is_conflict(error: BaseException | None) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Whether the server rolled back because of another transaction, by whichever library (or wrapper) it was told."""
-    while error is not None:
-        if getattr(error, "sqlstate", None) in _CONFLICTS:
-            return True
-        error = getattr(error, "orig", None) or error.__cause__
-    return False
+    return any(getattr(each, "sqlstate", None) in _CONFLICTS for each in with_causes(error))
+
+
+def is_stopped(error: BaseException) -> bool:
+    """Whether the server stopped a handler's statement or transaction because its time was over."""
+    return any(getattr(each, "sqlstate", None) in _STOPPED for each in with_causes(error))
 
 
 # libpq tells of a refused connection by words alone; asyncpg by its SQLSTATE.

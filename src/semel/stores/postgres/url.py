@@ -133,7 +133,7 @@ def postgres_backend(
     except ImportError as error:
         raise _needs(asyncpg=asyncpg) from error
     from semel.outbox.postgres_listen import PostgresListener
-    from semel.stores.postgres.errors import is_conflict
+    from semel.stores.postgres.errors import is_conflict, is_stopped
     from semel.stores.postgres.join import PostgresHome
     from semel.stores.postgres.join_target import join, join_async
     from semel.stores.postgres.psycopg.transaction import PsycopgUnitPool
@@ -146,6 +146,7 @@ def postgres_backend(
             joins=lambda connection: join(connection, home),
             joins_async=lambda connection: join_async(connection, home),
             conflicts=is_conflict,
+            stopped=is_stopped,
             listens=lambda hear: PostgresListener(server, hear),
         )
 

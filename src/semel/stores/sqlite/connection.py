@@ -14,7 +14,7 @@ from urllib.parse import quote
 from semel.core.flow import Ask
 from semel.errors import HandlerRefused, SchemaError, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.clock import Clock
-from semel.stores.failures import BROKEN_RULE
+from semel.stores.failures import BROKEN_RULE, with_causes
 from semel.stores.sql.statements import NOW_LOCKED, Execute, ExecuteMany, Now, Query, Script, TakeTurn
 from semel.stores.sqlite.doctor import LookAtFile
 from semel.stores.sqlite.file import read_facts
@@ -181,6 +181,14 @@ def writes(needed: Ask[Any]) -> bool:
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection holds the file's write lock right now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_stopped(error: BaseException) -> bool:
+    """Whether a handler's statement was interrupted. One that met a lock may have met that of its own transaction."""
+    return any(
+        isinstance(each, sqlite3.Error) and getattr(each, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_INTERRUPT
+        for each in with_causes(error)
+    )
 
 
 def outlives_its_cause(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote
 from semel.errors import UrlError
 from semel.stores.backend import Backend
 from semel.stores.join import join, join_async
-from semel.stores.sqlite.connection import SYNCHRONOUS
+from semel.stores.sqlite.connection import SYNCHRONOUS, is_stopped
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.join import StoreFile
 from semel.stores.sqlite.store import SqliteStore
@@ -65,5 +65,6 @@ def sqlite_backend(driver: SqliteDriver, busy_seconds: float = 5.0) -> Backend:
         joins_to_write=lambda connection: writing(connection, driver.path, driver.clock),
         joins_to_write_async=lambda connection: writing_async(connection, driver.path, driver.clock),
         file=driver.path,
+        stopped=is_stopped,
         settings={"synchronous": driver.synchronous, "busy_seconds": busy_seconds},
     )

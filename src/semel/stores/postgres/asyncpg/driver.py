@@ -15,7 +15,7 @@ import asyncpg
 
 from semel.core.flow import Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused, StoreTimeout, StoreUnavailable
-from semel.stores.deadline import Deadline
+from semel.stores.deadline import Deadline, run_within
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops, cut
 from semel.stores.pool import AsyncLifo, ClosesAsync
@@ -162,8 +162,7 @@ class _Loop:
                     raise still_unknown(error) from error
                 raise
             try:
-                async with asyncio.timeout(deadline.for_answer()):
-                    result = await _perform(taken, make(), self._server)
+                result = await run_within(_perform(taken, make(), self._server), deadline.for_answer())
                 taken.notices.check()
             except BaseException as error:
                 if _is_sound(taken, error):
