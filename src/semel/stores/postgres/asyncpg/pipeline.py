@@ -7,11 +7,8 @@ statements as long as they return no rows.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import cache
-from itertools import compress, count, repeat
-from operator import add, is_not
 from struct import Struct, pack
 from typing import Any, Final
 
@@ -26,7 +23,6 @@ _HEAD: Final = Struct("!ci").pack  # a message's type and its length, which coun
 _LENGTH: Final = Struct("!i").pack
 _SHORT: Final = Struct("!h").pack
 _NULL: Final = _LENGTH(-1)
-_NONE: Final = repeat(None)
 _NO_COLUMNS: Final = _SHORT(0)  # whose form is chosen
 _EXECUTE: Final = _HEAD(b"E", 9) + b"\0" + _LENGTH(0)  # the unnamed portal, to its last row
 _BIND_NAMELESS: Final = _HEAD(b"B", 12) + b"\0\0" + _SHORT(0) * 3
@@ -52,11 +48,7 @@ def execute_prepared(name: str, values: Sequence[Any]) -> bytes:
     Raises psycopg.DataError or UnicodeEncodeError: a text cannot be written down.
     """
     items, forms = to_libpq(values, None)
-    # Without a step of Python for each value: a settlement has fourteen, most of them NULL.
-    given = list(map(is_not, items, _NONE))
-    texts = list(compress(items, given))
-    framed = [_NULL] * len(items)
-    deque(map(framed.__setitem__, compress(count(), given), map(add, map(_LENGTH, map(len, texts)), texts)), 0)
+    framed = [_NULL if item is None else _LENGTH(len(item)) + item for item in items]
     bind = b"".join([b"\0", name.encode(), b"\0", _forms(tuple(forms)), *framed, _NO_COLUMNS])
     return _HEAD(b"B", len(bind) + 4) + bind + _EXECUTE
 
