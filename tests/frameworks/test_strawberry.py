@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal
@@ -648,6 +649,29 @@ def test_an_input_mutation_and_a_union_as_result() -> None:
             assert taken.data == {"pay": {"__typename": "Payment", "doubled": 100}}
 
     assert paid == [500, 50]
+
+
+def test_a_moment_with_an_offset_is_an_argument_and_a_result() -> None:
+    engine = Engine.connect("memory://")
+    booked: list[datetime] = []
+
+    @strawberry.type
+    class Mutation:
+        @strawberry.mutation(extensions=[Idempotent(engine, "book", caller=single_caller, key="key")])
+        def book(self, at: datetime, key: str) -> datetime:
+            booked.append(at)
+            return at
+
+    schema = strawberry.Schema(Query, Mutation)
+    document = "mutation($at: DateTime!, $key: String!) { book(at: $at, key: $key) }"
+    with engine:
+        for at in ("2026-07-01T12:00:00Z", "2026-07-01T12:00:00+00:00"):
+            answer = schema.execute_sync(document, {"at": at, "key": "a"})
+            assert (answer.data, answer.errors) == ({"book": "2026-07-01T12:00:00+00:00"}, None)
+        answer = schema.execute_sync(document, {"at": "2026-07-01T14:00:00+02:00", "key": "b"})
+        assert answer.data == {"book": "2026-07-01T14:00:00+02:00"}
+
+    assert [each.hour for each in booked] == [12, 14]
 
 
 def test_an_inherited_field_is_the_same_command_whatever_kind_of_method_it_is() -> None:

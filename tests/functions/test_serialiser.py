@@ -109,6 +109,10 @@ class Model(BaseModel):
     amount: Decimal = Field(alias="Amount")
 
 
+class Event(BaseModel):
+    at: datetime
+
+
 class Forgetful(BaseModel):
     id: int
     secret: str = Field("", exclude=True)
@@ -280,6 +284,31 @@ def test_an_hour_that_comes_twice_is_kept_apart() -> None:
         assert (again.utcoffset(), again.tzinfo, again.fold) == (at.utcoffset(), berlin, fold)
 
 
+class FixedOffset(tzinfo):
+    """As dateutil's and pydantic's: one offset, whatever the date, and a class of its own."""
+
+    def __init__(self, hours: int) -> None:
+        self.offset = timedelta(hours=hours)
+
+    def utcoffset(self, at: datetime | None, /) -> timedelta:
+        return self.offset
+
+    def dst(self, at: datetime | None, /) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, at: datetime | None, /) -> str:
+        return "fixed"
+
+
+def test_a_zone_of_one_offset_comes_back_as_a_timezone_whatever_its_class() -> None:
+    at = datetime(2026, 7, 1, 12, tzinfo=FixedOffset(2))
+    again = through(at, datetime)
+    assert (again, again.utcoffset(), type(again.tzinfo)) == (at, timedelta(hours=2), timezone)
+    assert same(through(time(12, tzinfo=FixedOffset(-3)), time), time(12, tzinfo=timezone(timedelta(hours=-3))))
+    parsed = Event.model_validate_json('{"at": "2026-07-01T12:00:00+02:00"}').at
+    assert same(through(parsed, datetime), again)
+
+
 def test_an_instant_stays_when_its_zone_has_new_rules() -> None:
     shape = Shapes().of(datetime, "here")
     at = shape.decode("2026-07-01T12:00:00+07:00[Europe/Berlin]")
@@ -303,8 +332,10 @@ class Text(str):
 
 
 class Odd(tzinfo):
-    def utcoffset(self, at: datetime | None, /) -> timedelta:
-        return timedelta(0)
+    """Has another offset on another date, as pytz's zones."""
+
+    def utcoffset(self, at: datetime | None, /) -> timedelta | None:
+        return None if at is None else timedelta(hours=at.month)
 
     dst = utcoffset
 
@@ -345,7 +376,8 @@ for _ in range(2000):
         (list[int], [HUGE], "cannot be read back"),
         (Doubled, Doubled(1), "changes when it is read back; let its class take"),
         (Forgetful, Forgetful(id=1, secret="x"), "changes in model_dump"),
-        (datetime, datetime(2026, 1, 1, tzinfo=Odd()), "time zone of type Odd"),
+        (datetime, datetime(2026, 1, 1, tzinfo=Odd()), "time zone of type Odd, whose offset depends on the date; use"),
+        (time, time(12, tzinfo=Odd()), "time zone of type Odd, whose offset depends on the date"),
         (Struct, Struct(UUID(int=1), datetime(2026, 1, 1), b"", {1: Plain()}), "is not encoded by msgspec"),  # type: ignore[dict-item]
     ],
     ids=lambda each: each[:20] if isinstance(each, str) else "",
