@@ -62,6 +62,21 @@ class Details:
     priority: strawberry.Maybe[int | None]
 
 
+@strawberry.input
+class Wish:
+    amount: int
+
+
+@strawberry.input(name="Wish")
+class GrownWish:
+    amount: int
+    note: str | None = strawberry.UNSET
+    tags: list[str] = strawberry.field(default_factory=list)
+
+
+GrownWish.__qualname__ = "Wish"  # as the next release writes it
+
+
 class Opaque:
     """Nothing that could be kept; Strawberry takes it as a scalar."""
 
@@ -649,6 +664,33 @@ def test_an_input_mutation_and_a_union_as_result() -> None:
             assert taken.data == {"pay": {"__typename": "Payment", "doubled": 100}}
 
     assert paid == [500, 50]
+
+
+def test_an_input_may_get_further_fields_that_a_client_need_not_send(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    paid: list[int] = []
+
+    def serve(wish: type) -> tuple[Engine, strawberry.Schema]:
+        engine = Engine.connect(url)
+
+        def pay(wish: Any, key: str) -> int:
+            paid.append(wish.amount)
+            return len(paid)
+
+        pay.__annotations__["wish"] = wish
+        field = strawberry.mutation(pay, extensions=[Idempotent(engine, "pay", caller=single_caller, key="key")])
+        return engine, strawberry.Schema(Query, strawberry.type(type("Mutation", (), {"pay": field})))
+
+    def deploy(wish: type, document: str) -> Any:
+        engine, schema = serve(wish)
+        engine.migrate()
+        with engine:
+            return schema.execute_sync(document)
+
+    document = 'mutation { pay(wish: {amount: 5}, key: "a") }'
+    assert deploy(Wish, document).data == deploy(GrownWish, document).data == {"pay": 1}
+    assert code(deploy(GrownWish, document.replace("5", '5, note: "x"'))).startswith("IDEMPOTENCY_KEY_REUSED")
+    assert paid == [5]
 
 
 def test_a_moment_with_an_offset_is_an_argument_and_a_result() -> None:

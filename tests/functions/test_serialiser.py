@@ -7,7 +7,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -60,6 +60,15 @@ class Rights(enum.Flag):
 class Point(NamedTuple):
     x: int
     label: str = ""
+
+
+class FormerlyPaid(NamedTuple):
+    id: str
+
+
+class Paid(NamedTuple):
+    id: str
+    tip: int = 0
 
 
 class Options(TypedDict):
@@ -274,6 +283,14 @@ def test_a_field_that_the_constructor_does_not_take_is_kept() -> None:
     order = Order(UUID(int=1), [])
     order.total = Decimal("9.90")
     assert through(order, Order) == order
+
+
+def test_a_field_with_a_default_that_was_added_later_has_it_in_older_results() -> None:
+    was, now = make_dataclass("Paid", [("id", str)]), make_dataclass("Paid", [("id", str), ("tip", int, 0)])
+    former: list[Any] = [was, FormerlyPaid]
+    for old, new in zip(former, (now, Paid), strict=True):
+        kept = keep_result(old("p-1"), Shapes().of(old, "here"))
+        assert give(kept.answer, Shapes().of(new, "here"), ()) == new("p-1", 0)
 
 
 def test_an_hour_that_comes_twice_is_kept_apart() -> None:
