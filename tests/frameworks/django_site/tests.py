@@ -143,10 +143,17 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert (effects(), self.state()) == ([], None)
 
     def test_a_view_that_goes_on_after_a_failed_statement_gets_its_error_and_no_outage(self) -> None:
-        answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
-        assert [each.status_code for each in answers] == [500, 500]
-        assert not any("Semel-Code" in each.headers for each in answers)
-        assert (effects(), self.state()) == ([], None)
+        for do in ("swallow", "swallow-orm", "close"):
+            answers = [self.ask("/atomic", {"do": do}) for _ in range(2)]
+            assert [each.status_code for each in answers] == [500, 500], do
+            assert not any("Semel-Code" in each.headers for each in answers)
+            assert (effects(), self.state()) == ([], None)
+
+    def test_a_statement_that_fails_in_an_inner_block_undoes_nothing_else(self) -> None:
+        self.twice("/atomic", {"what": "i", "do": "inner"})
+        assert effects() == ["i"]
+        self.key = str(uuid.uuid4())  # what failed before is no reason of a rollback that is asked for
+        assert self.ask("/atomic", {"do": "rollback"}).status_code == 201
 
     def test_a_view_that_sets_rollback_records_nothing(self) -> None:
         assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
@@ -283,6 +290,14 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
     def test_a_view_that_answers_and_rolls_its_rows_back_is_in_doubt(self) -> None:
         self.ask("/external", {"do": "rollback"})  # without ATOMIC_REQUESTS there is nothing to roll back: it raises
         assert (self.ask("/external", {"do": "rollback"}).status_code, self.state()) == (409, "UNKNOWN")
+
+    def test_a_view_that_goes_on_after_a_failed_statement_has_no_success_of_which_nothing_stays(self) -> None:
+        is_one_transaction = connections["default"].settings_dict["ATOMIC_REQUESTS"]
+        for do in ("swallow-orm", "close"):
+            self.key = str(uuid.uuid4())
+            status, state, kept = (500, "UNKNOWN", []) if is_one_transaction else (201, "SUCCEEDED", [do])
+            assert (self.ask("/external", {"what": do, "do": do}).status_code, self.state()) == (status, state)
+            assert list(Effect.objects.filter(what=do).values_list("what", flat=True)) == kept
 
     def test_two_paths_are_two_requests_also_where_a_decorator_hides_the_view(self) -> None:
         self.twice("/approve")
