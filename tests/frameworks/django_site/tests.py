@@ -558,6 +558,23 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
             with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
                 assert told() == []
 
+    def test_a_method_of_rest_framework_that_calls_a_declared_one_is_protected(self) -> None:
+        found = Effect.objects.create(what="old")
+        for method in (self.client.patch, self.client.put):
+            headers = {"Authorization": "Bearer alice", "Idempotency-Key": str(uuid.uuid4())}
+            more = {"content_type": "application/json", "headers": headers}
+            answers = [method(f"/kept/{found.pk}/", {"what": "new"}, **more) for _ in range(2)]
+            assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true"]
+        form = b"--x\r\nContent-Disposition: form-data; name=what\r\n\r\nmade\r\n--x--\r\n"
+        for _ in range(2):
+            made = self.ask_form("/rest-created", form)
+            assert made.status_code == 201
+        assert effects() == ["new", "made"]
+
+    def ask_form(self, path: str, form: bytes) -> Any:
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+        return self.client.generic("POST", path, form, "multipart/form-data; boundary=x", headers=headers)
+
     def test_a_function_below_api_view(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201
         assert effects() == ["p"]
@@ -670,6 +687,11 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert charge["methods"] == ["POST"]
             assert len(charge["answers"]) == 19
             assert found["mistakes"] == []
+            methods = {each["operation"]: each["methods"] for each in found["operations"]}
+            assert (methods["rest.update"], methods["rest.created"]) == (["PUT", "PATCH"], ["POST"])
+            said = [each["answer"] for each in charge["answers"] if each["question"] == "key scope"]
+            assert said == ["tenant, caller and operation; the caller comes from request.user"]
+            assert not any("/kept/" in each or "rest-created" in each for each in found["unprotected"])
             shown = {each["operation"]: each["route"] for each in run_semel("config", application)["operations"]}
             assert shown["rest.create"] == "POST /rest/"
             assert "x-semel" in run_semel("openapi", application)["paths"]["/rest/{pk}/charge/"]["post"]
