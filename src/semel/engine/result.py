@@ -173,6 +173,12 @@ def command_error(verdict: Refusal) -> CommandError:
                 f"({SEALED_HINTS[reason].format(key=repr(key))}); the command is never run again",
                 operation_id=uuid_text(operation_id),
             )
+        case Unreadable(operation_id, "recipe"):
+            return RecordUnreadableError(
+                "the stored record was made under another declaration of what counts, which this process does not know "
+                "(recipe); it is never run again. Restore that declaration",
+                operation_id=uuid_text(operation_id),
+            )
         case Unreadable(operation_id, reason):
             return RecordUnreadableError(
                 f"the stored record cannot be read ({reason}); it is never run again",
