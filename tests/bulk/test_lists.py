@@ -217,6 +217,27 @@ def test_a_handler_that_returns_something_else_stops_the_bulk(make_fellow: Make)
         make_fellow().run(numbered(3), returns)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "sqlite-async"])
+@pytest.mark.parametrize("effects", ["atomic", "idempotent", "external"])
+def test_a_handler_of_the_other_colour_stops_the_bulk(make_fellow: Make, effects: str) -> None:
+    calls: list[int] = []
+
+    def plain(item: BulkItem) -> None:
+        calls.append(item.place)
+
+    fellow = make_fellow(effects=effects)
+
+    def run_with_the_other() -> None:
+        told = fellow.bulk.run(numbered(3), plain if fellow.runner else nothing, key="k", caller="alice")
+        if fellow.runner is not None:
+            fellow.runner.run(told)
+
+    with pytest.raises(HandlerError, match="coroutine"):
+        run_with_the_other()
+    assert calls == ([0] if fellow.runner else [])
+    assert fellow.run(numbered(3), nothing).tally.done == 3
+
+
 @pytest.mark.parametrize(
     ("key", "error"), [("", MissingKey), ("k" * 256, InvalidKey), ("\ud800", InvalidKey), (5, InvalidKey)]
 )

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, Literal
@@ -59,6 +60,21 @@ class Details:
     note: str | None = strawberry.UNSET
     tags: list[str] = strawberry.field(default_factory=list)
     priority: strawberry.Maybe[int | None]
+
+
+@strawberry.input
+class Wish:
+    amount: int
+
+
+@strawberry.input(name="Wish")
+class GrownWish:
+    amount: int
+    note: str | None = strawberry.UNSET
+    tags: list[str] = strawberry.field(default_factory=list)
+
+
+GrownWish.__qualname__ = "Wish"  # as the next release writes it
 
 
 class Opaque:
@@ -648,6 +664,56 @@ def test_an_input_mutation_and_a_union_as_result() -> None:
             assert taken.data == {"pay": {"__typename": "Payment", "doubled": 100}}
 
     assert paid == [500, 50]
+
+
+def test_an_input_may_get_further_fields_that_a_client_need_not_send(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    paid: list[int] = []
+
+    def serve(wish: type) -> tuple[Engine, strawberry.Schema]:
+        engine = Engine.connect(url)
+
+        def pay(wish: Any, key: str) -> int:
+            paid.append(wish.amount)
+            return len(paid)
+
+        pay.__annotations__["wish"] = wish
+        field = strawberry.mutation(pay, extensions=[Idempotent(engine, "pay", caller=single_caller, key="key")])
+        return engine, strawberry.Schema(Query, strawberry.type(type("Mutation", (), {"pay": field})))
+
+    def deploy(wish: type, document: str) -> Any:
+        engine, schema = serve(wish)
+        engine.migrate()
+        with engine:
+            return schema.execute_sync(document)
+
+    document = 'mutation { pay(wish: {amount: 5}, key: "a") }'
+    assert deploy(Wish, document).data == deploy(GrownWish, document).data == {"pay": 1}
+    assert code(deploy(GrownWish, document.replace("5", '5, note: "x"'))).startswith("IDEMPOTENCY_KEY_REUSED")
+    assert paid == [5]
+
+
+def test_a_moment_with_an_offset_is_an_argument_and_a_result() -> None:
+    engine = Engine.connect("memory://")
+    booked: list[datetime] = []
+
+    @strawberry.type
+    class Mutation:
+        @strawberry.mutation(extensions=[Idempotent(engine, "book", caller=single_caller, key="key")])
+        def book(self, at: datetime, key: str) -> datetime:
+            booked.append(at)
+            return at
+
+    schema = strawberry.Schema(Query, Mutation)
+    document = "mutation($at: DateTime!, $key: String!) { book(at: $at, key: $key) }"
+    with engine:
+        for at in ("2026-07-01T12:00:00Z", "2026-07-01T12:00:00+00:00"):
+            answer = schema.execute_sync(document, {"at": at, "key": "a"})
+            assert (answer.data, answer.errors) == ({"book": "2026-07-01T12:00:00+00:00"}, None)
+        answer = schema.execute_sync(document, {"at": "2026-07-01T14:00:00+02:00", "key": "b"})
+        assert answer.data == {"book": "2026-07-01T14:00:00+02:00"}
+
+    assert [each.hour for each in booked] == [12, 14]
 
 
 def test_an_inherited_field_is_the_same_command_whatever_kind_of_method_it_is() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import enum
+from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, MissingKey, RecordUnreadableError, RequestError
 from semel.functions import Caller, Codec, single_caller
@@ -372,6 +374,62 @@ def test_a_parameter_with_a_default_may_be_added_later(stage: Stage) -> None:
     assert new("C", 1, "x") == "second"
     with pytest.raises(RecordUnreadableError):
         declare(lambda order, amount, note: "third")("B", 1, "")
+
+
+def dataclass_of(fields: dict[str, Any]) -> Any:
+    return make_dataclass("Wish", [(name, Any, default) for name, default in fields.items()])
+
+
+def tuple_of(fields: dict[str, Any]) -> Any:
+    return namedtuple("Wish", fields, defaults=fields.values())
+
+
+def model_of(fields: dict[str, Any]) -> Any:
+    settings: Any = {name: (int | str, Field(default, alias=f"{name}_")) for name, default in fields.items()}
+    return create_model("Wish", __config__=ConfigDict(populate_by_name=True), **settings)
+
+
+def struct_of(fields: dict[str, Any]) -> Any:
+    return msgspec.defstruct("Wish", [(name, int | str, default) for name, default in fields.items()], rename="pascal")
+
+
+@pytest.mark.parametrize("made", [dataclass_of, tuple_of, model_of, struct_of])
+@pytest.mark.parametrize("include", [None, ("order", "wishes.0")])
+def test_a_class_of_an_argument_may_get_further_fields_with_defaults(stage: Stage, made: Any, include: Any) -> None:
+    Old, New = made({"amount": 0}), made({"amount": 0, "note": "", "tip": 0})
+
+    def pay(order: str, wishes: Any) -> str:
+        return "paid"
+
+    settings = {} if include is None else {"include": include}
+    old = stage.command(pay, "grown", key="order", **settings)
+    assert old("A", [Old(amount=1)]) == "paid"
+    runs: list[str] = []
+
+    def pay_anew(order: str, wishes: Any) -> str:
+        runs.append(order)
+        return "paid anew"
+
+    pay_anew.__qualname__ = pay.__qualname__  # the same function, deployed anew
+    new = stage.command(pay_anew, "grown", key="order", **settings)
+    assert new("A", [New(amount=1)]) == new("A", [New(amount=1, note="", tip=0)]) == "paid"
+    for other in (New(amount=2), New(amount=1, note="x"), New(amount=1, tip=5)):
+        with pytest.raises(KeyReusedError):
+            new("A", [other])
+    assert new("B", [New(amount=1, note="x")]) == new("B", [New(amount=1, note="x")]) == "paid anew"
+    with pytest.raises(KeyReusedError):  # its record was made with the field
+        new("B", [New(amount=1)])
+    assert runs == ["B"]
+
+
+def test_a_further_field_without_a_default_makes_another_command(stage: Stage) -> None:
+    def pay(order: str, wish: Any) -> str:
+        return "paid"
+
+    once = stage.command(pay, key="order")
+    assert once("A", make_dataclass("Wish", ["amount"])(1)) == "paid"
+    with pytest.raises(KeyReusedError):
+        once("A", make_dataclass("Wish", ["amount", "note"])(1, ""))
 
 
 def test_fingerprints_are_keyed_where_the_engine_has_a_secret(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -62,6 +62,15 @@ class Point(NamedTuple):
     label: str = ""
 
 
+class FormerlyPaid(NamedTuple):
+    id: str
+
+
+class Paid(NamedTuple):
+    id: str
+    tip: int = 0
+
+
 class Options(TypedDict):
     name: str
     note: NotRequired[str]
@@ -107,6 +116,10 @@ class Model(BaseModel):
     id: UUID
     at: datetime
     amount: Decimal = Field(alias="Amount")
+
+
+class Event(BaseModel):
+    at: datetime
 
 
 class Forgetful(BaseModel):
@@ -272,12 +285,45 @@ def test_a_field_that_the_constructor_does_not_take_is_kept() -> None:
     assert through(order, Order) == order
 
 
+def test_a_field_with_a_default_that_was_added_later_has_it_in_older_results() -> None:
+    was, now = make_dataclass("Paid", [("id", str)]), make_dataclass("Paid", [("id", str), ("tip", int, 0)])
+    former: list[Any] = [was, FormerlyPaid]
+    for old, new in zip(former, (now, Paid), strict=True):
+        kept = keep_result(old("p-1"), Shapes().of(old, "here"))
+        assert give(kept.answer, Shapes().of(new, "here"), ()) == new("p-1", 0)
+
+
 def test_both_readings_of_a_repeated_hour_stay_distinct() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     for fold in (0, 1):
         at = datetime(2026, 10, 25, 2, 30, tzinfo=berlin, fold=fold)
         again = through(at, datetime)
         assert (again.utcoffset(), again.tzinfo, again.fold) == (at.utcoffset(), berlin, fold)
+
+
+class FixedOffset(tzinfo):
+    """As dateutil's and pydantic's: one offset, whatever the date, and a class of its own."""
+
+    def __init__(self, hours: int) -> None:
+        self.offset = timedelta(hours=hours)
+
+    def utcoffset(self, at: datetime | None, /) -> timedelta:
+        return self.offset
+
+    def dst(self, at: datetime | None, /) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, at: datetime | None, /) -> str:
+        return "fixed"
+
+
+def test_a_zone_of_one_offset_comes_back_as_a_timezone_whatever_its_class() -> None:
+    at = datetime(2026, 7, 1, 12, tzinfo=FixedOffset(2))
+    again = through(at, datetime)
+    assert (again, again.utcoffset(), type(again.tzinfo)) == (at, timedelta(hours=2), timezone)
+    assert same(through(time(12, tzinfo=FixedOffset(-3)), time), time(12, tzinfo=timezone(timedelta(hours=-3))))
+    parsed = Event.model_validate_json('{"at": "2026-07-01T12:00:00+02:00"}').at
+    assert same(through(parsed, datetime), again)
 
 
 def test_an_instant_survives_new_rules_of_its_zone() -> None:
@@ -303,8 +349,10 @@ class Text(str):
 
 
 class Odd(tzinfo):
-    def utcoffset(self, at: datetime | None, /) -> timedelta:
-        return timedelta(0)
+    """Has another offset on another date, as pytz's zones."""
+
+    def utcoffset(self, at: datetime | None, /) -> timedelta | None:
+        return None if at is None else timedelta(hours=at.month)
 
     dst = utcoffset
 
@@ -345,7 +393,8 @@ for _ in range(2000):
         (list[int], [HUGE], "cannot be read back"),
         (Doubled, Doubled(1), "changes when it is read back; let its class take"),
         (Forgetful, Forgetful(id=1, secret="x"), "changes in model_dump"),
-        (datetime, datetime(2026, 1, 1, tzinfo=Odd()), "time zone of type Odd"),
+        (datetime, datetime(2026, 1, 1, tzinfo=Odd()), "time zone of type Odd, whose offset depends on the date; use"),
+        (time, time(12, tzinfo=Odd()), "time zone of type Odd, whose offset depends on the date"),
         (Struct, Struct(UUID(int=1), datetime(2026, 1, 1), b"", {1: Plain()}), "is not encoded by msgspec"),  # type: ignore[dict-item]
     ],
     ids=lambda each: each[:20] if isinstance(each, str) else "",

@@ -375,6 +375,8 @@ def test_wrong_declarations_are_refused_when_the_application_is_built(tmp_path: 
 
     with pytest.raises(ConfigurationError, match="on the engine of this Semel"):
         declare(other)
+    with pytest.raises(ConfigurationError, match="takes one Imports, not a list; call it once for each"):
+        declare([shop.imports])  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="two imports are named"):
         declare()
     with pytest.raises(ConfigurationError, match="may must be"):

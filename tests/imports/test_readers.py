@@ -97,6 +97,11 @@ def test_a_file_without_readable_rows_states_why(form: Format, file: bytes, code
     assert unreadable.value.code == code
 
 
+def test_lines_that_end_in_a_carriage_return_alone_are_told_as_such() -> None:
+    with pytest.raises(UnreadableFile, match="a line ends in a carriage return alone; end lines in LF or CR LF"):
+        read(Csv(), b"a,b\r1,2\r")
+
+
 def test_the_order_of_columns_and_members_does_not_change_a_row() -> None:
     [one] = Csv().rows(BytesIO(b"a,b\n1,2\n"))
     [two] = Csv().rows(BytesIO(b"b,a\n2,1\n"))

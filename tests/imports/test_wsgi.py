@@ -242,6 +242,17 @@ def test_a_request_at_the_end_of_the_loop_is_answered(wsgi: Wsgi) -> None:
     assert wsgi.ask("POST", PATH, csv_of(1), CSV).status == 200  # on a loop of its own
 
 
+def test_a_coroutine_is_no_permission(tmp_path: Path) -> None:
+    async def late(about: Any, supplier: str) -> bool:
+        return False
+
+    wsgi = Wsgi(tmp_path, may=lambda about, supplier: late(about, supplier))
+    with pytest.raises(TypeError, match="returned a coroutine"):
+        wsgi.ask("POST", PATH, csv_of(1), CSV)
+    assert wsgi.kept() == (0, 0)
+    wsgi.app.close()
+
+
 def test_invalid_arguments_are_refused(wsgi: Wsgi) -> None:
     async def late(*_: Any) -> bool:
         return True

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -17,9 +18,10 @@ from celery.exceptions import Retry
 from redis import Redis
 
 from semel import Engine, Inbox
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, HandlerError
 from semel.inbox.brokers.celery import inbox_task
 from semel.inbox.run import Message
+from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, sqlite_home
 from tests.servers import redis as redis_server
 from tests.servers.running import stop
@@ -101,6 +103,23 @@ def test_an_eager_task_returns_its_result_and_a_duplicate_none(inbox: Inbox, hom
     assert bill(8) == "order-8"  # called, and it has a name of its own
     assert bill(8) is None  # which ignores no task that calls it
     assert home.effects() == [7, 8]
+
+
+def test_a_task_that_has_yet_to_run_when_it_returns_is_refused_and_handles_nothing(inbox: Inbox) -> None:
+    async def bill(message: Message) -> None:
+        raise AssertionError("nobody awaits it")
+
+    app = Celery()
+    app.task(base=inbox_task(inbox), shared=False)(bill)
+    with pytest.raises(ConfigurationError, match="must be a plain function: Celery awaits no task"):
+        app.finalize()
+
+    @Celery().task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]
+    def hidden(message: Message) -> Any:
+        return bill(message)
+
+    assert isinstance(hidden.apply(task_id="t-7").result, HandlerError)
+    assert inbox.handle("t-7", lambda message: None) is Receipt.HANDLED
 
 
 def test_an_eager_task_that_propagates_raises_its_own_error(inbox: Inbox) -> None:

@@ -14,7 +14,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 
 from semel import Engine, Inbox
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, HandlerError
 from semel.inbox.brokers.dramatiq import InboxMiddleware
 from semel.inbox.run import Message
 from tests.bulk.fellows import Home, sqlite_home
@@ -168,6 +168,9 @@ def test_an_actor_that_cannot_be_handled_once_is_refused_with_the_reason(inbox: 
     broker.add_middleware(Retries())
     with pytest.raises(ConfigurationError, match="a plain function"):
         actor(awaited, broker=broker, inbox=inbox)
+    hidden = actor(lambda message: awaited(message), broker=broker, inbox=inbox, actor_name="hidden", id_of=lambda: "m")
+    with pytest.raises(HandlerError, match="its work has not begun"):
+        hidden()
     called = actor(plain, broker=broker, inbox=inbox, actor_name="plain-2")
     with pytest.raises(ConfigurationError, match=r"was called, not sent.*id_of="):
         called()

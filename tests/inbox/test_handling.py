@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from semel.errors import PolicyError, StoreUnavailable
+from semel.errors import HandlerError, PolicyError, StoreUnavailable
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
 from tests.bulk.fellows import Home, write
@@ -57,6 +57,25 @@ def test_a_worker_that_dies_before_its_commit_has_done_nothing(make_consumer: Ma
         make_consumer().handle("m-1", dies)
     assert home.effects() == []
     assert make_consumer().handle("m-1", writes(1)) is Receipt.HANDLED
+    assert home.effects() == [1]
+
+
+def test_a_handler_that_has_yet_to_run_when_it_returns_handles_nothing(make_consumer: Make, home: Home) -> None:
+    def plain(message: Message) -> None: ...
+
+    def pieces(message: Message) -> Iterator[int]:
+        yield 1
+
+    async def later_pieces(message: Message) -> AsyncIterator[int]:
+        yield 1
+
+    worker = make_consumer(tries_max=1)
+    for wrong in (plain if worker.runner else never, pieces, later_pieces):
+        for _ in range(2):
+            with pytest.raises(HandlerError, match="coroutine function"):
+                worker.tell("handle", "m-1", wrong)
+    assert worker.parked() == []
+    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED
     assert home.effects() == [1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
@@ -79,6 +79,21 @@ def _replies(each: Callable[[], None], *, awaits: bool) -> list[Reply]:
 
     told(story)
     return found
+
+
+def test_a_function_that_has_yet_to_run_when_it_returns_delivers_nothing() -> None:
+    replies: list[Reply] = []
+
+    def pieces(_: Event) -> Iterator[int]:
+        yield 1
+
+    async def story() -> None:
+        replies.extend(await FunctionSink(pieces).publish([event("a")]))
+
+    told(story)
+    [reply] = replies
+    assert reply is not None
+    assert "returned a generator, which has not run" in str(reply)
 
 
 @pytest.mark.parametrize("awaits", [False, True], ids=["thread", "loop"])

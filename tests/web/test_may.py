@@ -160,6 +160,37 @@ def test_a_coroutine_function_is_awaited_and_a_plain_one_runs_in_a_thread() -> N
     assert [thread is threading.current_thread() for thread in threads] == [True, False]
 
 
+def test_a_coroutine_is_no_permission() -> None:
+    """A function that hides a coroutine function: what it returns is true to Python, and says nothing yet."""
+
+    def hidden(request: Any, wanted: Wanted) -> Any:
+        return refuse_later(request, wanted)
+
+    ran: list[str] = []
+
+    def shop(environ: Any, start_response: Any) -> list[bytes]:
+        ran.append("ran")
+        return []
+
+    with Engine.connect("memory://") as engine:
+        web = WsgiMiddleware(shop, engine, caller=single_caller, operations=[Operation("/a")], may=hidden)
+        environ = wsgi_environ("POST", "/a", "", head(KEY, [], [b""]), b"", ALICE)
+        with pytest.raises(TypeError, match="returned a coroutine, which nobody awaits here"):
+            wsgi_call(web, environ)
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        ran.append("ran")
+
+    async def main() -> None:
+        async with AsyncEngine.connect("memory://") as engine:
+            web = AsgiMiddleware(serve, engine, caller=single_caller, operations=[Operation("/a")], may=hidden)
+            scope = asgi_scope("POST", "/a", "", head(KEY, [], [b""]), ALICE)
+            assert (await asgi_call(web, scope, [b""])).status == 403
+
+    asyncio.run(main())
+    assert ran == []
+
+
 def test_a_may_that_cannot_be_called_is_refused() -> None:
     engine = Engine.connect("memory://")
     for may, message in ((refuse_later, "make it a plain function"), ("yes", "may must be a function")):

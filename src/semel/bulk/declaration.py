@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -277,6 +278,8 @@ def success_outcome(listed: ListedItem, returned: object) -> ItemOutcome:
     """
     done = Done(returned) if isinstance(returned, str) else Done() if returned is None else returned
     if not isinstance(done, Done):
+        if inspect.iscoroutine(returned):
+            returned.close()  # otherwise Python warns that it was never awaited
         raise HandlerError(
             f"a bulk's handler must return None, a text (the result's id) or Done; it was a {type(returned).__name__}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from itertools import islice
@@ -41,7 +42,7 @@ from semel.core.model import Superseded
 from semel.core.requests import AsyncUnit, Begin, Perform
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
-from semel.errors import BulkRefused, PolicyError, SemelError
+from semel.errors import BulkRefused, HandlerError, PolicyError, SemelError
 from semel.sealing.rules import check_sealer
 from semel.stores.shield import whole
 
@@ -222,7 +223,13 @@ class _AsyncWork:
             case CallHandler():
                 item = needed.item
                 with in_own_transaction(self._engine.backend, item.scope.operation, item.connection):
-                    return await self._handler(item)
+                    begun = self._handler(item)
+                    if not inspect.isawaitable(begun):
+                        raise HandlerError(
+                            f"an AsyncBulk takes a coroutine function; this handler returned a {type(begun).__name__}: "
+                            "write async def approve(item): ..."
+                        )
+                    return await begun
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return await self._drive(self._handling.inside(needed))

@@ -87,10 +87,10 @@ def _scope(operation: CheckedOperation) -> Said:
     if isinstance(caller, FromUser):
         return "ok", f"tenant, caller and operation; the caller is user.{caller.attribute}", ""
     name = getattr(caller, "__qualname__", type(caller).__qualname__)
-    ours = getattr(caller, "__module__", "") == single_caller.__module__
+    ours = getattr(caller, "__module__", "") in (single_caller.__module__, "semel.integrations.django.site")
     return (
         "ok" if ours else "open",
-        f"tenant, caller and operation; the caller comes from {name.partition('.<locals>')[0]} returns",
+        f"tenant, caller and operation; the caller comes from {name.partition('.<locals>')[0]}",
         "" if ours else "check that it returns the authenticated caller, never a value that a client can choose",
     )
 

@@ -1,6 +1,8 @@
 """Values that JSON has no form for, as texts: exact, readable, and read back as the same type.
 
-What a text cannot carry is refused: a time zone without a name, a subclass that would come back as its base.
+What a text cannot carry is refused: a time zone whose offset depends on the date and that has no name, a subclass that
+would come back as its base. A zone of one offset, of whatever class (dateutil's, pydantic's), comes back as a
+``datetime.timezone``: the values are equal.
 """
 
 from __future__ import annotations
@@ -59,7 +61,12 @@ def _moment_text(value: datetime) -> str:
         return value.isoformat()
     if type(zone) is ZoneInfo and zone.key is not None:
         return f"{value.isoformat()}[{zone.key}]"  # RFC 9557
-    raise ValueError(f"has a time zone of type {type(zone).__name__}; use datetime.timezone or zoneinfo.ZoneInfo(name)")
+    if zone.utcoffset(None) is not None:
+        return value.isoformat()
+    raise ValueError(
+        f"has a time zone of type {type(zone).__name__}, whose offset depends on the date; use zoneinfo.ZoneInfo(name) "
+        "or datetime.timezone"
+    )
 
 
 def _moment(text: str) -> datetime:
@@ -76,8 +83,11 @@ def _moment(text: str) -> datetime:
 
 
 def _time_text(value: time) -> str:
-    if value.tzinfo is not None and type(value.tzinfo) is not timezone:
-        raise ValueError(f"has a time zone of type {type(value.tzinfo).__name__}; use datetime.timezone")
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise ValueError(
+            f"has a time zone of type {type(value.tzinfo).__name__}, whose offset depends on the date; use "
+            "datetime.timezone"
+        )
     return value.isoformat()
 
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from semel.codec.plain import dumps
 from semel.codec.scalars import Mismatch, Unserialisable, kind_name
@@ -44,7 +44,8 @@ class RecordShape:
         return form
 
     def decode(self, form: Any) -> Any:
-        values = decode_fields(self.name, self.fields, form, self.fields)
+        required = [name for name, _, default in defaults_of(self.kind) if default is None and name in self.fields]
+        values = decode_fields(self.name, self.fields, form, required)
         try:
             return self.made_of(self.kind, values)
         except Exception as error:
@@ -167,3 +168,47 @@ def model_of(kind: type) -> Shape | None:
     if msgspec is not None and issubclass(kind, msgspec.Struct):
         return MsgspecStruct(kind)
     return None
+
+
+class FieldDefault(NamedTuple):
+    """A field of a class: its ``name``, its name in JSON, and a function that makes its default; None without one."""
+
+    name: str
+    member: str
+    default: Callable[[], Any] | None
+
+
+def defaults_of(kind: Any) -> tuple[FieldDefault, ...]:
+    """The fields of a dataclass, a named tuple, a pydantic model or a msgspec Struct, in their order."""
+    if hasattr(kind, "__dataclass_fields__"):
+        missing = dataclasses.MISSING
+        return tuple(
+            FieldDefault(each.name, each.name, _default_of(each.default, each.default_factory, missing))
+            for each in dataclasses.fields(kind)
+        )
+    if hasattr(kind, "_field_defaults"):
+        given, none = kind._field_defaults, object()
+        return tuple(FieldDefault(name, name, _default_of(given.get(name, none), none, none)) for name in kind._fields)
+    if hasattr(kind, "model_fields"):
+        return tuple(
+            FieldDefault(name, each.serialization_alias or each.alias or name, _default_of_model(each))
+            for name, each in kind.model_fields.items()
+        )
+    msgspec = sys.modules["msgspec"]
+    return tuple(
+        FieldDefault(each.name, each.encode_name, _default_of(each.default, each.default_factory, msgspec.NODEFAULT))
+        for each in msgspec.structs.fields(kind)
+    )
+
+
+def _default_of(default: Any, factory: Any, missing: Any) -> Callable[[], Any] | None:
+    if factory is not missing:
+        make: Callable[[], Any] = factory
+        return make
+    return None if default is missing else lambda: default
+
+
+def _default_of_model(each: Any) -> Callable[[], Any] | None:
+    if each.is_required() or getattr(each, "default_factory_takes_validated_data", False):
+        return None
+    return lambda: each.get_default(call_default_factory=True)

@@ -145,6 +145,11 @@ def _unreadable_text(verdict: Unreadable) -> str:
             "the command began with steps, and this process declares none for it; a process that declares "
             "steps=True continues it"
         )
+    if verdict.reason == "recipe":
+        return (
+            "the stored record was made under another declaration of what counts, which this process does not know "
+            "(recipe); it is never run again. Restore that declaration"
+        )
     if verdict.reason in SEALED_REASONS:
         return f"{sealed_text(verdict)}; the command is never run again"
     return f"the stored record cannot be read ({verdict.reason}); it is never run again"

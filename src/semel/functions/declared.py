@@ -196,7 +196,7 @@ class DeclaredCommand:
             digest(parts, self.name, secret),
             self._recipe,
             self.policy,
-            lambda recipe: self.fingerprints.under(recipe, parts, self.name, secret),
+            lambda recipe: self.fingerprints.under(recipe, arguments, parts, self.name, secret),
             request=request,
             refusal=refusal,
         )

@@ -12,20 +12,21 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 from typing import Any, Final
 
 from semel.codec.plain import DEPTH_MAX
 from semel.codec.scalars import Unserialisable, kind_name, scalar_text
 from semel.codec.shapes import Codec
-from semel.codec.structures import model_of
+from semel.codec.structures import defaults_of, model_of
 from semel.core.identity import frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.functions.arguments import NotThere, Path
 
 VERSION: Final = "f1"
 OPTIONAL_MAX: Final = 8  # of so many parameters every selection is tried, where a record knows fewer of them
+SPELLINGS_MAX: Final = 8  # so many fingerprints of former classes are looked for, where a record has another
 _REMEDY: Final = "leave it out with exclude=({root!r},) where it says nothing about what is wanted, or give a Codec"
 
 
@@ -34,7 +35,8 @@ class Fingerprints:
     """Makes fingerprints for one function.
 
     Parameters: ``names`` of the parameters that count; ``paths`` instead, where only parts of them do; ``defaults`` of
-    parameters that have one; ``codecs`` by class; ``bytes_max`` of all arguments in canonical form.
+    parameters that have one; ``codecs`` by class; ``bytes_max`` of all arguments in canonical form; ``without`` how
+    many of a class's last fields are left out, as before it had them.
     """
 
     names: tuple[str, ...]
@@ -42,6 +44,7 @@ class Fingerprints:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     codecs: Mapping[type, Codec] = dataclasses.field(default_factory=dict)
     bytes_max: int = 10 * 1024 * 1024
+    without: Mapping[type, int] = dataclasses.field(default_factory=dict)
 
     @property
     def recipe(self) -> str:
@@ -87,20 +90,64 @@ class Fingerprints:
             except NotThere:  # differs from None
                 continue
 
-    def under(self, recipe: str, parts: Mapping[str, bytes], operation: str, secret: bytes | None) -> bytes | None:
-        """The same call's fingerprint for a record made before the function got its newest parameters.
+    def under(
+        self,
+        recipe: str,
+        arguments: Mapping[str, Any],
+        parts: Mapping[str, bytes],
+        operation: str,
+        secret: bytes | None,
+    ) -> tuple[bytes, ...] | None:
+        """The same call's fingerprints for a record made before the function, or a class, got its newest parts.
 
-        Only where those have a default, and the call leaves them at it: then both calls want the same.
+        Only where those have a default, and the call leaves them at it: then both calls want the same. Parameters are
+        left out where the recipe says so; of a class's fields the last ones, because its recipe does not name them.
         """
+        names = self._names_under(recipe, parts)
+        if names is None:
+            return None
+        found = [digest({name: parts[name] for name in names if name in parts}, operation, secret)]
+        for former in self._former_classes(arguments):
+            spelled = replace(self, without=former).parts(arguments)
+            found.append(digest({name: spelled[name] for name in names if name in spelled}, operation, secret))
+        return tuple(found)
+
+    def _names_under(self, recipe: str, parts: Mapping[str, bytes]) -> tuple[str, ...] | None:
+        """The parts that counted under a recipe; None where this call has no part in it."""
+        if recipe == self.recipe:
+            return self._count_parts()
         if self.paths:
             return None
         newer = [name for name in self.names if name in self.defaults and self._is_default(name, parts[name])]
         for count in range(1, len(newer) + 1 if len(newer) <= OPTIONAL_MAX else 1):
             for left_out in combinations(newer, count):
-                names = [name for name in self.names if name not in left_out]
+                names = tuple(name for name in self.names if name not in left_out)
                 if recipe_of(names) == recipe:
-                    return digest({name: parts[name] for name in names}, operation, secret)
+                    return names
         return None
+
+    def _former_classes(self, arguments: Mapping[str, Any]) -> Iterator[dict[type, int]]:
+        """Each class among the arguments without its last field, without its last two, and so on.
+
+        A field may be left out where every instance has its default.
+        """
+        at_default: dict[type, int] = {}
+        roots = [path.root for path in self.paths] or self.names
+        for value in _instances([arguments[name] for name in roots], frozenset(self.codecs)):
+            count = 0
+            for name, _, default in reversed(defaults_of(type(value))):
+                if default is None or not self._is_same(getattr(value, name, None), default()):
+                    break
+                count += 1
+            at_default[type(value)] = min(count, at_default.get(type(value), count))
+        each = ({kind: number} for kind, most in at_default.items() for number in range(1, most + 1))
+        return islice(each, SPELLINGS_MAX)
+
+    def _is_same(self, value: Any, other: Any) -> bool:
+        try:
+            return self.canonical(value, "") == self.canonical(other, "")
+        except Unserialisable:
+            return False
 
     def _is_default(self, name: str, part: bytes) -> bool:
         try:
@@ -133,14 +180,20 @@ class Fingerprints:
         codec = self.codecs.get(kind)
         if codec is not None:
             return _tag("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
+        left_out = defaults_of(kind)[-self.without[kind] :] if kind in self.without else ()
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            members = [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+            names = [each.name for each in dataclasses.fields(value)]
+            members = [(name, getattr(value, name)) for name in names[: len(names) - len(left_out)]]
             return self._members(kind.__qualname__, members, where, depth)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._members(kind.__qualname__, zip(value._fields, value, strict=True), where, depth)
+            names = list(value._fields)
+            members = list(zip(names, value, strict=True))[: len(names) - len(left_out)]
+            return self._members(kind.__qualname__, members, where, depth)
         model = model_of(kind)
         if model is not None:
             form = model.encode(value, where)
+            for each in left_out:
+                form.pop(each.member, None)
             return _tag("model", kind.__qualname__, self.canonical(form, where, depth + 1))
         raise Unserialisable(where, f"is a {kind_name(kind)}, which has no canonical form")
 
@@ -153,6 +206,24 @@ class Fingerprints:
             for name, value in members
         ]
         return _tag(tag, *(part for pair in sorted(pairs) for part in pair))
+
+
+def _instances(values: Iterable[Any], codecs: frozenset[type]) -> Iterator[Any]:
+    """The instances of classes with fields among some values, and in those; within a model only itself."""
+    for value in values:
+        kind = type(value)
+        if kind in codecs:
+            continue
+        is_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
+        is_dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        if is_tuple or is_dataclass or model_of(kind) is not None:
+            yield value
+        if is_dataclass:
+            yield from _instances([getattr(value, each.name) for each in dataclasses.fields(value)], codecs)
+        elif isinstance(value, Mapping):
+            yield from _instances(value.values(), codecs)
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield from _instances(value, codecs)
 
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, bytearray})

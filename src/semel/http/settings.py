@@ -58,6 +58,18 @@ def is_async(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
+def is_allowed(answer: object) -> bool:
+    """Whether a plain ``may`` function allows it. A coroutine is no answer, though it is true to Python.
+
+    Raises TypeError, which reaches the server as any error of the function's own.
+    """
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()  # otherwise Python warns that it was never awaited
+        raise TypeError("may= returned a coroutine, which nobody awaits here: make it a plain function")
+    return bool(answer)
+
+
 class AnyEngine(Protocol):
     """The part of both engines that a surface needs."""
 
@@ -215,7 +227,7 @@ class HttpSettings:
 
     def allows(self, request: Any, wanted: Wanted) -> bool:
         """Whether the caller is allowed the request, by a plain ``may`` function; True without one."""
-        return self.may is None or bool(self.may(request, wanted))
+        return self.may is None or is_allowed(self.may(request, wanted))
 
     async def allows_async(self, request: Any, wanted: Wanted) -> bool:
         """As :meth:`allows`, on an event loop: a plain function runs in a thread."""
@@ -223,7 +235,8 @@ class HttpSettings:
             return True
         if is_async(self.may):
             return bool(await self.may(request, wanted))  # type: ignore[misc]
-        return bool(await asyncio.to_thread(self.may, request, wanted))
+        allowed = await asyncio.to_thread(self.may, request, wanted)
+        return bool(await allowed if inspect.isawaitable(allowed) else allowed)
 
     def tell_unprotected(self, operation: str, reason: str) -> None:
         """Count a request that runs without protection."""

@@ -251,7 +251,11 @@ def add_imports(
     idle_seconds: float,
 ) -> ImportEndpoint:
     """Implements ``semel.imports``. Raises ConfigurationError, when the application is built."""
-    if not isinstance(imports, Imports) or imports.engine is not semel.engine:
+    if not isinstance(imports, Imports):
+        raise ConfigurationError(
+            f"semel.imports takes one Imports, not a {type(imports).__name__}; call it once for each, with its own path"
+        )
+    if imports.engine is not semel.engine:
         raise ConfigurationError(
             "semel.imports takes Imports on the engine of this Semel: Imports(semel.engine, operation=...)"
         )

@@ -340,6 +340,8 @@ def _csv_reason(error: Exception) -> str:
     text = str(error)
     if "unexpected end of data" in text:
         return "a quoted text does not end"
+    if "new-line character" in text:
+        return "a line ends in a carriage return alone; end lines in LF or CR LF"
     return text if isinstance(error, _TooLong) else f"it is not CSV as declared: {text}"
 
 

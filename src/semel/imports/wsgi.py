@@ -22,7 +22,7 @@ from semel.core.model import Answer
 from semel.errors import ConfigurationError, InvalidBody, SchemaError, StoreError, StoreUnavailable
 from semel.http.body_time import end_reading
 from semel.http.caller import Caller
-from semel.http.settings import EndpointSettings, HttpSettings
+from semel.http.settings import EndpointSettings, HttpSettings, is_allowed
 from semel.http.wsgi.answer import Environ, StartResponse, headers_of, send_answer
 from semel.http.wsgi.body import BodyPieces
 from semel.imports.endpoint import IDLE_SECONDS
@@ -158,7 +158,7 @@ class ImportsOverWsgi:
         scope[_CALLER] = self._asks(about)
         if self._supplier is not None and scope["method"] == "POST":
             scope[_SUPPLIER] = self._supplier(about)
-        scope[_IN_THREAD] = lambda supplier: exchange.in_thread(lambda: bool(self._may(about, supplier)))
+        scope[_IN_THREAD] = lambda supplier: exchange.in_thread(lambda: is_allowed(self._may(about, supplier)))
         try:
             self._loop.run(lambda loop: exchange.begin(loop, self.app, scope))
             answer = exchange.serve(self._loop.is_alive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from semel.core.identity import derive_key, frame
 from semel.core.requests import AnyUnit, Begin, Rollback
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.sync_engine import Engine
-from semel.errors import HandlerRefused, PolicyError, StoreError, is_wrong_for_all
+from semel.errors import HandlerError, HandlerRefused, PolicyError, StoreError, is_wrong_for_all
 from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 from semel.stores.backend import UNIT_RUNS_MAX, Backend
@@ -28,6 +29,11 @@ SPAN_SECONDS_MAX: Final = 10 * 366 * 86_400
 _OPTIONS: Final = ("consumer", "tries_max", "keep_seconds")
 _OF_ADAPTERS: Final = ("id_of", "retry_seconds", "retry_seconds_max", "lease_seconds", "idle_seconds", "busy_seconds")
 _NOBODY: Final = bytes(16)
+_NOT_OVER: Final = (
+    "the handler returned a {kind}: its work has not begun, so that the message is not handled; an Inbox takes a plain "
+    "function, and an AsyncInbox on an AsyncEngine a coroutine function"
+)
+_NOT_AWAITED: Final = "an AsyncInbox takes a coroutine function, async def handler(message): ...; it returned a {kind}"
 _JOIN: Final = "join your own transaction: with inbox.within(connection, message_id) as message (docs/inbox.md)"
 
 
@@ -175,7 +181,8 @@ class Inbox(_Inbox):
         each try is counted before it begins, so that what ends its worker every time is parked.
 
         Raises the handler's own exception (deliver it again); HandlerRefused: the database refused to commit what the
-        handler wrote, which counts as its failure; EarlyCommit, StoreError.
+        handler wrote, which counts as its failure; HandlerError: the handler is no plain function; EarlyCommit,
+        StoreError.
         """
         run = 0
         while True:
@@ -199,7 +206,7 @@ class Inbox(_Inbox):
             return _require_receipt(met)
         try:
             with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
-                handler(Message(self.consumer, message_id, unit.connection))
+                check_over(handler(Message(self.consumer, message_id, unit.connection)))
         except Exception as error:
             met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
             if met is None:
@@ -282,7 +289,10 @@ class AsyncInbox(_Inbox):
                 return _require_receipt(met)
             try:
                 with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
-                    await handler(Message(self.consumer, message_id, unit.connection))
+                    begun = handler(Message(self.consumer, message_id, unit.connection))
+                    if not inspect.isawaitable(begun):
+                        raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
+                    check_over(await begun)
             except Exception as error:
                 met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:
@@ -353,6 +363,15 @@ def _into(
     if unit is not None:
         hold.give(unit)
     return met, unit
+
+
+def check_over(returned: object) -> object:
+    """What a handler has returned; HandlerError where that has yet to run, since nobody would run it."""
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()  # otherwise Python warns that it was never awaited
+        raise HandlerError(_NOT_OVER.format(kind=type(returned).__name__))
+    return returned
 
 
 def _require_receipt(met: Receipt | None) -> Receipt:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import transaction
 from drf_spectacular.utils import extend_schema
-from rest_framework import exceptions, serializers, viewsets
+from rest_framework import exceptions, generics, mixins, serializers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
 
@@ -58,6 +58,27 @@ class Effects(viewsets.GenericViewSet):  # type: ignore[misc]
     def pay(self, request: Any, pk: str) -> Response:
         Effect.objects.create(what=f"pay {self.get_object().pk}")
         return Response(status=201)
+
+
+class Kept(mixins.UpdateModelMixin, viewsets.GenericViewSet):  # type: ignore[misc]
+    """Effects that are changed: REST framework's own ``partial_update`` calls ``update``."""
+
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    @semel.command("rest.update", effects="atomic")
+    def update(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().update(request, *args, **kwargs)
+
+
+class Created(generics.CreateAPIView):  # type: ignore[misc]
+    """REST framework's own ``post`` calls ``create``."""
+
+    serializer_class = EffectSerializer
+
+    @semel.command("rest.created", effects="atomic")
+    def create(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().create(request, *args, **kwargs)
 
 
 @transaction.non_atomic_requests

@@ -143,10 +143,17 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert (effects(), self.state()) == ([], None)
 
     def test_a_view_that_continues_after_a_failed_statement_gets_its_error_not_a_503(self) -> None:
-        answers = [self.ask("/atomic", {"do": "swallow"}) for _ in range(2)]
-        assert [each.status_code for each in answers] == [500, 500]
-        assert not any("Semel-Code" in each.headers for each in answers)
-        assert (effects(), self.state()) == ([], None)
+        for do in ("swallow", "swallow-orm", "close"):
+            answers = [self.ask("/atomic", {"do": do}) for _ in range(2)]
+            assert [each.status_code for each in answers] == [500, 500], do
+            assert not any("Semel-Code" in each.headers for each in answers)
+            assert (effects(), self.state()) == ([], None)
+
+    def test_a_statement_that_fails_in_an_inner_block_undoes_nothing_else(self) -> None:
+        self.twice("/atomic", {"what": "i", "do": "inner"})
+        assert effects() == ["i"]
+        self.key = str(uuid.uuid4())  # what failed before is no reason of a rollback that is asked for
+        assert self.ask("/atomic", {"do": "rollback"}).status_code == 201
 
     def test_a_view_that_sets_rollback_records_nothing(self) -> None:
         assert [self.ask("/atomic", {"do": "rollback"}).status_code for _ in range(2)] == [201, 201]
@@ -283,6 +290,14 @@ class ExternalTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Djang
     def test_a_view_that_answers_and_rolls_its_rows_back_is_in_doubt(self) -> None:
         self.ask("/external", {"do": "rollback"})  # without ATOMIC_REQUESTS there is nothing to roll back: it raises
         assert (self.ask("/external", {"do": "rollback"}).status_code, self.state()) == (409, "UNKNOWN")
+
+    def test_a_view_that_goes_on_after_a_failed_statement_has_no_success_of_which_nothing_stays(self) -> None:
+        is_one_transaction = connections["default"].settings_dict["ATOMIC_REQUESTS"]
+        for do in ("swallow-orm", "close"):
+            self.key = str(uuid.uuid4())
+            status, state, kept = (500, "UNKNOWN", []) if is_one_transaction else (201, "SUCCEEDED", [do])
+            assert (self.ask("/external", {"what": do, "do": do}).status_code, self.state()) == (status, state)
+            assert list(Effect.objects.filter(what=do).values_list("what", flat=True)) == kept
 
     def test_two_paths_are_two_requests_also_where_a_decorator_hides_the_view(self) -> None:
         self.twice("/approve")
@@ -543,6 +558,23 @@ class RestTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django sh
             with override_settings(SEMEL={"CALLER": "semel.http.caller.single_caller"}):
                 assert told() == []
 
+    def test_a_method_of_rest_framework_that_calls_a_declared_one_is_protected(self) -> None:
+        found = Effect.objects.create(what="old")
+        for method in (self.client.patch, self.client.put):
+            headers = {"Authorization": "Bearer alice", "Idempotency-Key": str(uuid.uuid4())}
+            more = {"content_type": "application/json", "headers": headers}
+            answers = [method(f"/kept/{found.pk}/", {"what": "new"}, **more) for _ in range(2)]
+            assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true"]
+        form = b"--x\r\nContent-Disposition: form-data; name=what\r\n\r\nmade\r\n--x--\r\n"
+        for _ in range(2):
+            made = self.ask_form("/rest-created", form)
+            assert made.status_code == 201
+        assert effects() == ["new", "made"]
+
+    def ask_form(self, path: str, form: bytes) -> Any:
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+        return self.client.generic("POST", path, form, "multipart/form-data; boundary=x", headers=headers)
+
     def test_a_function_below_api_view_is_protected(self) -> None:
         assert self.twice("/plain", {"what": "p"})[0].status_code == 201
         assert effects() == ["p"]
@@ -655,6 +687,11 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert charge["methods"] == ["POST"]
             assert len(charge["answers"]) == 19
             assert found["mistakes"] == []
+            methods = {each["operation"]: each["methods"] for each in found["operations"]}
+            assert (methods["rest.update"], methods["rest.created"]) == (["PUT", "PATCH"], ["POST"])
+            said = [each["answer"] for each in charge["answers"] if each["question"] == "key scope"]
+            assert said == ["tenant, caller and operation; the caller comes from request.user"]
+            assert not any("/kept/" in each or "rest-created" in each for each in found["unprotected"])
             shown = {each["operation"]: each["route"] for each in run_semel("config", application)["operations"]}
             assert shown["rest.create"] == "POST /rest/"
             assert "x-semel" in run_semel("openapi", application)["paths"]["/rest/{pk}/charge/"]["post"]

@@ -27,6 +27,7 @@ class ThingConverter:
 
 register_converter(ThingConverter, "thing")
 router.register("rest", rest.Effects)
+router.register("kept", rest.Kept, basename="kept")
 
 urlpatterns = [
     path("admin/", admin.site.urls),
@@ -53,6 +54,7 @@ urlpatterns = [
     path("ship/<int:number>", views.ship),
     path("ship-async/<int:number>", views.ship_async),
     path("rest-approvals", rest.approve),
+    path("rest-created", rest.Created.as_view()),
     path("", include(router.urls)),
 ]
 

@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
@@ -28,6 +28,26 @@ from tests.frameworks.django_site.models import Effect
 
 HOOKS: list[str] = []
 GATE = Path(settings.FOLDER, "gate")
+
+
+def write_more(do: str, made: Any, using: str) -> None:
+    """What fails after the effect, and what the view makes of it."""
+    again = functools.partial(Effect.objects.using(using).create, pk=made.pk, what="again")
+    if do == "swallow":  # SQLite rolls the transaction back, PostgreSQL knows no such statement and ends it
+        with suppress(DatabaseError), connections[using].cursor() as cursor:
+            cursor.execute("INSERT OR ROLLBACK INTO django_site_effect SELECT * FROM django_site_effect")
+    if do == "swallow-orm":  # for which Django gives its transaction up
+        with suppress(IntegrityError):
+            again()
+    if do == "close":
+        connections[using].close()
+    if do == "nested":
+        with suppress(KeyError), transaction.atomic(using=using):
+            Effect.objects.using(using).create(what="inner")
+            raise KeyError
+    if do == "inner":
+        with suppress(IntegrityError), transaction.atomic(using=using):
+            again()
 
 
 def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
@@ -48,16 +68,7 @@ def answer(request: Any, asked: dict[str, Any], using: str = "default") -> Any:
         transaction.set_rollback(True, using=using)
     if do == "hook":
         transaction.on_commit(lambda: HOOKS.append(what), using=using)
-    if do == "swallow":  # SQLite rolls the transaction back, PostgreSQL knows no such statement and ends it
-        with suppress(DatabaseError), connections[using].cursor() as cursor:
-            cursor.execute("INSERT OR ROLLBACK INTO django_site_effect SELECT * FROM django_site_effect")
-    if do == "nested":
-        try:
-            with transaction.atomic(using=using):
-                Effect.objects.using(using).create(what="inner")
-                raise KeyError
-        except KeyError:
-            pass
+    write_more(do, made, using)
     if do == "template":
         return SimpleTemplateResponse(engines["django"].from_string("made {{ n }}"), {"n": made.pk}, status=201)
     if do == "stream":

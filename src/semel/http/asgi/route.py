@@ -140,7 +140,10 @@ class RouteCall(AsgiCall):
     ) -> Permit | Answer | None:
         """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
         if self._permit is not None or self._instead is not None:
-            raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
+            raise ConfigurationError(
+                f"the operation {route.name!r} was called by another operation's handler; a request is one command: "
+                "declare only one of the two"
+            )
         if self._leaked:
             raise ConfigurationError(
                 f"the body of a request to {route.name!r} was read by an endpoint that is not the declared one; "

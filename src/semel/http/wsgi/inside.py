@@ -92,7 +92,10 @@ class InsideCall:
         Parameters: ``request`` that the caller function reads; ``environ`` where a server shows its connection.
         """
         if self.has_claimed:
-            raise ConfigurationError(f"the operation {route.name!r} was called by another operation's handler")
+            raise ConfigurationError(
+                f"the operation {route.name!r} was called by another operation's handler; a request is one command: "
+                "declare only one of the two"
+            )
         if self.is_over:
             raise ConfigurationError(f"the operation {route.name!r} was called when its request had been answered")
         if self.given is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
 from semel.errors import ConfigurationError, StoreError, is_wrong_for_all
 from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy, log_failed
-from semel.inbox.run import Inbox, Message
+from semel.inbox.run import Inbox, Message, check_over
 from semel.inbox.store import Receipt
 
 try:
@@ -17,6 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"the inbox's tasks need Celery; install it: {install_command('celery')}") from error
 
+_LATE: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _FIXED: Final = ("acks_late", "acks_on_timeout", "reject_on_worker_lost", "max_retries")
 
 
@@ -29,7 +31,8 @@ def inbox_task(inbox: Inbox, *, id_of: Callable[..., str] | None = None, retry_s
 
     Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's.
 
-    Raises ConfigurationError, when the app is finalized, where a task says otherwise how it is acknowledged.
+    Raises ConfigurationError, when the app is finalized, where a task says otherwise how it is acknowledged, or is no
+    plain function.
 
         @app.task(base=inbox_task(inbox))
         def bill(message, order):
@@ -60,6 +63,8 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
                     f"the task {cls.name!r} has {name}={getattr(cls, name)!r}, and an inbox needs "
                     f"{getattr(_InboxTask, name)!r}: leave it out"
                 )
+        if any(has_yet_to_run(cls.run) for has_yet_to_run in _LATE):
+            raise ConfigurationError(f"the task {cls.name!r} must be a plain function: Celery awaits no task")
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         results: list[Any] = []
@@ -69,7 +74,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
             try:
                 if unnamed is not None:
                     raise unnamed
-                results[:] = [self.run(message, *args, **named)]
+                results[:] = [check_over(self.run(message, *args, **named))]
             except Exception as error:
                 failures[:] = [error]
                 raise

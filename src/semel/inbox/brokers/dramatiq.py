@@ -11,7 +11,7 @@ from typing import Any, Final
 from semel.errors import ConfigurationError
 from semel.extras import install_command
 from semel.inbox.brokers.delivery import fitting, log_busy
-from semel.inbox.run import Inbox, Message
+from semel.inbox.run import Inbox, Message, check_over
 from semel.inbox.store import Receipt
 
 try:
@@ -100,7 +100,7 @@ class InboxMiddleware(Middleware):
                 if unnamed is not None:
                     raise unnamed
                 try:
-                    results[:] = [function(message, *args, **named)]
+                    results[:] = [check_over(function(message, *args, **named))]
                 except TimeLimitExceeded as error:  # no Exception by its class, and this message's all the same
                     raise TimeoutError("it took longer than its time limit") from error
 

@@ -106,6 +106,7 @@ def run_atomic(
             databases.when_committed(alias, run.note_commit)
         getattr(request, "_request", request).semel_permit = block.permit
         response: Any = None
+        before = databases.failures()
         try:
             with _Entered(block):
                 response = _render(view(), request)
@@ -114,6 +115,7 @@ def run_atomic(
                     response = response_of(place.surface.problems.answer_too_large())
                     raise _RolledBack
                 if databases.rolls_back(alias):  # as the view, or REST framework for an exception, has said
+                    _check_success(response, databases.failure_since(before))
                     raise _RolledBack
                 outcome = classify_answer(answer, command.policy, begun=True)
                 if isinstance(outcome, Refused) and not is_in_test_case:
@@ -135,6 +137,15 @@ def run_atomic(
             databases.roll_back(alias)
             raise
         return response
+
+
+def _check_success(response: Any, failure: BaseException | None) -> None:
+    """Refuse a success of which nothing will be committed. Raises HandlerRefused."""
+    if failure is not None and response.status_code < 400:
+        raise HandlerRefused(
+            f"the view answered {response.status_code} after {type(failure).__name__}, for which Django rolls its "
+            "transaction back: write the statement that may fail in an atomic() block of its own"
+        ) from failure
 
 
 class _Entered:

@@ -12,7 +12,7 @@ from django.urls import get_resolver
 
 from semel.check.discovery import CheckedOperation
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.django.site import Declared, Site, callbacks, find_declared, site
+from semel.integrations.django.site import Declared, Site, callbacks, find_declared_in, site
 from semel.integrations.endpoint import DECLARED
 
 _FORMAT: Final = ".<format>"  # the second path that a router of REST framework makes of each
@@ -72,7 +72,7 @@ def views() -> Iterator[View]:
             if function is not None and method.upper() in UNSAFE_METHODS:
                 is_own = not kind.__module__.startswith("django.")  # Django's views are not the project's to declare
                 classes = tuple(getattr(kind, "authentication_classes", ()))
-                yield View(path, (method.upper(),), _behind(function), find_declared(function), is_own, classes)
+                yield View(path, (method.upper(),), _behind(function), find_declared_in(kind, name), is_own, classes)
 
 
 def authenticated_by_default() -> list[type]:

@@ -311,9 +311,28 @@ def names_at(view: Any) -> Iterator[str]:
         return
     actions = getattr(view, "actions", None)  # of a view set of Django REST framework
     for method in actions.values() if isinstance(actions, Mapping) else kind.http_method_names:
-        found = find_declared(getattr(kind, method, None))
+        found = find_declared_in(kind, method)
         if found is not None:
             yield found.name
+
+
+_CALLS: Final = {  # what the methods of REST framework's own classes do: they call another one of the class
+    "post": "create",
+    "put": "update",
+    "patch": "partial_update",
+    "partial_update": "update",
+    "delete": "destroy",
+}
+
+
+def find_declared_in(kind: Any, name: str) -> Declared | None:
+    """The declaration of a class's method, or of the one that REST framework's own method of this name calls."""
+    method = getattr(kind, name, None)
+    found = find_declared(method)
+    is_theirs = getattr(method, "__module__", "") in ("rest_framework.generics", "rest_framework.mixins")
+    if found is None and is_theirs and name in _CALLS:
+        return find_declared_in(kind, _CALLS[name])
+    return found
 
 
 def find_declared(method: Any) -> Declared | None:
@@ -346,6 +365,7 @@ def _caller_of(given: Any, tenant: str) -> Callable[[Any], Caller | None]:
                 )
             return Caller(tenant, _id_of(user))
 
+        from_user.__qualname__ = "request.user"  # for those who read of it
         return from_user
     caller: Callable[[Any], Caller | None] = _function("CALLER", given)
     return caller

@@ -13,7 +13,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from semel.http.openapi import PROBLEM_NAME, PROBLEM_SCHEMA, describe_operation
 from semel.http.routing import UNSAFE_METHODS
-from semel.integrations.django.site import find_declared, site
+from semel.integrations.django.site import find_declared_in, site
 
 
 class DescribesCommands:
@@ -27,7 +27,7 @@ class DescribesCommands:
         if found is None or method.upper() not in UNSAFE_METHODS:
             return found
         name = getattr(self.view, "action", None) or method.lower()
-        declared = find_declared(getattr(self.view, name, None))
+        declared = find_declared_in(type(self.view), name)
         if declared is None:
             return found
         place = site().place(declared.using)

@@ -138,13 +138,18 @@ def _serve(view: Callable[..., Any], declared: Declared, args: tuple[Any, ...], 
     if call.wants_async and (accepted := call.accept()) is not None:
         return response_of(accepted)
     _give(request, permit)
+    before = databases.failures()
     try:
         response = view(*args, **kwargs)
     except BaseException as error:
         call.note_failure(error)
         raise
     if databases.rolls_back_any():
-        call.note_failure(RolledBackError("the view rolled back a database's transaction, so its answer is not stored"))
+        doubt = RolledBackError("the view rolled back a database's transaction, so its answer is not stored")
+        call.note_failure(doubt)
+        failure = databases.failure_since(before)
+        if failure is not None and response.status_code < 400:
+            raise doubt from failure
     return response
 
 

@@ -46,6 +46,8 @@ class FunctionSink:
                 returned = await asyncio.to_thread(self._function, event)
                 if isinstance(returned, Awaitable):
                     await returned
+                if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+                    raise TypeError("the sink's function returned a generator, which has not run: leave yield out")
         except Exception as error:  # noqa: BLE001 - whatever it raises, it has not taken the event
             return reply_to(error)
         return None

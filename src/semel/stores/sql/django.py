@@ -7,13 +7,13 @@ need beyond that is in ``django_postgres`` and ``django_sqlite``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from django.db import connections, transaction
+from django.db import InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
@@ -107,6 +107,27 @@ def close_connections() -> None:
 def rolls_back_any() -> bool:
     """Whether a block that is open on any database will end in a rollback."""
     return any(each.in_atomic_block and each.needs_rollback for each in connections.all(initialized_only=True))
+
+
+def failures() -> dict[str, BaseException | None]:
+    """The last error of each open database for which Django has given up a block: compare it with `failure_since`."""
+    return {each.alias: each.rollback_exc for each in connections.all(initialized_only=True)}
+
+
+def failure_since(before: Mapping[str, BaseException | None]) -> BaseException | None:
+    """The error for which an open block will end in a rollback, though nobody has asked for it; None without one.
+
+    The ORM gives a block up when a statement fails outside of an inner block, also where the view catches the error. So
+    does the connection when the view closes it. ``set_rollback(True)`` is a request.
+    """
+    for each in connections.all(initialized_only=True):
+        if each.in_atomic_block and each.needs_rollback:
+            error: BaseException | None = each.rollback_exc
+            if each.closed_in_transaction:
+                error = InterfaceError("the connection was closed inside of its transaction")
+            if error is not None and error is not before.get(each.alias):
+                return error
+    return None
 
 
 def wrap_statements(wrapper: Callable[..., Any]) -> None:
