@@ -229,7 +229,7 @@ def test_mariadb(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_redis(capsys: Capture) -> None:
-    url = f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}"
+    url = f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}&persistence=none"  # it syncs each second
     with closing(Engine.connect(url)) as engine:
         engine.migrate()
     code, found = looked(url, capsys)

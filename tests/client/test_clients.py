@@ -396,6 +396,17 @@ def test_an_invalid_key_is_refused_before_it_is_sent(colour: Colour, key: str) -
         colour.send(Server([CREATED]), intent={"key": key})
 
 
+@pytest.mark.parametrize(
+    "url", ["http://[", "http://[::1", "http://a b/x", "https://..", "http://a..b/", "http://h:0/"]
+)
+def test_a_url_that_no_resolver_takes_is_refused_before_anything_is_kept(url: str, tmp_path: Path) -> None:
+    journal = Journal(f"sqlite:///{tmp_path / 'intents.db'}")
+    with Client(journal=journal) as client:
+        with pytest.raises(ConfigurationError, match=r"cannot be used: its (host|port)"):
+            client.intent("POST", url, json={})
+        assert journal.open() == []
+
+
 @pytest.mark.parametrize("url", ["", "/payments", "ftp://x.example/", "https://", "mailto:x", "//x.example"])
 def test_a_url_without_scheme_and_host_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from semel.conform import Report, Selection, conform, load_catalogue
+from semel.conform import Case, Report, Selection, conform, load_catalogue
+from semel.conform.case import Limits
 from semel.conform.catalogue import LEVELS, PROFILES
-from semel.conform.checks import CHECKS
-from tests.conform.api import RIGHT_OTHERWISE, serving
+from semel.conform.checks import CHECKS, PLACES, missing
+from semel.conform.order import estimate_seconds
+from tests.conform.api import RIGHT_OTHERWISE, Api, Asked, Said, pause, serving
 from tests.conform.clock import JumpingLoop
 
 AT_ONCE = 12
@@ -25,9 +29,9 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": JumpingLoop}
 
 
-async def report_of(wrong: str, profile: str) -> Report:
+async def report_of(wrong: str, profile: str, **options: Any) -> Report:
     async with serving(wrong, required=wrong != "key-optional") as (url, case):
-        return await conform(url, case, Selection(profile))
+        return await conform(url, case, Selection(profile), **options)
 
 
 def failures(report: Report) -> list[str]:
@@ -67,9 +71,86 @@ async def test_a_right_server_with_an_optional_key_passes_every_check() -> None:
     assert "key-optional" in [result.check.id for result in report.results if result.outcome == "passed"]
 
 
+@pytest.mark.parametrize("wrong", ["key-doubled", "key-control", "replay-location", "other-query", "problem-mismatch"])
+async def test_one_check_at_a_time_finds_the_same_mistakes(wrong: str) -> None:
+    assert failures(await report_of(wrong, "semel", at_once=1)) == [wrong]
+
+
+def usual_case(case: Case) -> Case:
+    """With the limits that a case has which names none, and without hooks."""
+    return replace(case, limits=Limits(), hooks={}, slow_seconds=2.0)
+
+
+async def test_an_api_that_answers_slowly_is_tested_in_half_the_time_with_the_same_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer, loop = Api._answer, asyncio.get_running_loop()
+
+    async def slowly(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        await pause(0.8)
+        return await answer(self, asked, reader)
+
+    async def run(at_once: int) -> tuple[Report, Case, float]:
+        told: list[str] = []
+        begun = loop.time()
+        async with serving() as (url, case):
+            usual = usual_case(case)
+            report = await conform(
+                url, usual, Selection("semel"), at_once=at_once, tell=lambda *each: told.append(each[2])
+            )
+        assert re.fullmatch(r"about [345] min in all, at 80\d ms a request", told[0])
+        return report, usual, loop.time() - begun
+
+    monkeypatch.setattr(Api, "_answer", slowly)
+    one, _, alone_seconds = await run(1)
+    other, case_used, seconds = await run(8)
+    assert [(each.check.id, each.outcome) for each in one.results] == [
+        (each.check.id, each.outcome) for each in other.results
+    ]
+    assert alone_seconds < 275  # 354 where each check counts, and each of three checks races, by itself
+    assert seconds < 185
+    for at_once, took in ((1, alone_seconds), (8, seconds)):
+        tried = [each for each in Selection("semel").checks() if not missing(each, case_used)]
+        assert 0.8 < estimate_seconds(tried, PLACES, case_used, at_once, 0.8) / took < 1.2
+
+
+async def test_an_api_that_ends_while_checks_run_at_once_is_never_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Api._answer
+
+    async def dying(self: Api, asked: Asked, reader: asyncio.StreamReader) -> Said:
+        if (asked.get("idempotency-key") or "").endswith('" x'):
+            assert self._server is not None
+            self._server.close()
+        return await answer(self, asked, reader)
+
+    monkeypatch.setattr(Api, "_answer", dying)
+    async with serving() as (url, case):
+        report = await conform(url, case, Selection("semel", only=["key-trailing", "key-list", "multipart"]))
+    found = {result.check.id: (result.outcome, result.came) for result in report.results}
+    came = "the API ended while 2 checks ran: it takes no connections; run it with --at-once 1"
+    assert found["key-trailing"] == found["key-list"] == ("failed", came)
+    assert found["multipart-other"] == (
+        "not-tried",
+        "the API ended during one of key-trailing, key-list: start it again",
+    )
+
+
+async def test_an_effect_while_none_may_happen_fails_only_the_check_that_has_it() -> None:
+    async with serving("key-list") as (url, case):
+        report = await conform(url, case, Selection("semel", only=["key-trailing", "key-list", "key-empty"]))
+    assert failures(report) == ["key-list"]
+
+
+@pytest.mark.parametrize("at_once", [0, -1, 41])
+async def test_a_wrong_number_at_once_names_the_option(at_once: int) -> None:
+    async with serving() as (url, case):
+        with pytest.raises(ValueError, match=f"--at-once must be 1 to 40, not {at_once}"):
+            await conform(url, case, at_once=at_once)
+
+
 def test_the_catalogue_and_the_code_have_the_same_checks() -> None:
     assert len(IDS) == len(set(IDS)) >= 60
-    assert set(IDS) == set(CHECKS)
+    assert set(IDS) == set(CHECKS) == set(PLACES)
 
 
 def test_every_entry_of_the_catalogue_is_complete() -> None:

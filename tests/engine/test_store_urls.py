@@ -51,6 +51,11 @@ def test_sqlalchemys_name_of_psycopg_is_understood() -> None:
         ("postgresql://a%FFpp@h/shop", "libpq cannot read the store URL"),
         ("postgresql+asyncpg://h/shop?ssl=require", "such as sslmode=require"),
         ("mysql://app@h:0/shop", "the port of the store URL must be a number from 1 to 65535"),
+        ("postgresql://app@a..b/shop", "a host of the store URL is no name: at most 63 characters"),
+        ("postgresql+asyncpg://app@" + "a" * 64 + "/shop", "a host of the store URL is no name"),
+        ("redis://a..b", "a host of the store URL is no name"),
+        ("redis+cluster://a:1,b..c:2", "a host of the store URL is no name"),
+        ("mariadb://app@..:3306/shop", "a host of the store URL is no name"),
     ],
 )
 def test_a_refused_url_names_the_remedy(url: str, said: str) -> None:

@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
 
 from semel.cli.main import main
+from semel.client.plan import link_of
 from tests.proxy.running import Breaking, Running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "proxy"
@@ -233,6 +235,38 @@ def test_the_services_own_key_headers_are_dropped(broken: Proxy, breaking: Break
     assert "idempotency-replayed" not in done.headers
     assert "idempotent-replayed" not in done.headers
     assert broken.client.get("/other").headers["idempotency-key-lifetime"] == "5"  # no command of the proxy's
+
+
+OTHERS = '</terms>; rel="license"'
+THEIRS = "/operations/01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+@pytest.mark.parametrize(
+    ("link", "lifetime", "kept"),
+    [
+        (f'<{THEIRS}>; rel="status"', True, []),
+        (f'<{THEIRS}>; rel="status"', False, []),  # the proxy answers at that path
+        ('</api/operations/7>; title="a, b"; rel=status, ' + OTHERS, True, [OTHERS]),
+        ('</jobs/7>; rel="status"', False, ['</jobs/7>; rel="status"']),  # of a service that knows nothing of keys
+        (f'{OTHERS}, <http://127.0.0.1:PORT{THEIRS}>; rel="status"', False, [OTHERS]),
+        ('</a>; rel="status', True, ['</a>; rel="status']),  # no link at all
+    ],
+)
+def test_the_status_link_of_a_service_that_uses_semel_too_is_not_passed_on(
+    broken: Proxy, breaking: Breaking, link: str, lifetime: bool, kept: list[str]
+) -> None:
+    """The proxy's record answers the client's retries, so that the one link leads to it."""
+    own = f"Link: {link}\r\n".replace("PORT", str(breaking.port)) + "Idempotency-Key-Lifetime: 5\r\n" * lifetime
+    answer = f"HTTP/1.1 201 Created\r\n{own}Content-Length: 2\r\n\r\nok".encode()
+    breaking.answers += [answer, answer]
+    done = broken.post("/payments", f"canary-{uuid4()}", {"n": 1})
+    *others, status = done.headers.get_list("link")
+    assert others == kept
+    operation = link_of(status, "status")
+    assert operation is not None
+    assert broken.client.get(operation, headers={"authorization": "Bearer alice"}).json()["state"] == "SUCCEEDED"
+    passed = broken.client.get("/other").headers["link"]  # no command of the proxy's
+    assert passed == link.replace("PORT", str(breaking.port))
 
 
 def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking) -> None:

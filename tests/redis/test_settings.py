@@ -149,15 +149,33 @@ def test_doctor_finds_what_is_wrong(forgetful: Running, capsys: pytest.CaptureFi
     assert found["eviction"]["level"] == "ok"
 
 
-def test_doctor_finds_nothing_on_a_durable_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_nothing_on_a_durable_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = servers.start(tmp_path / "kept", "appendonly yes", "appendfsync always")
+    prefix = servers.prefix()
+    try:
+        with migrated(server.port, prefix):
+            pass
+        code, found = _doctor(server.port, prefix, capsys)
+    finally:
+        stop(server)
+    assert code == 0, found
+    assert [found[name]["level"] for name in ("persistence", "appendfsync", "schema")] == ["ok"] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "expected", "level"), [("", 1, "warning"), ("&persistence=none", 0, "note")], ids=["required", "none"]
+)
+def test_doctor_warns_of_a_server_that_syncs_each_second_unless_the_url_accepts_the_loss(
+    option: str, expected: int, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     prefix = servers.prefix()
     with migrated(servers.valkey(), prefix):
         pass
-    code, found = _doctor(servers.valkey(), prefix, capsys)
-    assert code == 0, found
-    assert found["persistence"]["level"] == "ok"
-    assert "last second" in found["appendfsync"]["detail"]
-    assert found["schema"]["level"] == "ok"
+    code, found = _doctor(servers.valkey(), f"{prefix}{option}", capsys)
+    assert (code, found["appendfsync"]["level"]) == (expected, level), found
+    assert "last second or two" in found["appendfsync"]["detail"]
+    assert "EXTERNAL commands run twice" in found["appendfsync"]["detail"]
+    assert "appendfsync always" in found["appendfsync"]["remedy"]
 
 
 def test_a_cluster_answers_for_all_its_nodes(opened: Opens) -> None:

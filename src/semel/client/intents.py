@@ -45,6 +45,7 @@ from semel.client.plan import (
     Waited,
     origin_of,
 )
+from semel.core.addresses import split_http_url
 from semel.core.identity import derive_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json
@@ -167,7 +168,10 @@ class ClientCore:
 
     def safe_url(self, url: str) -> str:
         """A URL for people and logs: without credentials, query and fragment."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return "…"  # of a URL that cannot be read anything may be a password
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     def check_headers(self, headers: Mapping[str, str]) -> None:
@@ -218,15 +222,15 @@ class ClientCore:
         if json is not None and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = "application/json"
         try:
+            split_http_url(whole if isinstance(whole, str) else str(whole))
+        except ValueError as error:
+            base = "" if self.base_url or _has_scheme(str(whole)) else ", or give the client a base URL"
+            raise ConfigurationError(f"the URL {self.safe_url(str(whole))!r} cannot be used: {error}{base}") from None
+        try:
             request = httpx.Request(method.upper(), whole, content=content, data=data, params=params, headers=own)
             origin_of(str(request.url))
         except (httpx.InvalidURL, ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"this request cannot be sent: {error}") from None
-        if request.url.scheme not in ("http", "https") or not request.url.host:
-            raise ConfigurationError(
-                f"the URL {self.safe_url(str(request.url))!r} has no scheme and host: give the whole URL, such as "
-                "https://shop.example/payments, or a client with a base URL"
-            )
         for name in own:
             if name.lower() == KEY_HEADER.lower():
                 raise ConfigurationError(f"the client sends {KEY_HEADER} itself: give your own key as key=")

@@ -751,12 +751,25 @@ def status_link(text: str) -> str | None:
 
 def link_of(text: str, relation: str) -> str | None:
     """The target of the first link of a relation in a ``Link`` field."""
-    for target, parameters in _LINK.findall(text):
-        for name, quoted, token in _PARAMETER.findall(parameters):
-            if name.lower() == "rel" and relation in (quoted or token).lower().split():
-                found: str = target
-                return found
-    return None
+    return next((link[1] for link in _LINK.finditer(text) if _is_of(link[2], relation)), None)
+
+
+def links_without(text: str, relation: str, is_dropped: Callable[[str], bool]) -> str:
+    """A ``Link`` field without the links of a relation whose target ``is_dropped``; as it is where none is.
+
+    >>> links_without('</a>; rel="next", </b>; rel=status', "status", lambda target: target == "/b")
+    '</a>; rel="next"'
+    """
+    links = list(_LINK.finditer(text))
+    kept = [link for link in links if not (_is_of(link[2], relation) and is_dropped(link[1]))]
+    return text if len(kept) == len(links) else ", ".join(link[0].strip() for link in kept)
+
+
+def _is_of(parameters: str, relation: str) -> bool:
+    return any(
+        name.lower() == "rel" and relation in (quoted or token).lower().split()
+        for name, quoted, token in _PARAMETER.findall(parameters)
+    )
 
 
 def period_seconds(text: str) -> float | None:

@@ -12,11 +12,13 @@ from typing import Any, Final
 from semel.client.plan import status_link
 from semel.conform.case import REQUESTS, Case, Request
 from semel.conform.catalogue import Check
+from semel.conform.order import ALONE, BESIDE_OTHERS, WITHOUT_EFFECTS, Place
 from semel.conform.run import IN_PROGRESS, RETRY_SECONDS, Failed, NotTried, Try, now, with_headers
 from semel.conform.wire import Connection, Reply, exchange
 
 Perform = Callable[[Try], Awaitable[None]]
 CHECKS: Final[dict[str, Perform]] = {}
+PLACES: Final[dict[str, Place]] = {}
 PIECES: Final = 4
 PIECE_SECONDS: Final = 0.05
 IN_FLIGHT_PART: Final = 0.35  # of the slow request's time, until its duplicate is sent
@@ -26,11 +28,11 @@ PADDING: Final = 200_000
 _REFERENCES_MAX: Final = 10  # one after the other
 
 
-def check(name: str) -> Callable[[Perform], Perform]:
-    """Register what performs a check of the catalogue."""
+def check(name: str, place: Place = ALONE) -> Callable[[Perform], Perform]:
+    """Register what performs a check of the catalogue, and beside which others it may run."""
 
     def register(perform: Perform) -> Perform:
-        CHECKS[name] = perform
+        CHECKS[name], PLACES[name] = perform, place
         return perform
 
     return register
@@ -246,43 +248,43 @@ async def _(t: Try) -> None:
     await two_keys(t, [b'"' + key + b'\\\\"'], [b'"' + key + b'\\""'])
 
 
-@check("key-bad-escape")
+@check("key-bad-escape", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [b'"' + t.key().encode() + b'\\n"'])
 
 
-@check("key-unterminated")
+@check("key-unterminated", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [b'"' + t.key().encode()])
 
 
-@check("key-trailing")
+@check("key-trailing", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [b'"' + t.key().encode() + b'" x'])
 
 
-@check("key-doubled")
+@check("key-doubled", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [t.spell(t.key()), t.spell(t.key())])
 
 
-@check("key-doubled-same")
+@check("key-doubled-same", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     key = t.spell(t.key())
     await expect_refusal(t, [key, key])
 
 
-@check("key-list")
+@check("key-list", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [t.spell(t.key()) + b", " + t.spell(t.key())])
 
 
-@check("key-empty")
+@check("key-empty", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [b""])
 
 
-@check("key-empty-string")
+@check("key-empty-string", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [b'""'])
 
@@ -299,17 +301,17 @@ async def _(t: Try) -> None:
     await two_keys(t, [t.spell(key + "a")], [t.spell(key + "b")])
 
 
-@check("key-too-long")
+@check("key-too-long", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [t.spell(t.key().ljust(HUGE_KEY, "x"))])
 
 
-@check("key-non-ascii")
+@check("key-non-ascii", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [t.spell(t.key()).replace(b"conform", "clé".encode())])
 
 
-@check("key-control")
+@check("key-control", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     await expect_refusal(t, [t.spell(t.key()).replace(b"conform", b"a\x01b")])
 
@@ -351,7 +353,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(2, tally(replies))
 
 
-@check("key-missing")
+@check("key-missing", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     reply = await t.send(None)
     if reply.status >= 500 or not reply.status:
@@ -359,7 +361,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(0, reply.text())
 
 
-@check("key-missing-status")
+@check("key-missing-status", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     reply = await t.send(None)
     if reply.status != 400 and not reply.ok:
@@ -388,28 +390,28 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, tally(replies))
 
 
-@check("replay-status")
+@check("replay-status", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     if again.status != first.status:
         raise Failed(f"first {first.text()}, then {again.text()}")
 
 
-@check("replay-body")
+@check("replay-body", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     if again.ok and again.body != first.body:
         raise Failed(f"the retry's body differs: {len(first.body)} bytes first, then {len(again.body)}")
 
 
-@check("replay-content-type")
+@check("replay-content-type", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     if again.ok and again.header("content-type") != first.header("content-type"):
         raise Failed(f"Content-Type {first.header('content-type')} first, then {again.header('content-type')}")
 
 
-@check("replay-location")
+@check("replay-location", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     if first.header("location") is None:
@@ -418,7 +420,7 @@ async def _(t: Try) -> None:
         raise Failed(f"Location {first.header('location')} first, then {again.header('location')}")
 
 
-@check("replay-no-cookie")
+@check("replay-no-cookie", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     cookie = first.header("set-cookie")
@@ -426,20 +428,20 @@ async def _(t: Try) -> None:
         raise Failed("the retry got the first answer's Set-Cookie")
 
 
-@check("replay-marked")
+@check("replay-marked", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _, again = await twice(t)
     if again.ok and not is_marked(t, again):
         raise Failed(f"the retry's answer has no {t.case.replayed_header}: true")
 
 
-@check("replay-first-unmarked")
+@check("replay-first-unmarked", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     if is_marked(t, await t.first(t.key())):
         raise Failed(f"the first answer has {t.case.replayed_header}: true")
 
 
-@check("replay-framing")
+@check("replay-framing", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     await t.first(key)
@@ -571,7 +573,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, f"the retry got {again.text()}")
 
 
-@check("replay-empty-framing")
+@check("replay-empty-framing", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key, request, first = await _empty(t)
     async with asyncio.timeout(t.case.limits.timeout_seconds), Connection(t.target) as connection:
@@ -585,7 +587,7 @@ async def _(t: Try) -> None:
         raise Failed(f"the retry's 204 has {'Content-Length' if length is not None else 'Transfer-Encoding'}")
 
 
-@check("replay-etag")
+@check("replay-etag", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     if first.header("etag") is None:
@@ -611,7 +613,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, f"another payload got {other.text()}")
 
 
-@check("other-body-status")
+@check("other-body-status", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _, other, _ = await _mismatch(t)
     wanted = (400, 409, 422) if t.profile == "stripe" else (422,)
@@ -619,7 +621,7 @@ async def _(t: Try) -> None:
         raise Failed(f"{other.text()}, not {' or '.join(map(str, wanted))}")
 
 
-@check("other-body-keeps-first")
+@check("other-body-keeps-first", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, _, key = await _mismatch(t)
     again = await t.send(key)
@@ -639,7 +641,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, f"a body that differs after {PADDING} bytes got {other.text()}")
 
 
-@check("other-query")
+@check("other-query", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key, request = t.key(), t.case.request
     first = await t.first(key)
@@ -648,7 +650,7 @@ async def _(t: Try) -> None:
     await not_replayed(t, first, other, "the same body with another query")
 
 
-@check("other-media-type")
+@check("other-media-type", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key)
@@ -656,7 +658,7 @@ async def _(t: Try) -> None:
     await not_replayed(t, first, other, "the same bytes as text/plain")
 
 
-@check("other-operation")
+@check("other-operation", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key)
@@ -664,7 +666,7 @@ async def _(t: Try) -> None:
     await not_replayed(t, first, other, "another operation with the same key")
 
 
-@check("other-method")
+@check("other-method", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key, request = t.key(), t.case.request
     first = await t.first(key)
@@ -696,7 +698,7 @@ async def _(t: Try) -> None:
     await t.expect_effects(1, f"HEAD got {other.text()}")
 
 
-@check("other-path")
+@check("other-path", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key)
@@ -704,7 +706,7 @@ async def _(t: Try) -> None:
     await not_replayed(t, first, other, "another parameter in the path")
 
 
-@check("other-duplicate-names")
+@check("other-duplicate-names", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     members, other = t.case.request.members, t.needs("other").members
     name = next((name for name in members or {} if other and other.get(name) != (members or {})[name]), None)
@@ -721,7 +723,7 @@ async def _(t: Try) -> None:
         raise Failed(f"a body with {name!r} twice and one with it once are taken for the same ({again.text()})")
 
 
-@check("other-number")
+@check("other-number", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key, t.needs("number_a"))
@@ -765,7 +767,7 @@ async def _(t: Try) -> None:
     await _rewritten(t, text.replace(first, escaped, 1).encode(), "a letter as \\u escape")
 
 
-@check("json-invalid")
+@check("json-invalid", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     reply = await t.send(t.key(), t.case.request.with_body(t.case.request.body.rstrip()[:-1]))
     if not 400 <= reply.status < 500:
@@ -796,7 +798,7 @@ def _form(t: Try, boundary: str, values: Mapping[str, str]) -> Request:
     return t.case.request.with_body(f"{parts}--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}")
 
 
-@check("multipart-other")
+@check("multipart-other", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key, values = t.key(), t.case.multipart
     first = await t.first(key, _form(t, "conform-one", values))
@@ -837,12 +839,12 @@ def _is_problem(reply: Reply) -> None:
         raise Failed(f"{reply.text()} has the Content-Type {reply.header('content-type') or '(none)'}")
 
 
-@check("problem-missing")
+@check("problem-missing", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _is_problem(await _missing_answer(t))
 
 
-@check("problem-mismatch")
+@check("problem-mismatch", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _is_problem(await _mismatch_answer(t))
 
@@ -857,31 +859,31 @@ def _well_formed(reply: Reply) -> None:
         raise Failed(f"{reply.text()} has a problem without a title, or with a type that is no text")
 
 
-@check("problem-members")
+@check("problem-members", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _well_formed(await _missing_answer(t))
 
 
-@check("problem-members-mismatch")
+@check("problem-members-mismatch", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _well_formed(await _mismatch_answer(t))
 
 
-@check("problem-link-missing")
+@check("problem-link-missing", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     reply = await _missing_answer(t)
     if not has_link(reply):
         raise Failed(f"{reply.text()} without a link to documentation, in its body or as a Link header")
 
 
-@check("problem-link-mismatch")
+@check("problem-link-mismatch", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     reply = await _mismatch_answer(t)
     if not has_link(reply):
         raise Failed(f"{reply.text()} without a link to documentation, in its body or as a Link header")
 
 
-@check("problem-no-secrets")
+@check("problem-no-secrets", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _, other, key = await _mismatch(t)
     if other.ok:
@@ -890,7 +892,7 @@ async def _(t: Try) -> None:
         raise Failed("the error repeats the key")
 
 
-@check("refused-again")
+@check("refused-again", WITHOUT_EFFECTS)
 async def _(t: Try) -> None:
     key, request = t.key(), t.needs("refused")
     first, again = await t.send(key, request), await t.send(key, request)
@@ -936,14 +938,14 @@ async def _status(t: Try) -> tuple[str, str, Reply, Request]:
     return key, link, await t.send(None, request), request
 
 
-@check("status-link")
+@check("status-link", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _, link, found, _ = await _status(t)
     if found.status != 200 or not problem(found):
         raise Failed(f"the status link {link[:80]} leads to {found.text()}, not to 200 with a JSON object")
 
 
-@check("status-other")
+@check("status-other", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     _, _, _, request = await _status(t)
     other = await t.send(None, request, caller=t.case.other_caller)
@@ -951,14 +953,14 @@ async def _(t: Try) -> None:
         raise Failed(f"another caller's question about this operation got {other.text()}")
 
 
-@check("status-no-secrets")
+@check("status-no-secrets", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key, _, found, _ = await _status(t)
     if key.encode() in found.body:
         raise Failed("the status of the operation shows the key")
 
 
-@check("lifetime")
+@check("lifetime", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     first, again = await twice(t)
     values = [reply.header("idempotency-key-lifetime") for reply in (first, again)]
@@ -979,7 +981,7 @@ async def _(t: Try) -> None:
         await t.expect_effects(2, f"another caller with the same key got {other.text()}")
 
 
-@check("caller-other-payload")
+@check("caller-other-payload", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     fresh = await t.send(t.key(), t.needs("other"), caller=t.case.other_caller)
     key = t.key()
@@ -989,7 +991,7 @@ async def _(t: Try) -> None:
         raise Failed(f"with a fresh key another caller gets {fresh.text()}, with this caller's key {other.text()}")
 
 
-@check("caller-nobody")
+@check("caller-nobody", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     key = t.key()
     first = await t.first(key)
@@ -1001,32 +1003,29 @@ async def _(t: Try) -> None:
 # --- at the same time ---
 
 
-async def _race(t: Try) -> tuple[int, list[list[Reply]]]:
+async def _race(t: Try) -> list[list[Reply]]:
+    """The answers of each round."""
     limits = t.case.limits
-    rounds = []
-    for _ in range(limits.rounds):
-        rounds.append(await crowd(t, [(t.key(), None)] * limits.parallel))
-    return limits.rounds, rounds
+    t.races[:] = [await crowd(t, [(t.key(), None)] * limits.parallel) for _ in range(limits.rounds)]
+    return t.races
 
 
 @check("race-one-effect")
 async def _(t: Try) -> None:
-    total, rounds = await _race(t)
-    await t.expect_effects(total, tally([reply for each in rounds for reply in each]))
+    rounds = await _race(t)
+    await t.expect_effects(len(rounds), tally([reply for each in rounds for reply in each]))
 
 
 @check("race-one-answer")
 async def _(t: Try) -> None:
-    _, rounds = await _race(t)
-    for each in rounds:
+    for each in t.races or await _race(t):
         if (answers := count_answers(t, each)) > 1:
             raise Failed(f"{answers} different successful answers for one key ({tally(each)})")
 
 
 @check("race-losers")
 async def _(t: Try) -> None:
-    _, rounds = await _race(t)
-    for each in rounds:
+    for each in t.races or await _race(t):
         if not any(reply.ok for reply in each):
             raise Failed(f"no duplicate was successful: {tally(each)}")
         bad = [reply for reply in each if not reply.ok and reply.status not in IN_PROGRESS]
@@ -1250,7 +1249,7 @@ def _resolve(document: Mapping[str, Any], value: Any) -> Any:
     return value
 
 
-@check("openapi-header")
+@check("openapi-header", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     found = (await _document(t)).get("parameters", [])
     names = [str(each.get("name", "")).lower() for each in found if isinstance(each, dict)]
@@ -1258,7 +1257,7 @@ async def _(t: Try) -> None:
         raise Failed(f"the operation documents no header {t.case.key_header}")
 
 
-@check("openapi-errors")
+@check("openapi-errors", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     found = set((await _document(t)).get("responses", {}))
     lacks = [status for status in ("400", "409", "422") if status not in found]
@@ -1266,7 +1265,7 @@ async def _(t: Try) -> None:
         raise Failed(f"the operation does not document {', '.join(lacks)}")
 
 
-@check("openapi-required")
+@check("openapi-required", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     for each in (await _document(t)).get("parameters", []):
         if isinstance(each, dict) and str(each.get("name", "")).lower() == t.case.key_header.lower():
@@ -1276,7 +1275,7 @@ async def _(t: Try) -> None:
     raise NotTried(f"the operation documents no header {t.case.key_header}")
 
 
-@check("openapi-statuses")
+@check("openapi-statuses", BESIDE_OTHERS)
 async def _(t: Try) -> None:
     documented = {str(status) for status in (await _document(t)).get("responses", {})}
     status = (await t.first(t.key())).status

@@ -29,6 +29,16 @@ class Counter:
         self._case = case
         self._get = get
         self._sink = _Sink()
+        self._known: dict[bool, int] = {}  # what was counted since anything was sent, by ``both``
+
+    def forget(self) -> None:
+        """Something is sent: the next count counts again."""
+        self._known.clear()
+
+    async def count_before(self, *, both: bool = False) -> int:
+        """The number of effects before a check: the last count, if nothing was sent since. Raises CountError."""
+        known = self._known.get(both)
+        return await self.count(both=both) if known is None else known
 
     async def __aenter__(self) -> Counter:
         if self._case.effects.webhook:
@@ -47,6 +57,11 @@ class Counter:
 
     async def count(self, *, both: bool = False) -> int:
         """Count the effects; with ``both``, those of both callers. Raises CountError."""
+        self._known.clear()
+        found = self._known[both] = await self._count(both)
+        return found
+
+    async def _count(self, both: bool) -> int:
         effects = self._case.effects
         if effects.settle_seconds:
             await asyncio.sleep(effects.settle_seconds)

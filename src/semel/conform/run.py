@@ -1,17 +1,26 @@
-"""Runs the catalogue against an API: looks whether it can be tested at all, then one check after the other."""
+"""Runs the catalogue against an API: looks whether it can be tested at all, then performs the checks, some at once."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from semel.conform.case import Case, Request
 from semel.conform.catalogue import LEVELS, PROFILES, Check, load_catalogue
 from semel.conform.effects import Counter, CountError, run_hook
+from semel.conform.order import (
+    AT_ONCE,
+    AT_ONCE_MOST,
+    BESIDE_OTHERS,
+    WITHOUT_EFFECTS,
+    Place,
+    estimate_seconds,
+    next_checks,
+)
 from semel.conform.report import Report, Result
 from semel.conform.wire import (
     Connection,
@@ -25,6 +34,7 @@ from semel.conform.wire import (
     is_private,
     parse_target,
 )
+from semel.core.timing import span_text
 
 RETRY_SECONDS: Final = 0.05
 RESTART_SECONDS: Final = 5.0
@@ -51,6 +61,10 @@ class Failed(Exception):
 
 class NotTried(Exception):
     """A check could not run; the message names the missing part."""
+
+
+class NeedsQuiet(Exception):
+    """A check that runs beside others has to count effects after all: it runs again, alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +105,23 @@ class Try:
     They raise CannotRun where the API limits the rate of requests.
     """
 
-    def __init__(self, target: Target, case: Case, counter: Counter, profile: str, unit: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        case: Case,
+        counter: Counter,
+        profile: str,
+        unit: int,
+        place: Place = "alone",
+        races: list[list[Reply]] | None = None,
+    ) -> None:
         self.target = target
         self.case = case
         self.profile = profile
+        self.races: list[list[Reply]] = [] if races is None else races  # of this run: several checks judge them
         self._counter = counter
         self._unit = unit
+        self._place = place
         self._before = 0
         self._both = False
         self._sent: dict[tuple[object, ...], int] = {}
@@ -104,7 +129,8 @@ class Try:
     async def begin(self, *, both: bool = False) -> None:
         """Effects are counted from now on; with ``both``, those of both callers."""
         self._both = both
-        self._before = await self._counter.count(both=both)
+        if self._place == "alone":
+            self._before = await self._counter.count_before(both=both)
 
     def key(self) -> str:
         """A fresh key."""
@@ -137,6 +163,7 @@ class Try:
         key_name: str = "",
     ) -> bytes:
         """A request's bytes. ``lines`` are the raw values of the key's header, in place of ``key``."""
+        self._counter.forget()
         what = request or self.case.request
         values = lines if lines is not None else [] if key is None else [self.spell(key)]
         headers = self.headers(what, values, caller)
@@ -187,11 +214,15 @@ class Try:
 
     async def count_new_effects(self) -> int:
         """The number of effects of this check."""
+        if self._place != "alone":
+            raise NeedsQuiet
         extra = await self._counter.count(both=self._both) - self._before
         return -(-extra // self._unit)
 
     async def expect_effects(self, expected: int, told: str) -> None:
         """Fails unless exactly so many effects happened."""
+        if self._place == WITHOUT_EFFECTS and expected == 0:
+            return  # counted for all of them together
         found = await self.count_new_effects()
         if found != expected:
             raise Failed(f"{told}; {found} effect(s) happened, {expected} expected")
@@ -204,6 +235,7 @@ class Try:
 
     async def hook(self, name: str, argument: str = "") -> None:
         """Run a hook of the case."""
+        self._counter.forget()
         await run_hook(self.case.hooks[name], name, argument)
 
     async def await_service(self) -> None:
@@ -227,15 +259,19 @@ async def conform(
     selection: Selection | None = None,
     *,
     own_api: bool = False,
+    at_once: int = AT_ONCE,
     tell: Tell = lambda done, total, name: None,
 ) -> Report:
     """Run the chosen checks against an API and report them all.
 
-    Parameters: ``url`` is the API's base; ``own_api`` says that a public address may be tested; ``tell`` is called
-    before each check with how many are done, how many there are, and its id.
+    Parameters: ``url`` is the API's base; ``own_api`` says that a public address may be tested; ``at_once`` how many
+    checks may run at the same time where they do not disturb each other (1 to 40); ``tell`` is called before each check
+    with how many are done, how many there are, and its id, and first with about how long they take.
 
-    Raises ValueError for a wrong URL or selection, CannotRun where nothing can be tested.
+    Raises ValueError for a wrong URL, selection or number, CannotRun where nothing can be tested.
     """
+    if not 1 <= at_once <= AT_ONCE_MOST:
+        raise ValueError(f"--at-once must be 1 to {AT_ONCE_MOST}, not {at_once}")
     chosen = selection or Selection()
     checks = chosen.checks()
     target = parse_target(url, case.ca_file)
@@ -246,41 +282,113 @@ async def conform(
         return await exchange(target, data, "GET", case.limits.timeout_seconds)
 
     await _connect(target, case.limits.timeout_seconds)
-    begun = time.monotonic()
-    results: list[Result] = []
+    begun = now()
     try:
         async with Counter(case, get) as counter:
-            unit = await _baseline(Try(target, case, counter, chosen.profile, 1))
-            gone = ""
-            for number, check in enumerate(checks):
-                tell(number, len(checks), check.id)
-                if gone:
-                    results.append(Result(check, "not-tried", f"the API ended during {gone}: start it again"))
-                    continue
-                failed = {each.check.id for each in results if each.outcome == "failed"}
-                cause = next((name for name in check.after if name in failed), None)
-                if cause is not None:
-                    results.append(Result(check, "not-tried", f"{cause} failed, so this check would add nothing"))
-                    continue
-                result = await _perform(check, Try(target, case, counter, chosen.profile, unit))
-                if not await _listens(target):
-                    gone = check.id
-                    came = f"{result.came}; " if result.came else ""
-                    result = replace(result, outcome="failed", came=f"{came}the API ended: it takes no connections")
-                results.append(result)
-            if not gone:
+            unit, request_seconds = await _baseline(Try(target, case, counter, chosen.profile, 1))
+            races: list[list[Reply]] = []
+            tools = (target, case, counter, chosen.profile, unit)
+            run = _Run(checks, lambda place: Try(*tools, place, races), at_once, tell)
+            tell(0, len(checks), _about(run.estimate(case, request_seconds), request_seconds))
+            await run.perform_all(lambda: counter.count(both=True))
+            if not run.gone:
                 await _check_count(Try(target, case, counter, chosen.profile, unit))
     except CountError as error:
         raise CannotRun(str(error), "correct the case file or the API, and run it again") from None
     tell(len(checks), len(checks), "")
     operation = f"{case.request.method} {case.request.path}"
-    return Report(url, operation, chosen.profile, tuple(results), time.monotonic() - begun)
+    return Report(url, operation, chosen.profile, tuple(run.results[each.id] for each in checks), now() - begun)
+
+
+def _about(seconds: float, request_seconds: float) -> str:
+    return f"about {span_text(int(seconds * 1_000_000))} in all, at {request_seconds * 1000:.0f} ms a request"
+
+
+class _Run:
+    """The checks of one run, and their results.
+
+    Parameters: ``make_try`` makes the tools of one check; ``at_once`` how many run at the same time.
+    """
+
+    def __init__(self, checks: Sequence[Check], make_try: Callable[[Place], Try], at_once: int, tell: Tell) -> None:
+        from semel.conform.checks import PLACES, missing
+
+        self.results: dict[str, Result] = {}
+        self.gone = ""  # during which check the API has ended
+        self._checks = checks
+        self._make_try = make_try
+        self._at_once = at_once
+        self._tell = tell
+        self._places = PLACES
+        self._missing = missing
+
+    def estimate(self, case: Case, request_seconds: float) -> float:
+        """About how many seconds it takes."""
+        tried = [each for each in self._checks if not self._missing(each, case)]
+        return estimate_seconds(tried, self._places, case, self._at_once, request_seconds)
+
+    async def perform_all(self, count: Callable[[], Awaitable[int]]) -> None:
+        """Perform them all; ``count`` counts the effects of all callers."""
+        while left := [each for each in self._checks if each.id not in self.results]:
+            due = [each for each in next_checks(left, self._places, self._at_once) if not self._is_spared(each)]
+            place = self._places[due[0].id] if due else "alone"
+            if len(due) > 1 and place != "alone":
+                await self._perform_at_once(due, place, count)
+            for check in due:  # with one check, or what has not passed beside others
+                if check.id not in self.results and not self._is_spared(check):
+                    await self._perform_alone(check)
+
+    def _is_spared(self, check: Check) -> bool:
+        """Whether a check is not tried, since the API is gone or a cause has failed."""
+        cause = next((name for name in check.after if name in self.results and self._has_failed(name)), None)
+        if self.gone:
+            self.results[check.id] = Result(check, "not-tried", f"the API ended during {self.gone}: start it again")
+        elif cause is not None:
+            self.results[check.id] = Result(check, "not-tried", f"{cause} failed, so this check would add nothing")
+        return check.id in self.results
+
+    def _has_failed(self, name: str) -> bool:
+        return self.results[name].outcome == "failed"
+
+    async def _perform_alone(self, check: Check) -> None:
+        self._tell(len(self.results), len(self._checks), check.id)
+        attempt = self._make_try("alone")
+        result = await _perform(check, attempt)
+        if not await _listens(attempt.target):
+            self.gone = check.id
+            came = f"{result.came}; " if result.came else ""
+            result = replace(result, outcome="failed", came=f"{came}the API ended: it takes no connections")
+        self.results[check.id] = result
+
+    async def _perform_at_once(
+        self, checks: Sequence[Check], place: Place, count: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Keep what has passed. All else is performed again, alone: only that result says what is wrong."""
+        slots = asyncio.Semaphore(self._at_once)
+        before = await count() if place == WITHOUT_EFFECTS else 0
+        passed: dict[str, Result] = {}
+
+        async def perform(check: Check) -> None:
+            async with slots:
+                self._tell(len(self.results) + len(passed), len(self._checks), check.id)
+                with suppress(NeedsQuiet, CannotRun, CountError):
+                    result = await _perform(check, self._make_try(place))
+                    if result.outcome == "passed":
+                        passed[check.id] = result
+
+        await asyncio.gather(*map(perform, checks))
+        if not await _listens(self._make_try(place).target):
+            self.gone = f"one of {', '.join(each.id for each in checks)}"
+            came = f"the API ended while {len(checks)} checks ran: it takes no connections; run it with --at-once 1"
+            self.results.update({each.id: Result(each, "failed", came) for each in checks})
+        elif place == BESIDE_OTHERS or await count() == before:
+            self.results.update(passed)
 
 
 async def _perform(check: Check, attempt: Try) -> Result:
     from semel.conform.checks import CHECKS, missing
 
-    begun = time.monotonic()
+    begun = now()
     lacks = missing(check, attempt.case)
     if lacks:
         return Result(check, "not-tried", lacks)
@@ -294,7 +402,7 @@ async def _perform(check: Check, attempt: Try) -> Result:
         outcome, came = "not-tried", str(reason)
     except (OSError, WireError, asyncio.IncompleteReadError) as error:
         outcome, came = "failed", f"the connection broke: {explain(error)}"
-    return Result(check, outcome, came, time.monotonic() - begun)
+    return Result(check, outcome, came, now() - begun)
 
 
 async def _refuse_strangers(target: Target, own_api: bool) -> None:
@@ -340,11 +448,12 @@ async def _listens(target: Target) -> bool:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _baseline(attempt: Try) -> int:
-    """One valid request must be accepted and must be counted; returns how many effects one request has."""
+async def _baseline(attempt: Try) -> tuple[int, float]:
+    """One valid request must be accepted and must be counted; returns its effects, and the seconds it took."""
     await attempt.begin()
-    key = attempt.key()
+    key, begun = attempt.key(), now()
     reply = await attempt.send(key)
+    took = now() - begun
     where = f"{attempt.case.request.method} {attempt.target.base}{attempt.case.request.path}"
     problem = _trouble(reply, where, attempt)
     if problem is not None:
@@ -355,7 +464,7 @@ async def _baseline(attempt: Try) -> int:
             f"{where} answered {reply.text()}, and the count of effects did not grow",
             "correct [effects], or test an operation that has an effect: a server without effects proves nothing",
         )
-    return grown
+    return grown, took
 
 
 async def _check_count(attempt: Try) -> None:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+
+from semel.core.addresses import split_http_url
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 LEFTOVER_SECONDS: Final = 1.0
@@ -77,19 +78,21 @@ class Reply:
 def parse_target(url: str, ca_file: str = "") -> Target:
     """The target of a URL. Raises ValueError, with the remedy."""
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts = split_http_url(url)
     except ValueError as error:
-        raise ValueError(f"URL {url!r} is wrong: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"URL must be the API's base, such as http://127.0.0.1:8000 or https://host/api; not {url!r}")
+        raise ValueError(f"URL is no address: {error}") from None
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(
+            "URL must be the API's base, such as http://127.0.0.1:8000 or https://host/api, without an account, a "
+            "query and a fragment; give credentials as headers of [callers.first]"
+        )
     tls = None
     if parts.scheme == "https":
         try:
             tls = ssl.create_default_context(cafile=ca_file or None)
         except (OSError, ssl.SSLError):
             raise ValueError(f"tls.ca_file {ca_file!r} cannot be read: give a PEM file") from None
-    return Target(parts.scheme, parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls)
+    return Target(parts.scheme, parts.hostname or "", parts.port or (443 if tls else 80), parts.path.rstrip("/"), tls)
 
 
 async def is_private(target: Target) -> bool:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
+from semel.core.addresses import split_http_url
 from semel.core.identity import frame
 from semel.core.timing import check_seconds
 from semel.engine.async_engine import AsyncEngine
@@ -77,12 +77,9 @@ class Receiver:
             if not isinstance(topic, str) or not _PATTERN.fullmatch(topic):
                 raise ConfigurationError(f"{self.name}: a topic is 'orders.placed', 'orders.*' or '*'; it is {topic!r}")
         try:
-            parts = urlsplit(self.url if isinstance(self.url, str) else "")
-            _ = parts.port  # raises ValueError where it is no port
+            parts = split_http_url(self.url if isinstance(self.url, str) else "")
         except ValueError as error:
-            raise ConfigurationError(f"{self.name}: url is https://HOST/PATH ({error})") from None
-        if parts.scheme not in ("https", "http") or not parts.hostname:
-            raise ConfigurationError(f"{self.name}: url is https://HOST/PATH")
+            raise ConfigurationError(f"{self.name}: url is https://HOST/PATH: {error}") from None
         if parts.scheme == "http" and not self.private:
             raise ConfigurationError(f"{self.name}: url is https://; http:// needs private = true, for your own")
         check_seconds(f"{self.name}: seconds", self.seconds, least=0.1, most=60)

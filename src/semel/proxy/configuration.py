@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+from semel.core.addresses import split_http_url
 from semel.core.outcomes import StatusIn
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, CallerOf, single_caller
@@ -242,16 +242,14 @@ class UpstreamOrigin:
     def of(cls, url: str) -> UpstreamOrigin:
         """The origin of a URL. Raises ConfigurationError."""
         try:
-            parts = urlsplit(url)
-            port = parts.port
+            parts = split_http_url(url)
         except ValueError as error:
-            raise ConfigurationError(f"--upstream: {error}; write http://HOST:PORT") from error
-        bare = parts.path in ("", "/") and not parts.query and not parts.fragment and parts.username is None
-        if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
+            raise ConfigurationError(f"--upstream must be http://HOST:PORT or https://HOST: {error}") from None
+        if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
             raise ConfigurationError(
-                f"--upstream must be http://HOST:PORT or https://HOST, without a path; it is {url!r}"
+                "--upstream must be http://HOST:PORT or https://HOST, without an account, a path and a query"
             )
-        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
+        return cls(parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
     def check_is_another(self, host: str, port: int) -> None:
         """Raises ConfigurationError where a proxy itself listens on it: each request would come back.

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import httpcore
 
+from semel.client.plan import links_without
 from semel.core.model import Answer, Effects
 from semel.engine.permit import Permit
 from semel.errors import NothingHappened
 from semel.http.asgi.call import Receive, Scope, Send, send_answer
+from semel.http.headers import OPERATION_RELATION
 from semel.http.problems import IN_PROGRESS, UPSTREAM_AWAY, UPSTREAM_BROKEN, UPSTREAM_SLOW, Kind, Problems
 from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, UpstreamOrigin
 
@@ -35,7 +37,8 @@ _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError)
 _FORWARDED: Final = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 _OF_THIS_HOST: Final = frozenset({b"location", b"content-location"})
 _REPLAYED: Final = frozenset({b"idempotency-replayed", b"idempotent-replayed"})
-_OF_ITS_KEY: Final = _REPLAYED | {b"idempotency-key-lifetime"}  # Semel says these itself of the answer to a command
+_LIFETIME: Final = b"idempotency-key-lifetime"
+_OF_ITS_KEY: Final = _REPLAYED | {_LIFETIME}  # Semel says these itself of the answer to a command
 _RETRY_DIGITS_MAX: Final = 5
 
 
@@ -109,7 +112,8 @@ class Upstream:
         """A command that was granted: once, within its time."""
         operation = permit.claim.scope.operation
         seconds = self._timeouts.get(operation, TIMEOUT_SECONDS)
-        exchange = _Passing(send, seconds, permit)
+        operations = (self._problems.operations_path or "").partition("{")[0]
+        exchange = _Passing(send, seconds, permit, operations)
         request = self._request(scope, receive, permit, seconds)
         self.commands[operation] += 1
         try:
@@ -280,11 +284,12 @@ class _Passing:
 
     ``started`` turns true with its head; the client may take ``seconds`` for each piece. ``busy_seconds``: the answer
     was not passed on, because the upstream still works on an earlier attempt of the command of ``permit``, and may be
-    asked again then.
+    asked again then. ``operations`` is the path below which the proxy itself serves the status of commands.
     """
 
-    def __init__(self, send: Send, seconds: float, permit: Permit | None = None) -> None:
+    def __init__(self, send: Send, seconds: float, permit: Permit | None = None, operations: str = "") -> None:
         self._send = send
+        self._operations = operations
         self._seconds = seconds
         self._permit = permit
         self.started = False
@@ -305,7 +310,7 @@ class _Passing:
                 if _is_busy(self._permit, response.status, head):
                     self.busy_seconds = _retry_seconds(head)
                     return
-                head = [pair for pair in head if pair[0] not in _OF_ITS_KEY]
+                head = without_its_own(head, request.origin, self._operations)
             self.started = True
             await self._send({"type": "http.response.start", "status": response.status, "headers": head})
             async for piece in response.aiter_stream():
@@ -333,6 +338,34 @@ def answer_headers(headers: Any, origin: bytes) -> Pairs:
         for name, value in lower
         if name not in dropped
     ]
+
+
+def without_its_own(headers: Pairs, origin: bytes, operations: str) -> Pairs:
+    """The headers of an answer to a command without what the upstream says of its own key and its own record.
+
+    The proxy's record answers the client, so that the one link to a status leads there. The upstream's goes where the
+    upstream uses Semel, too: it says how long it keeps a key, or the link leads below ``operations``, where the proxy
+    answers. Another service's status is about something else, such as a job, and stays.
+
+    >>> without_its_own([(b"link", b'</operations/1>; rel="status"'), (b"etag", b'"1"')], b"", "/operations/")
+    [(b'etag', b'"1"')]
+    """
+    uses_semel = any(name == _LIFETIME for name, _ in headers)
+
+    def is_dropped(target: str) -> bool:
+        path = _relative(target.encode("latin-1"), origin).decode("latin-1")
+        return uses_semel or (bool(operations) and path.startswith(operations))
+
+    found: Pairs = []
+    for name, value in headers:
+        if name in _OF_ITS_KEY:
+            continue
+        links = value
+        if name == b"link":
+            links = links_without(value.decode("latin-1"), OPERATION_RELATION, is_dropped).encode("latin-1")
+        if links or not value:
+            found.append((name, links))
+    return found
 
 
 def _is_busy(permit: Permit, status: int, headers: Pairs) -> bool:

@@ -61,10 +61,22 @@ def connect_backend(url: str) -> Backend:
     if make is None:
         return _of_a_package(parts.scheme, url)
     options = _options(parts.query)
+    if not all(map(_can_be_resolved, parts.netloc.rpartition("@")[2].split(","))):
+        raise UrlError("a host of the store URL is no name: at most 63 characters, and one at least, between two dots")
     backend = make(parts, options)
     if options:
         raise UrlError(_unknown_option(sorted(options)[0], parts.scheme))
     return replace(backend, url=url)
+
+
+def _can_be_resolved(place: str) -> bool:
+    """Whether the resolver takes a host; what it refuses is no error of a store's, and would reach the caller bare."""
+    host = place if place.startswith("[") else place.partition(":")[0]
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return host.lower().startswith("%2f")  # the folder of a socket
+    return True
 
 
 def _options(query: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from semel.core.contract import DoctorCheck, DoctorFinding, Level, Observable
@@ -13,6 +14,7 @@ ShowSlow = Callable[[str, Callable[[], list[DoctorFinding]]], list[DoctorFinding
 """Runs slow work of this name, and shows that it goes on."""
 
 TABLES: Final = "tables"
+_OF_LOSS: Final = frozenset({"appendfsync", "durability"})  # what ``?persistence=none`` in the URL accepts
 _LEVELS: Final[Mapping[str, Level]] = {
     "ok": "ok",
     "note": "note",
@@ -39,10 +41,18 @@ def look_at_store(
 ) -> Iterator[DoctorFinding]:
     """The findings on the server's settings, about all nodes of a cluster, and those of the store's own checks.
 
+    A setting that may lose the last acknowledged writes is a note where the URL accepts that.
+
     Parameters: ``full`` and ``quick`` as :meth:`~semel.core.contract.Store.doctor` has them; ``show`` runs slow checks.
 
     Raises StoreError and SchemaError.
     """
+    for finding in _look_at_all(engine, full, quick, show):
+        accepted = engine.backend.accepts_loss and finding.check in _OF_LOSS and finding.level == "warning"
+        yield replace(finding, level="note") if accepted else finding
+
+
+def _look_at_all(engine: Engine, full: bool, quick: bool, show: ShowSlow) -> Iterator[DoctorFinding]:
     if isinstance(engine.store, Observable):
         for seen in engine.perform("observe", engine.store.observe):
             yield DoctorFinding(seen.check, _LEVELS[seen.level], seen.detail, seen.remedy or None)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
+from semel.core.addresses import is_host
 from semel.errors import ConfigurationError, UrlError
 from semel.extras import install_command
 from semel.outbox.sinks.base import Sink
@@ -25,6 +26,14 @@ _HOMES: Final[Mapping[str, tuple[str, str, str]]] = {
     **dict.fromkeys(("http", "https"), ("webhook", "httpx", "webhooks")),
 }
 SCHEMES: Final = (*_HOMES, "python")
+
+
+def _is_address(address: str) -> bool:
+    try:
+        host = urlsplit(f"//{address}").hostname
+    except ValueError:
+        return False
+    return not host or is_host(host)
 
 
 def connect_sink(url: str) -> Sink:
@@ -47,8 +56,11 @@ def connect_sink(url: str) -> Sink:
         _ = parts.port if "," not in parts.netloc else None
     except ValueError:  # whose words may hold a part of the password
         raise UrlError(
-            "the sink's URL cannot be understood; percent-encode '/', '?', '#', '@' and ':' in its user and password"
+            "the sink's URL cannot be understood: write SCHEME://HOST:PORT, an IPv6 address in [ ], and percent-encode "
+            "'/', '?', '#', '@' and ':' in its user and password"
         ) from None
+    if not all(_is_address(each) for each in parts.netloc.rpartition("@")[2].split(",")) or not url.isprintable():
+        raise UrlError("the host of the sink's URL is no name; write SCHEME://HOST:PORT, an IPv6 address in [ ]")
     home = _HOMES.get(parts.scheme)
     if home is None or "://" not in url:
         said = parts.scheme or url.rpartition("@")[2]

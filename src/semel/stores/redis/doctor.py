@@ -11,17 +11,23 @@ from semel.core.flow import Flow
 from semel.stores.findings import size_text
 from semel.stores.redis import settings
 
+_ACCEPT: Final = (
+    "where every operation is IDEMPOTENT it makes no difference: say so with ?persistence=none in the URL, which makes "
+    "this a note"
+)
 _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),
     "everysec": (
-        "note",
-        "everysec: the last second or two may be lost with the host's power, or with the process on a slow disk",
-        "set appendfsync always where no answer may be lost",
+        "warning",
+        "everysec: the last second or two of acknowledged claims and answers may be lost with the host's power, or "
+        "with the server's process on a slow disk, and their EXTERNAL commands run twice",
+        f"set appendfsync always; {_ACCEPT}",
     ),
     "no": (
         "warning",
-        "no: what the operating system has not written yet (about 30 s) is lost with the host's power",
-        "set appendfsync everysec, or always",
+        "no: acknowledged claims and answers that the operating system has not written yet (about 30 s) are lost with "
+        "the host's power, and their EXTERNAL commands run twice",
+        f"set appendfsync always; {_ACCEPT}",
     ),
 }
 

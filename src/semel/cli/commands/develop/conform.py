@@ -14,6 +14,7 @@ from semel.cli.progress import ProgressLine, add_progress
 from semel.cli.terminal import Output
 
 PROFILES: Final = ("draft-07", "stripe", "semel")
+AT_ONCE: Final = 8  # as semel.conform.order has it
 
 
 class ConformCannotRun(CommandFailed):
@@ -46,6 +47,13 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="CHECK", help="a check, or a group such as race; may be repeated"
     )
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=AT_ONCE,
+        metavar="N",
+        help=f"how many checks run at the same time where they do not disturb each other (default: {AT_ONCE})",
+    )
     parser.add_argument("--junit", metavar="FILE", help="write a JUnit file")
     parser.add_argument("--markdown", metavar="FILE", help="write a page in Markdown")
     parser.add_argument("--html", metavar="FILE", help="write a page in HTML")
@@ -75,6 +83,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 case,
                 selection,
                 own_api=options.own_api,
+                at_once=options.at_once,
                 tell=lambda done, _, name: progress.tell(done, name),
             )
         )

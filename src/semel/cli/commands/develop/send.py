@@ -13,6 +13,7 @@ from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.client.journal import Journal, JournalEntry, JournalError
 from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
+from semel.core.addresses import split_http_url
 from semel.errors import ConfigurationError, RequestError
 from semel.extras import install_command
 
@@ -137,6 +138,11 @@ def _check_usage(options: argparse.Namespace, several: bool) -> None:
             raise UsageFailed(f"--resume, --list and --forget take the journal's commands: leave {given[0]} out")
     elif options.method is None or options.address is None:
         raise UsageFailed("METHOD and ADDRESS are missing, or --resume or --list (see semel send --help)")
+    else:
+        try:
+            split_http_url(options.address)
+        except ValueError as error:
+            raise UsageFailed(f"ADDRESS cannot be used: {error}") from None
 
 
 def _send(client: Client, options: argparse.Namespace, out: Output) -> int:

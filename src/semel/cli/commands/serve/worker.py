@@ -18,7 +18,7 @@ from semel.cli.loading import error_text, load_reconciler, set_up_django
 from semel.cli.open_store import require_shared, source_of_url, url_of
 from semel.cli.terminal import Output
 from semel.engine.async_engine import AsyncEngine
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError, SemelError, UrlError
 from semel.extras import install_command
 from semel.outbox.flow import TRIES_MAX
 from semel.outbox.receivers import SLICE_SECONDS, Receivers, read_receivers
@@ -211,6 +211,8 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
     if options.receivers is None:
         try:
             return connect_sink(options.sink)
+        except UrlError as error:
+            raise UsageFailed(f"--sink (or $SEMEL_SINK): {error}") from None
         except SemelError:
             raise
         except (Exception, SystemExit) as error:

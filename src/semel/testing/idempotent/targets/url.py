@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import http.client
 from typing import Final
-from urllib.parse import urlsplit
 
 from semel.check.discovery import CheckedOperation
+from semel.core.addresses import split_http_url
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
@@ -28,8 +28,13 @@ class UrlTarget:
     def __init__(
         self, url: str, *, key_header: str = "Idempotency-Key", replayed_header: str = "Idempotency-Replayed"
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in _CONNECTIONS or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = split_http_url(url)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"a server is given by its base URL, such as http://127.0.0.1:8000: {error}"
+            ) from None
+        if parts.query or parts.fragment:
             raise ConfigurationError(f"a server is given by its base URL, such as http://127.0.0.1:8000; not {url!r}")
         self.name = url.rstrip("/")
         self.key_header = key_header
