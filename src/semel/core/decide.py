@@ -8,8 +8,9 @@ the row, the attempt and the store's time, and writes what the verdict grants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -399,6 +400,25 @@ def first_grant(claim: Claim, now: int) -> Grant:
             now + terms.dedup_us,
         ),
     )
+
+
+def grant_first(claims: Sequence[Claim], now: int) -> list[Proceed]:
+    """The verdicts on keys that were never seen, as :func:`first_grant`; in few steps where they have the same terms.
+
+    >>> from semel.testing.attempts import attempt
+    >>> claims = [attempt(key) for key in ("a", "b")]
+    >>> grant_first(claims, 1_000) == [Proceed(first_grant(claim, 1_000)) for claim in claims]
+    True
+    """
+    if len(claims) > 1:
+        ids, nonces, _, _, _, _, operation_ids, _, terms, *_ = zip(*claims, strict=True)
+        if terms.count(terms[0]) == len(terms):
+            _, _, _, starts, *counts, _, created, started, lease, deadline, dedup = first_grant(claims[0], now)
+            fixed = map(repeat, (now, starts, *counts))
+            times = map(repeat, (created, started, lease, deadline, dedup))
+            grants = map(tuple.__new__, repeat(Grant), zip(ids, nonces, *fixed, operation_ids, *times))  # noqa: B905 - some repeat for ever
+            return list(map(tuple.__new__, repeat(Proceed), zip(grants)))
+    return [Proceed(first_grant(claim, now)) for claim in claims]
 
 
 def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
 from hashlib import sha256 as _sha256
-from operator import itemgetter, or_
+from operator import itemgetter, methodcaller, or_
 from struct import Struct
 from types import NoneType
-from typing import get_type_hints
+from typing import Any, Final, get_type_hints
 
 from semel.core.model import (
     OPEN_STATES,
@@ -32,6 +32,10 @@ _REMEMBERED_BYTES_MAX = 128
 _answer_columns = itemgetter(*map(Record._fields.index, ("answer_kind", "answer_digest", "status", "headers", "body")))
 _NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
 _PAIR = Struct(">HI")  # length of the name, length of the value
+
+
+_digest: Final[Any] = methodcaller("digest")
+_cut: Final[Any] = itemgetter(slice(DIGEST_BYTES))
 
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
@@ -97,7 +101,7 @@ def digest_answers(status: int | None, header_block: bytes, bodies: Iterable[byt
     True
     """
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
-    return [_sha256(head + body).digest()[:DIGEST_BYTES] for body in bodies]
+    return list(map(_cut, map(_digest, map(_sha256, map(head.__add__, bodies)))))
 
 
 def answer_of(row: Record) -> Answer | None:
