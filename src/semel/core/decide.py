@@ -36,7 +36,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.record import answer_of, is_sound, state_of, stored_answer, uuid_of
+from semel.core.record import answer_of, checked_answers, is_sound, state_of, stored_answer, uuid_of
 from semel.core.timing import lease_end, next_fence
 from semel.steps.doubts import names_a_step
 
@@ -364,6 +364,38 @@ def find_replay_in(
     if answer is None:
         return None
     return tuple.__new__(Replay, (answer, operation_id, _ANSWERED[state]))
+
+
+def find_replays_in(
+    rows: Sequence[tuple[Any, ...]], asked: Sequence[tuple[bytes, str, bytes]], now: int
+) -> list[Replay] | None:
+    """As :func:`find_replay_in`, of several sound records at once: a column at a time.
+
+    Parameters: ``asked`` the id, recipe and fingerprint that each row, in the same order, is to have.
+
+    None: not all of them are kept answers of these requests, with one status and the same headers: look at each.
+    """
+    count = len(rows)
+    prints, recipes, kinds, ids, formats, states, untils, operation_ids, digests, statuses, blocks, bodies = zip(
+        *rows, strict=True
+    )
+    status, block = statuses[0], blocks[0]
+    if (
+        list(zip(ids, recipes, prints, strict=True)) != list(asked)
+        or kinds.count(_KEPT) != count
+        or formats.count(RECORD_FORMAT) != count
+        or sum(map(states.count, ANSWERED_STATES)) != count
+        or statuses.count(status) != count
+        or blocks.count(block) != count
+        or None in untils
+        or now >= min(untils)
+    ):
+        return None
+    answers = checked_answers(digests, status, block, bodies)
+    if answers is None:
+        return None
+    told = zip(answers, operation_ids, map(_ANSWERED.__getitem__, states), strict=True)
+    return list(map(tuple.__new__, repeat(Replay), told))
 
 
 def _standing(row: Record, now: int) -> State | None:

@@ -7,9 +7,10 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
 from hashlib import sha256 as _sha256
+from itertools import repeat
 from operator import itemgetter, methodcaller, or_
 from struct import Struct
 from types import NoneType
@@ -36,6 +37,8 @@ _PAIR = Struct(">HI")  # length of the name, length of the value
 
 _digest: Final[Any] = methodcaller("digest")
 _cut: Final[Any] = itemgetter(slice(DIGEST_BYTES))
+_may_be_sealed: Final[Any] = methodcaller("startswith", MARK)
+_BYTES: Final = {bytes}
 
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
@@ -130,6 +133,24 @@ def checked_answer(kind: int, digest: bytes | None, status: int | None, block: b
     # Most answers have the same few headers; the bound keeps what others are kept for it small.
     headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
     return None if headers is None else tuple.__new__(Answer, (status, headers, body))
+
+
+def checked_answers(
+    digests: Sequence[object], status: int | None, block: object, bodies: Sequence[object]
+) -> list[Answer] | None:
+    """As :func:`checked_answer`, of kept answers that differ in their bodies alone; None where one of them is none."""
+    if set(map(type, (block, *bodies))) != _BYTES or any(map(_may_be_sealed, bodies)):
+        return None
+    assert isinstance(block, bytes)
+    try:
+        if digest_answers(status, block, bodies) != list(digests):  # type: ignore[arg-type]  # bytes, as seen above
+            return None
+    except TypeError:
+        return None  # as in ``stored_answer``
+    headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
+    if headers is None:
+        return None
+    return list(map(tuple.__new__, repeat(Answer), zip(repeat(status), repeat(headers), bodies)))
 
 
 # What each column may hold, from the record's own annotations; in memory, numbers and texts are often enumerations.
