@@ -60,7 +60,7 @@ def find_kept_in(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[
         return [None] * len(asked)
     found = dict(zip(map(_id_of_kept, rows), rows, strict=True))
     met = list(map(found.get, map(_id_of_asked, asked)))
-    if None not in met:
+    if None not in met and len(met) > 1:
         heads, kept = set(map(_head, met)), list(map(_kept, met))
         if len(heads) == 1:
             [(now, is_sound)] = heads

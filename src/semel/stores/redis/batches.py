@@ -36,6 +36,8 @@ def tell_claims(claims: Sequence[Claim], marker: bytes | None) -> tuple[Told, li
 
     Parameters: ``marker`` the name of the markers that claims rely on where forgetting would be a second effect.
     """
+    if len(claims) == 1:
+        return _tell_claim(claims[0], marker)
     ids, nonces, scopes, key_hashes, recipes, fingerprints, operation_ids, holders, terms, *_ = zip(
         *claims, strict=True
     )
@@ -58,8 +60,18 @@ def tell_claims(claims: Sequence[Claim], marker: bytes | None) -> tuple[Told, li
     return chain.from_iterable(zip(told, own, rest, strict=True)), names
 
 
+def _tell_claim(claim: Claim, marker: bytes | None) -> tuple[Told, list[bytes]]:
+    id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms, *_ = claim
+    told, granted_length, granted = _terms(terms, holder, marker)
+    names = _names(scope, recipe) % (id, len(key_hash), key_hash, len(fingerprint), fingerprint)
+    rest = _REST_OF_CLAIM((len(names) + granted_length, names, granted))
+    return (told, hexlify(nonce + operation_id), rest), [names]
+
+
 def tell_settlements(settlements: Sequence[Settlement]) -> Told:
     """What the script is told of each settlement."""
+    if len(settlements) == 1:
+        return _tell_settlement(settlements[0])
     ids, fences, nonces, states, answers, kinds, *says, _, _ = zip(*settlements, strict=True)
     count, state, kind = len(ids), states[0], kinds[0]
     if (

@@ -56,6 +56,8 @@ class Keys:
     def each_record(self, ids: Iterable[bytes]) -> list[bytes]:
         """The records of these ids, in their order."""
         ids = list(ids)
+        if len(ids) == 1:
+            return [self.record(ids[0])]
         tags = map(self._by_byte.__getitem__, map(_first_of, ids))
         return list(map(add, tags, map(hexlify, ids)))
 

@@ -46,7 +46,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
 from semel.stores.redis.batches import tell_claims, tell_settlements
 from semel.stores.redis.keys import TAGS, Keys, marker_name
-from semel.stores.redis.layout import decode_any, kept_answer, number
+from semel.stores.redis.layout import decode_any, kept_answer, kept_answers, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
@@ -70,6 +70,7 @@ _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
 _SETTLED: Final = Settled()
 _ALL_NEW: Final = {int}  # what a claim's script answers of a record that it has reserved: its place
+_ALL_THERE: Final = {bytes}  # and of one that was there, itself
 _id_of: Final[Callable[[Claim | Settlement], bytes]] = itemgetter(0)
 _state_of: Final = itemgetter(3)  # of a settlement
 
@@ -117,9 +118,14 @@ class RedisStore:
         replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
         for group, (_, named), (now, *met) in zip(groups, asked, replies, strict=True):
-            if set(map(type, met)) == _ALL_NEW:
+            kinds = set(map(type, met)) if len(met) > 1 else None
+            if kinds == _ALL_NEW:
                 self._newest = max(self._newest, *met)
                 verdicts += grant_first(group, now)
+                continue
+            replays = kept_answers(met, named, now) if kinds == _ALL_THERE else None
+            if replays is not None:
+                verdicts += replays
                 continue
             for claim, names, reply in zip(group, named, met, strict=True):
                 if type(reply) is bytes:
