@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.bytecodes import DRIVERS, KINDS, SURFACES, Counted, count
-from semel.core.decide import first_grant
+from semel.core.decide import KEPT_COLUMNS, first_grant
 from semel.core.flow import Flow, perform
 from semel.core.model import Record, Replay
 from semel.core.settle import settle_row
@@ -55,23 +55,23 @@ ROOMS = {
 }
 SQLITE_REPLAY = 1_010
 SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
-REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
-REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch
+REDIS = {"fresh": 5_220, "replay": 2_910}  # with the whole of its round trips, which come together otherwise
+REDIS_EACH = {"claim": 3, "settle": 3, "replay": 3}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 7_220,
-    ("psycopg", "replay"): 3_180,
-    ("psycopg", "atomic"): 7_770,
-    ("psycopg", "atomic-replay"): 3_180,
-    ("asyncpg", "fresh"): 5_300,
-    ("asyncpg", "replay"): 2_330,
-    ("asyncpg", "atomic"): 5_850,
-    ("asyncpg", "atomic-replay"): 2_330,
-    ("mariadb", "fresh"): 5_850,
-    ("mariadb", "replay"): 2_530,
-    ("mariadb", "atomic"): 6_700,
-    ("mariadb", "atomic-replay"): 2_530,
+    ("psycopg", "fresh"): 7_000,
+    ("psycopg", "replay"): 3_080,
+    ("psycopg", "atomic"): 7_650,
+    ("psycopg", "atomic-replay"): 3_080,
+    ("asyncpg", "fresh"): 5_130,
+    ("asyncpg", "replay"): 2_250,
+    ("asyncpg", "atomic"): 5_720,
+    ("asyncpg", "atomic-replay"): 2_250,
+    ("mariadb", "fresh"): 5_560,
+    ("mariadb", "replay"): 2_480,
+    ("mariadb", "atomic"): 6_600,
+    ("mariadb", "atomic-replay"): 2_480,
 }
-POSTGRES_EACH = {"claim": 115, "settle": 40, "replay": 255}  # of one more in a batch of like commands
+POSTGRES_EACH = {"claim": 12, "settle": 8, "replay": 255, "look": 24}  # of one more in a batch of like commands
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
@@ -192,7 +192,11 @@ def postgres_batch_costs(many: int) -> dict[str, int]:
     kept = [settle_row(row, each, now)[1] for row, each in zip(rows, settlements, strict=True)]
     found, replay = flow_of(store.claim(claims), lambda query: [(now, *row) for row in kept if row is not None])
     assert {type(verdict) for verdict in found} == {Replay}
-    return {"claim": claim, "settle": settle, "replay": replay}
+    asked = [(each.id, each.recipe, each.fingerprint) for each in claims]
+    columns = [(now, 1, *map(row._asdict().__getitem__, KEPT_COLUMNS)) for row in kept if row is not None]
+    found, look = flow_of(store.look_kept(asked), lambda query: columns)
+    assert {type(verdict) for verdict in found} == {Replay}
+    return {"claim": claim, "settle": settle, "replay": replay, "look": look}
 
 
 @pytest.mark.parametrize("kind", POSTGRES_EACH)

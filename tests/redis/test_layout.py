@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,12 +22,16 @@ from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, settlement
 NOW = 1_700_000_000_000_000
 
 
-def settled() -> Record:
-    claim = attempt()
+def settled(claim: Claim | None = None) -> Record:
+    claim = claim or attempt()
     grant = first_grant(claim, NOW)
     _, row = settle_row(grant_row(None, claim, grant), settlement(grant), NOW + 1)
     assert row is not None
     return row
+
+
+MATE = attempt(key="mate", nonce=9)
+MATES = encode(settled(MATE))  # its record's string
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
@@ -56,14 +61,21 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
 
 
 def met(data: bytes, claim: Claim, now: int) -> Verdict | None:
-    """What a claim makes of a string that the server answers; None where it goes on to write."""
-    flow = RedisStore("shop").claim((claim,))
+    """What a claim makes of a string that the server answers, alone and beside another; None where it goes on."""
+    [verdict] = batch_met([data], [claim], now) or [None]
+    for order in (1, -1):
+        beside = batch_met([data, MATES][::order], [claim, MATE][::order], now)
+        assert (beside and beside[::order][0]) == verdict
+    return verdict
+
+
+def batch_met(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> Sequence[Verdict] | None:
+    flow = RedisStore("shop").claim(claims)
     next(flow)
     try:
-        flow.send([[now, data]])
+        flow.send([[now, *strings]])
     except StopIteration as stop:
-        [verdict] = stop.value
-        return verdict  # type: ignore[no-any-return]
+        return stop.value  # type: ignore[no-any-return]
     return None
 
 

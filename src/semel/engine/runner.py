@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from semel.steps.run import AsyncSteps, SyncSteps
 
 ANSWERED_MAX: Final = 16_384  # ids that a process remembers: about two megabytes
+_KEPT: Final = AnswerKind.KEPT
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class AsyncPerformer(_Performer):
 
     def note_settled(self, settlement: Settlement, reply: Settling) -> None:
         """A record was settled; it may have a kept answer since."""
-        if settlement.answer_kind is AnswerKind.KEPT and type(reply) is Settled:
+        if type(reply) is Settled and settlement.answer_kind is _KEPT:
             self.note_answered(settlement.id)
 
     async def _alone(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> T:

@@ -7,6 +7,7 @@ an event that is published or parked already changes no row. Which relay reads w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
 from semel.core.flow import Ask, Flow
@@ -146,13 +147,16 @@ def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
     return (yield from Events(dialect).write(events)) if events else 0
 
 
+_events_of: Final = attrgetter("events")
+
+
 def settle_with_events(
     dialect: Dialect,
     settle: Callable[[Sequence[Settlement]], Flow[list[Settling]]],
     settlements: Sequence[Settlement],
 ) -> Flow[list[Settling]]:
     """Settle, and write the events of the successful settlements, in one commit."""
-    emitting = any(settlement.events for settlement in settlements)
+    emitting = any(map(_events_of, settlements))
     if emitting:
         yield from dialect.commit_together()
     replies = yield from settle(settlements)

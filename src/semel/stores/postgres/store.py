@@ -61,7 +61,7 @@ from semel.stores.sql.dialect import POSTGRES, Dialect
 from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
 from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
-from semel.stores.versions import Rule, Verdicts, find_kept
+from semel.stores.versions import Rule, Verdicts, find_kept_in
 
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -70,6 +70,7 @@ ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas", "waiting_messa
 """Migrations that only a process needs which uses them: they raise no version, and keep no older process away."""
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
+_id_of: Final[Callable[[Known], bytes]] = itemgetter(0)
 _attempt_of: Final = itemgetter(slice(2))  # the first two fields of a claim, by which its verdict is kept
 _WANTED: Final = frozenset({State.UNKNOWN})
 NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
@@ -123,9 +124,9 @@ class PostgresStore:
 
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
-        ids = sorted({id for id, _, _ in asked})
-        rows = yield from ask(Query(COMMANDS["look"], {"ids": ids, "store": self._opened}))
-        return find_kept(rows, asked)
+        ids = sorted(set(map(_id_of, asked)))
+        rows = yield from ask(Query(COMMANDS["look_kept"], {"ids": ids, "store": self._opened}))
+        return find_kept_in(rows, asked)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}

@@ -8,20 +8,19 @@ takes over) is lost with its fences: see ``docs/redis.md`` before money hangs on
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
-from semel.core.decide import decide, first_grant, is_grant_new
+from semel.core.decide import decide, first_grant, grant_first, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
-    STORED_ANSWERS,
     Audit,
     Claim,
-    Effects,
     Find,
     Found,
     Proceed,
@@ -32,15 +31,11 @@ from semel.core.model import (
     Resolution,
     Resolved,
     Resolving,
-    Scope,
     Settled,
     Settlement,
     Settling,
-    State,
-    Terms,
     Verdict,
 )
-from semel.core.record import DIGEST_BYTES, answer_digest, pack_headers
 from semel.core.settle import abandon_row, mark_row, renew_row, settle_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.errors import SchemaError
@@ -49,8 +44,9 @@ from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
+from semel.stores.redis.batches import tell_claims, tell_settlements
 from semel.stores.redis.keys import TAGS, Keys, marker_name
-from semel.stores.redis.layout import decode_any, frames, kept_answer, number
+from semel.stores.redis.layout import decode_any, kept_answer, kept_answers, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
@@ -70,16 +66,13 @@ LOST_REMEDY: Final = (
     "set maxmemory-policy noeviction, find out from your own systems which commands ran, then run: "
     "semel migrate --records-may-be-lost"
 )
-_NEVER_SETTLED: Final = frames((None,) * 8)
-_NOTHING_YET: Final = _NEVER_SETTLED + frames((None,) * 3)
 _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
-_NEVER_LENGTH: Final = b"%08d" % len(_NEVER_SETTLED)
-_SAYS_NOTHING: Final = (None,) * 5
-_UNSAID: Final = frames(_SAYS_NOTHING)
-_NO_DIGEST: Final = frames((None,) * 3)
-_NO_ANSWER: Final = frames((None,) * 3)
-_DIGEST_LENGTH: Final = b"%d:" % DIGEST_BYTES
+_SETTLED: Final = Settled()
+_ALL_NEW: Final = {int}  # what a claim's script answers of a record that it has reserved: its place
+_ALL_THERE: Final = {bytes}  # and of one that was there, itself
+_id_of: Final[Callable[[Claim | Settlement], bytes]] = itemgetter(0)
+_state_of: Final = itemgetter(3)  # of a settlement
 
 
 T = TypeVar("T")
@@ -125,6 +118,15 @@ class RedisStore:
         replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
         for group, (_, named), (now, *met) in zip(groups, asked, replies, strict=True):
+            kinds = set(map(type, met)) if len(met) > 1 else None
+            if kinds == _ALL_NEW:
+                self._newest = max(self._newest, *met)
+                verdicts += grant_first(group, now)
+                continue
+            replays = kept_answers(met, named, now) if kinds == _ALL_THERE else None
+            if replays is not None:
+                verdicts += replays
+                continue
             for claim, names, reply in zip(group, named, met, strict=True):
                 if type(reply) is bytes:
                     verdict: Verdict | None = kept_answer(reply, names, now)
@@ -155,22 +157,14 @@ class RedisStore:
 
     def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
         """The call, and what each claim is about as its record has it."""
-        keys: list[bytes] = []
-        arguments: list[bytes | int] = [self._newest]
-        named: list[bytes] = []
-        records, marker = self.keys.records, None if self.accepts_loss else self._marker
-        for claim in claims:
-            id, nonce, scope, key_hash, recipe, fingerprint, operation_id, holder, terms = claim[:9]
-            told, granted_length, granted = _terms(terms, holder, marker)
-            names = _names(scope, recipe) % (id, len(key_hash), key_hash, len(fingerprint), fingerprint)
-            named.append(names)
-            keys.append(records[id[0] % TAGS] + hexlify(id))
-            length = b"%08d" % (len(names) + granted_length)
-            arguments += told, hexlify(nonce + operation_id), length + _NEVER_LENGTH + names + granted
+        marker = None if self.accepts_loss else self._marker
+        told, named = tell_claims(claims, marker)
+        keys = self.keys.each_record(map(_id_of, claims))
         if self._cluster:
             keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
+            id = claims[0].id
             keys += (*self._lists(id), self.keys.marker(id, marker or b""))
-        return RedisCall(_CLAIM, tuple(keys), tuple(arguments)), named
+        return RedisCall(_CLAIM, tuple(keys), (self._newest, *told)), named
 
     def _lists(self, id: bytes) -> tuple[bytes, ...]:
         return self.keys.all(id), self.keys.open(id), self.keys.due(id)
@@ -209,46 +203,29 @@ class RedisStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-        ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
+        ends, states = settlements, list(map(_state_of, settlements))
+        if sum(map(states.count, ANSWERED_STATES)) < len(states):
+            ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
         groups = self._groups(ends)
         calls = [self._settle_call(group) for group in groups]
         replies = (yield from ask(Calls(tuple(calls)))) if calls else []
-        done: list[int] = [each for met in replies for each in met]
+        done: list[int] = [each for met in replies for each in met] if len(replies) != 1 else replies[0]
+        if done.count(1) == len(settlements):
+            return [_SETTLED] * len(settlements)
         ended = iter(done if len(groups) < 2 else _in_order(ends, done))
         settled: list[Settling] = []
         for settlement in settlements:
             if settlement.state in ANSWERED_STATES and next(ended) == 1:
-                settled.append(Settled())
+                settled.append(_SETTLED)
             else:
                 settled.append((yield from self._settle_by_rule(settlement)))
         return settled
 
     def _settle_call(self, settlements: Sequence[Settlement]) -> RedisCall:
-        keys: list[bytes] = []
-        arguments: list[bytes | int] = [PURGE_GRACE_US]
-        records = self.keys.records
-        for settlement in settlements:
-            id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = (
-                settlement[:11]
-            )
-            said = doubt, business_ref, resource_type, resource_id, error_code
-            small = _UNSAID if said == _SAYS_NOTHING else frames(said)
-            if answer is None:
-                small, large = small + _NO_DIGEST, _NO_ANSWER
-            else:
-                status, headers, body = answer
-                block = pack_headers(headers)
-                small += _DIGEST_LENGTH + answer_digest(status, block, body) + _status(status)
-                if kind in STORED_ANSWERS:
-                    large = b"%d:%b-1:%d:%b" % (len(block), block, len(body), body)
-                else:
-                    large = _NO_ANSWER
-            keys.append(records[id[0] % TAGS] + hexlify(id))
-            told = b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small))
-            arguments += told, small + large
+        keys = self.keys.each_record(map(_id_of, settlements))
         if self._cluster:
-            keys += self._lists(id)[1:]
-        return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
+            keys += self._lists(settlements[0].id)[1:]
+        return RedisCall(_SETTLE, tuple(keys), (PURGE_GRACE_US, *tell_settlements(settlements)))
 
     def _settle_by_rule(self, settlement: Settlement) -> Flow[Settling]:
         while True:
@@ -459,41 +436,6 @@ def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
     for place, reply in zip(by_tag, replies, strict=True):
         ordered[place] = reply
     return ordered
-
-
-# What is the same in many claims is written down once: a process has few policies, and its callers come again.
-_TEXTS_MAX: Final = 1024
-
-
-@lru_cache(maxsize=_TEXTS_MAX)
-def _names(scope: Scope, recipe: str) -> bytes:
-    """What the names of a claim are written by, as a format: id, key's hash and fingerprint are left out."""
-    framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
-    return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
-
-
-@lru_cache(maxsize=_TEXTS_MAX)
-def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int, bytes]:
-    """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
-    granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
-    if terms.effects != Effects.EXTERNAL:
-        marker = None
-    told = b"%02d%b%b" % (terms.starts, b"-" if marker is None else b"m", _first_due(terms))
-    spans = (terms.lease_us, terms.answer_us, terms.tombstone_us, terms.deadline_us, terms.dedup_us)
-    return told + b"".join(map(number, spans)) + (marker or b""), len(granted), granted + _NOTHING_YET
-
-
-@lru_cache
-def _status(status: int | None) -> bytes:
-    """The key of a seal, of which there is none, and the status."""
-    return frames((None, status))
-
-
-def _first_due(terms: Terms) -> bytes:
-    """As ``due_at`` of the record that a first grant writes, of which only the script knows the times."""
-    if terms.starts != State.PROCESSING:
-        return b"-"
-    return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"
 
 
 def _mark(row: Record | None, now: int, renewal: Renewal) -> Record | None:

@@ -132,6 +132,23 @@ FROM clock, semel_record AS r
 WHERE r.id = ANY(:ids::bytea[])
     AND (:store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1));
 
+-- name: look_kept (planned once)
+-- What a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are some that a store
+-- writes: core/record.is_sound asks for the types of the columns, too, which the table is sure of. No row where the server
+-- has another store by now.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
+)
+SELECT
+    clock.now,
+    ((r.fence | r.created_at | r.first_started_at | r.lease_until | r.deadline_at | r.dedup_until
+        | coalesce(r.settled_at, 0) | coalesce(r.answer_until, 0)) >> 57 = 0)::integer,
+    r.fingerprint, r.recipe, r.answer_kind, r.id, r.format, r.state, r.answer_until, r.operation_id, r.answer_digest,
+    r.status, r.headers, r.body
+FROM clock, semel_record AS r
+WHERE r.id = ANY(:ids::bytea[])
+    AND (:store::text IS NULL OR :store::text = (SELECT store_id FROM semel_meta WHERE one = 1));
+
 -- name: read (planned once)
 -- The whole records of these ids, columns in the order of model.Record.
 SELECT

@@ -1,0 +1,117 @@
+"""The look for kept answers on PostgreSQL reads a few columns, and says what the rules say of the whole records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel.core.contract import Known
+from semel.core.decide import KEPT_COLUMNS, find_replay, find_replay_in, first_grant
+from semel.core.model import Claim, Proceed, Record, Replay
+from semel.core.settle import settle_row
+from semel.sealing.rules import MARK
+from semel.stores.memory.store import grant_row
+from semel.stores.postgres.rows import SQL
+from semel.stores.versions import find_kept_in
+from semel.testing.attempts import OK, attempt, settlement
+from tests.postgres.conftest import Fellow, Outside
+
+CLAIMS = [attempt(f"k{number}") for number in range(3)]
+# What a flipped bit or a statement by hand may leave, as SQL.
+DAMAGE = (
+    *("NULL", "0", "1", "2", "3", "6", "-1", "7", "1::bigint << 57", "(1::bigint << 57) - 1"),
+    *("''", "'1'", "'soon'", r"'\x01'::bytea", r"'\x00000000000000000000000000000000'::bytea"),
+)
+
+
+def known(claim: Claim) -> Known:
+    return claim.id, claim.recipe, claim.fingerprint
+
+
+@pytest.fixture
+def kept(fellow: Fellow) -> Fellow:
+    """With answers of three commands: two of one length, one with other headers."""
+    store = fellow.engine.store
+    verdicts = fellow.performs("claim", lambda: store.claim(CLAIMS))
+    assert all(isinstance(verdict, Proceed) for verdict in verdicts)
+    answers = (OK, OK._replace(body=b"else"), OK._replace(headers=()))
+    said = [settlement(verdict.grant, answer=answer) for verdict, answer in zip(verdicts, answers, strict=True)]
+    fellow.performs("settle", lambda: store.settle(said))
+    return fellow
+
+
+def by_the_look(fellow: Fellow, asked: Sequence[Known]) -> list[Any]:
+    return list(fellow.performs("look_kept", lambda: fellow.engine.store.look_kept(asked)))
+
+
+def by_the_rules(fellow: Fellow, asked: Sequence[Known]) -> list[Any]:
+    now = CLAIMS[0].terms.answer_us  # long before any answer is over
+    rows = fellow.performs("read", lambda: fellow.engine.store.read([id for id, _, _ in asked]))
+    return [find_replay(row, *each, now=now) for row, each in zip(rows, asked, strict=True)]
+
+
+def test_it_reads_the_columns_of_the_rules() -> None:
+    columns = SQL["look_kept"].text.partition("::integer,")[2].partition("FROM")[0]
+    assert tuple(name.strip().removeprefix("r.") for name in columns.split(",")) == KEPT_COLUMNS
+
+
+def test_it_finds_what_the_rules_find(kept: Fellow) -> None:
+    first, second, third = map(known, CLAIMS)
+    missing, other = known(attempt("never")), known(attempt("k0", request=1))
+    for asked in ([first], [first, second], [second, first, first], [first, third], [missing], [first, missing, third]):
+        seen = by_the_look(kept, asked)
+        assert seen == by_the_rules(kept, asked)
+        assert [isinstance(each, Replay) for each in seen] == [each != missing for each in asked]
+    assert by_the_look(kept, [second, other]) == [*by_the_look(kept, [second]), None]
+    assert by_the_look(kept, [(first[0], "2.tests", first[2]), second])[0] is None
+
+
+@pytest.mark.parametrize("column", [name for name in Record._fields if name != "id"])
+def test_damage_is_seen_as_the_rules_see_it(column: str, kept: Fellow, outside: Outside) -> None:
+    asked = list(map(known, CLAIMS[:2]))
+    connection = outside.connection
+    [(before,)] = connection.execute(f"SELECT {column} FROM semel_record WHERE id = %b", [CLAIMS[1].id]).fetchall()
+    changed = 0
+    for value in DAMAGE:
+        try:
+            connection.execute(f"UPDATE semel_record SET {column} = {value} WHERE id = %b", [CLAIMS[1].id])
+        except psycopg.Error:  # the column takes none such
+            continue
+        changed += 1
+        assert by_the_look(kept, asked) == by_the_rules(kept, asked), value
+        connection.execute(f"UPDATE semel_record SET {column} = %b WHERE id = %b", [before, CLAIMS[1].id])
+    assert changed
+    assert None not in by_the_look(kept, asked)
+
+
+def test_an_answer_that_is_over_is_not_found(kept: Fellow, outside: Outside) -> None:
+    asked = list(map(known, CLAIMS[:2]))
+    outside.connection.execute("UPDATE semel_record SET answer_until = settled_at WHERE id = %b", [CLAIMS[1].id])
+    first, second = by_the_look(kept, asked)
+    assert isinstance(first, Replay)
+    assert second is None
+    outside.connection.execute("UPDATE semel_record SET answer_until = NULL WHERE id = %b", [CLAIMS[1].id])
+    assert None not in by_the_look(kept, asked)
+
+
+def test_rows_of_a_batch_are_judged_as_each_of_them_alone() -> None:
+    """Whatever one of two rows holds, of its columns' types."""
+    rows = []
+    for claim in CLAIMS[:2]:
+        grant = first_grant(claim, 1_000)
+        _, row = settle_row(grant_row(None, claim, grant), settlement(grant), 2_000)
+        assert row is not None
+        rows.append((3_000, 1, *(getattr(row, name) for name in KEPT_COLUMNS)))
+    asked = list(map(known, CLAIMS[:2]))
+    assert all(isinstance(each, Replay) for each in find_kept_in(rows, asked))
+    values = (None, 0, 1, 3, -1, 1 << 60, "", "1", b"", bytes(16), MARK)
+    for place, was in enumerate(rows[1][1:], 1):
+        for value in [value for value in values if value is None or isinstance(was, type(value))]:
+            both = [rows[0], (*rows[1][:place], value, *rows[1][place + 1 :])]
+            alone = [
+                find_replay_in(row[2:], row[1] == 1, *each, now=row[0]) for row, each in zip(both, asked, strict=True)
+            ]
+            assert find_kept_in(both, asked) == find_kept_in(both[::-1], asked) == alone, (place, value)
