@@ -1,4 +1,4 @@
-"""What is measured without a server: the middleware by itself, and how fast SQLite is without Semel around it."""
+"""What is measured without a server: the middleware alone, and how fast SQLite is without Semel around it."""
 
 from __future__ import annotations
 

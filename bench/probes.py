@@ -27,7 +27,7 @@ LIMITS: Final[Mapping[str, str]] = {
 _TPS: Final = re.compile(r"tps = ([\d.]+)")
 _PER_SECOND: Final = re.compile(r"([\d.]+) requests per second")
 _RECORD_BYTES: Final = 700  # of a record with the bench's answer
-_COMMANDS_PER_SECOND: Final = 60_000  # about; redis-benchmark is told a number and not a time
+_COMMANDS_PER_SECOND: Final = 60_000  # about; redis-benchmark takes a number and not a time
 # The least that a claim in progress can be: a value that is there is answered, else it is written.
 _CLAIM: Final = """
 local now = redis.call('TIME')

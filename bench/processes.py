@@ -84,7 +84,7 @@ class Child:
         self.end()
 
     def wait(self) -> int:
-        """Wait for it to end by itself; its exit code."""
+        """Wait for it to end, and return its exit code."""
         return self._process.wait()
 
     def end(self) -> None:
@@ -105,7 +105,7 @@ class Child:
 def start(setup: Setup, *, python: str = sys.executable, log: Path | None = None) -> tuple[Child, Server]:
     """A server on a free port of the loopback interface.
 
-    Raises BenchError: it did not start; what it said is on stderr, or in ``log``.
+    Raises BenchError: it did not start; its output is on stderr, or in ``log``.
     """
     child = Child("bench.server", setup.to_json(), python=python, log=log)
     try:

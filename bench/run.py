@@ -213,7 +213,7 @@ def _cell(subject: Subject, connections: int) -> str:
 
 
 def new_seed() -> int:
-    """A seed whose keys nobody has sent yet."""
+    """A seed whose keys were not sent yet."""
     return random.getrandbits(32)
 
 

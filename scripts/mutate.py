@@ -5,7 +5,7 @@
     python scripts/mutate.py core/command_flow     a file beyond the rules, with its own tests: a sample
     python scripts/mutate.py --into build/mutate   keep the folder, and take up there what was not finished
     python scripts/mutate.py --into build/mutate --again
-                                                   try what survived there once more, with the tests of now
+                                                   try the survivors there again, with today's tests
 
 mutmut makes the changes and knows which tests reach which function; ours would need a syntax tree with formatting and a
 process for each change. It is configured here and works on a copy, so that nothing of it lies in the checkout. Needs
@@ -13,7 +13,7 @@ process for each change. It is configured here and works on a copy, so that noth
 stands in scripts/equivalent_mutants.toml with its reason, one by one; the score is told with those and without. An
 entry that no survivor needs is refused. Exit code 1: the score, where those count as survivors, is below --least.
 
-What it does not change: what stands outside of functions, such as the table of verdicts, and default arguments' names.
+What it does not change: code outside of functions, such as the table of verdicts, and default arguments' names.
 The tests of the table are shown to be sharp by the mutants made by hand (python -m verification.mutants).
 """
 
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(folder: Path, jobs: int, names: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
     for name in [name for name in environment if name.startswith(("COV_", "COVERAGE_", "PYTEST_"))]:
-        del environment[name]  # whoever measures or tests this script does not mean the changed copies
+        del environment[name]  # coverage and tests of this script must not see the changed copies
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
     with open(folder / "mutmut.log", "wb") as log:
         ended = subprocess.run(command, cwd=folder, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - our own command

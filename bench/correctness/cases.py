@@ -120,7 +120,7 @@ async def slow(target: Target, case: str) -> Finding:
         lease = target.lease_seconds
         await asyncio.sleep(0 if lease is None else lease * PAST_LEASE)
         again = asyncio.create_task(target.send(call))
-        # Either it runs as well, or it is told something, or it waits for the first.
+        # Either it runs as well, or it gets an answer, or it waits for the first.
         await target.until(lambda: target.book.count(call.mark) > 1 or again.done(), TOLD_SECONDS)
         target.book.open_gate(call.mark)
         first, second = await asyncio.gather(task, again)

@@ -101,6 +101,6 @@ def _cited(finding: Finding, subject: Subject, case: Case) -> Finding:
 
 
 def _shortened(text: str) -> str:
-    """What an exception said, without its class."""
+    """The text of an exception, without its class."""
     said = text.rpartition("it said: ")[2]
     return f"The exception: “{said.partition(': ')[2] or said}”"

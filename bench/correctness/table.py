@@ -44,7 +44,7 @@ def as_text(findings: Findings, subjects: Sequence[Subject], cases: Sequence[Cas
 def _cell(
     findings: Findings, subjects: Sequence[Subject], package: str, case: Case, told: Callable[[Finding], str]
 ) -> dict[str, list[str]]:
-    """The stores of a package by what is told of them; one entry without stores where all are alike."""
+    """The stores of a package, grouped by their results; one entry without stores where all are alike."""
     groups: dict[str, list[str]] = {}
     for subject in subjects:
         if subject.package == package:

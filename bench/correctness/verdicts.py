@@ -108,7 +108,7 @@ def judge_callers(effects: int, first: Reply, other: Reply) -> Finding:
 
 
 def says_unknown(answer: Answer) -> bool:
-    """Whether a refusal says that the outcome is unknown, rather than that somebody is still busy.
+    """Whether a refusal says that the outcome is unknown, rather than that another attempt is running.
 
     By its words: the packages that say so have one of these in the code or the type of their answer.
     """

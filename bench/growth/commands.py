@@ -20,7 +20,7 @@ FIRST_NEW: Final = 1_000_000_000  # numbers from here on were never loaded
 
 
 class WrongAnswer(Exception):
-    """A store said what it must not; figures of such a run would mislead."""
+    """A store gave a wrong verdict, so the figures of the run would mislead."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 class Caller:
-    """Makes commands on an engine. New ones have numbers that nobody had before, old ones come from ``known``."""
+    """Makes commands on an engine. New ones have unused numbers, old ones come from ``known``."""
 
     def __init__(self, engine: AsyncEngine, known: range) -> None:
         self._engine = engine

@@ -80,7 +80,7 @@ class Purger:
 
 @asynccontextmanager
 async def purger(url: str) -> AsyncIterator[Purger]:
-    """A process that purges when it is told; it ends with the block."""
+    """A process that purges on request; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.growth.purging", url),
         stdin=asyncio.subprocess.PIPE,
