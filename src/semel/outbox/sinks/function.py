@@ -1,8 +1,8 @@
 """The sink that is a function of yours: ``python:shop.events:deliver``.
 
 It is called with each event, which is published once it returns; it may be async. An exception refuses the event,
-unless it shows that the function's own broker is unavailable: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an error of
-the network.
+unless it shows that the function's own broker is unavailable: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an
+error of the network.
 """
 
 from __future__ import annotations
