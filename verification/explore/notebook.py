@@ -97,7 +97,7 @@ def effected(world: World, policy: Policy) -> World:
 
 
 def check(world: World) -> None:
-    """What must hold in every state: what a client was told is what the store holds, as long as it promised."""
+    """Check in every state that each client's answer is what the store holds, as long as promised."""
     spec, row = world.spec, world.row
     if spec.acked is None:
         return

@@ -14,7 +14,7 @@ from verification.explore.world import Habits
 
 
 def start_is_not_fenced() -> AbstractContextManager[None]:
-    """Whoever comes writes the list, as long as the record is open."""
+    """Every holder writes the list, as long as the record is open."""
 
     def may_write(row: Any, holder: Any) -> bool:
         return row is not None and row.state in OPEN_STATES and row.lease_until > 0
@@ -50,7 +50,7 @@ def doubt_is_not_told() -> AbstractContextManager[None]:
 
 
 def steps_are_forgotten() -> AbstractContextManager[None]:
-    """A version of the operation that declares no steps takes whatever has lapsed between two of them."""
+    """A version of the operation that declares no steps takes every command that lapsed between two of them."""
     return replaced("semel.steps.rules:any_begun", lambda _: lambda stored, generation: False)
 
 

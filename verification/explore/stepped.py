@@ -178,7 +178,7 @@ def _failing(world: World) -> World:
 
 
 def _ledger(worker: Worker, book: Book) -> StepLedger:
-    """The holder's real ledger, as it stood."""
+    """The holder's real ledger at that time."""
     assert worker.grant is not None
     ledger = StepLedger(step_rows.ROWS, worker.grant, DEDUP)
     for name, value in book.ledger or ():

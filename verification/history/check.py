@@ -1,4 +1,4 @@
-"""Judges a history: every key for itself, then the effects and the answers that clients were told.
+"""Judges a history: every key for itself, then the effects and the answers that clients got.
 
 A violation comes with the smallest part of the history that shows it: cut off at the first answer that nothing can
 explain, without the observations that are not needed for that.
@@ -63,7 +63,7 @@ def check(
     """Judge a whole history.
 
     Parameters: ``operations_per_key_max`` a key with more is reported as undecided, not searched; ``places_max`` what
-    one key's search may remember; ``progress`` is told how many operations of how many were judged.
+    one key's search may remember; ``progress`` is called with the judged and the total number of operations.
     """
     terms = Terms(history.deaths_ns, history.leases_judged)
     row_locks = any(not header.store.startswith(ONE_WRITER) for header in history.headers)
@@ -121,8 +121,8 @@ def judged(
     A process answers for its own running ATOMIC command out of its memory, also while that one only waits for its
     transaction. Such an "in progress" says nothing of the record and is left out; so is a "reused" beside one that was
     granted, or may have been. On a store with
-    ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
-    record's lock, whatever it will be told itself. So may the claim of another request whose commit takes its time:
+    ``row_locks`` an ATOMIC attempt gets "in progress" while any other one of its key is under way: that may hold the
+    record's lock, with any verdict of its own. So may the claim of another request whose commit takes its time:
     until it is there, no one can see that the requests differ. And so may one that was never answered: a server that
     hangs in it hangs with its locks.
     """
@@ -172,7 +172,7 @@ def _with_request(op: Operation, own: Mapping[tuple[str, int], str]) -> Operatio
 def _behind_a_lock(
     operations: list[Operation], failed: Sequence[Operation], deaths_ns: Mapping[str, int]
 ) -> list[Operation]:
-    """The attempts told "in progress" while one of another request, or one without an answer, was being claimed."""
+    """The attempts that got "in progress" while one of another request, or one without an answer, was being claimed."""
     attempts = [op for op in (*operations, *failed) if op.kind == "attempt"]
     return [
         op
@@ -196,7 +196,7 @@ def _softened(op: Operation, by_wire: bool) -> Operation:
 
     It then gets "superseded", although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
     its repetition meets its own write in the same way. So this reply leaves open whether it wrote. An operator's
-    resolution, ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
+    resolution, ``by_wire``, is repeated over a new connection, and learns that the record has moved on.
     """
     if by_wire and op.kind == "resolve" and op.result is not None and op.result["resolving"] == "moved-on":
         return _unanswered(op, "moved on, if only by itself")
@@ -284,7 +284,7 @@ def is_observation(op: Operation) -> bool:
 
 
 def effect_violations(history: History) -> list[Violation]:
-    """The promises about the outside world and about what clients were told, each by counting."""
+    """The promises about effects and about clients' answers, each by counting."""
     found: list[Violation] = []
     effects: dict[str, list[Effect]] = defaultdict(list)
     for effect in history.effects:
@@ -340,7 +340,7 @@ def _answer(op: Operation) -> str | None:
 
 
 def _answers(operations: list[Operation]) -> tuple[set[str], set[str]]:
-    """The answers that were told, and those that an operator gave."""
+    """The answers that clients got, and those that an operator gave."""
     told = {answer for op in operations if (answer := _answer(op)) is not None}
     resolved = {str(op.args["answer"]) for op in operations if op.kind == "resolve"}
     return told, resolved

@@ -31,7 +31,7 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
 class Operation:
     """One call of one client: its request (``args``), its reply (``result``), and the times.
 
-    ``end_ns`` is NEVER where it was not told: its process died, or ``gave_up`` says what it saw instead of an answer.
+    ``end_ns`` is NEVER if it got no answer: its process died, or ``gave_up`` says what it saw instead of an answer.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
-"""The sequential model of one key: where its record stands, and what each operation may do and be told there.
+"""The sequential model of one key: the state of its record, and what each operation may do and answer there.
 
-This is the table of states and verdicts once more, on purpose written apart from ``rules``: a checker that asked the
+It repeats the table of states and verdicts, deliberately independent of ``rules``: a checker that asked the
 rules themselves would find every mistake of theirs right. Not modelled: retention that runs out (no operation here
 lives that long), declared steps, and ``after_expiry="new"``.
 """
@@ -34,7 +34,7 @@ LEASE_TOLERANCE_NS: Final = 20_000_000  # the wall and the monotonic clock drift
 
 
 class Standing(NamedTuple):
-    """Where a record stands. ``holder`` is the fence of its grant; times are monotonic nanoseconds."""
+    """The state of a record. ``holder`` is the fence of its grant; times are monotonic nanoseconds."""
 
     phase: Phase
     holder: int
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 
 
 def step(at: Standing, op: Operation, terms: Terms) -> Standing | None:
-    """Where the record stands after this operation took effect here; ``at`` itself if it changed nothing.
+    """The state after this operation took effect here; ``at`` itself if it changed nothing.
 
     None: it cannot have taken effect here.
     """
@@ -234,7 +234,7 @@ def _settled_atomic(at: Standing, word: Words) -> Standing | None:
 
 
 def _same_end(at: Standing, word: Words) -> bool:
-    """The same holder's same word, once more."""
+    """The same settlement by the same holder, repeated."""
     state = word["state"]
     if state in ("succeeded", "refused"):
         return at.phase == FINAL and at.word == state and (at.answer == word["answer"] or at.answer is None)
@@ -281,7 +281,7 @@ def _reads(at: Standing, told: Words) -> bool:
 
 
 def shown(at: Standing) -> str:
-    """Where the record stands, in words."""
+    """The state of the record, in words."""
     match at.phase:
         case Phase.ABSENT:
             return "no record"

@@ -80,7 +80,7 @@ def _commit_believed(original: Any) -> Any:
 
 @contextmanager
 def _runs_again_after_a_commit_error() -> Iterator[None]:
-    """A commit that was not answered counts as failed, and the unit is run once more under its old grant."""
+    """A commit that was not answered counts as failed, and the unit runs again under its old grant."""
 
     def failed(_: Any) -> Any:
         def confirm_commit(store: Any, grant: Grant) -> Flow[None]:

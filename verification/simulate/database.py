@@ -66,7 +66,7 @@ class Database(Protocol):
     store: Any
 
     def step(self, session: Session, needed: Ask[Any]) -> Ask[Any]:
-        """Perform one step of a flow; returns where it stands then, or raises StopIteration."""
+        """Perform one step of a flow; returns its next ask, or raises StopIteration."""
 
     def rows(self) -> Rows:
         """Every record as it is now, by id."""
@@ -81,7 +81,7 @@ class Database(Protocol):
         """The recorded steps of every record that has any, packed, by id."""
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """It is not needed any more."""
 
 
 class MemoryDatabase:

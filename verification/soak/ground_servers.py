@@ -11,7 +11,7 @@ from semel.stores.urls import connect_backend
 from verification.soak.ground import KINDS, ROWS, TABLE, Ground, Row, decoded, migrate
 from verification.soak.summary import SoakError
 
-# Whoever stops answering is not waited for longer than a lease and a bit: a soak is full of them.
+# A process that stops answering is waited for little longer than a lease: a soak has many of them.
 PATIENCE: Final = {"patience_seconds": "2"}
 
 
