@@ -200,7 +200,7 @@ def test_a_store_without_transactions_is_refused(connection: sqlite3.Connection)
         raise AssertionError
 
 
-# --- verdicts that stand in the way ---
+# --- verdicts that prevent the join ---
 
 
 def test_a_busy_file_is_refused_in_time_and_leaves_no_lock(

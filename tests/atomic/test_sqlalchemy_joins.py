@@ -33,7 +33,7 @@ from tests.engine.shells import MADE
 
 
 class Sync:
-    """A story told with ``await`` on things that need none."""
+    """Sync calls behind ``await``, so that one story serves both engines."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -107,7 +107,7 @@ async def _told(kind: str, file: Path, clock: SettableClock, story: Story, prepa
 
 
 class _Awaited:
-    """``with`` told as ``async with``."""
+    """``with`` behind ``async with``."""
 
     def __init__(self, block: Any) -> None:
         self.block = block
