@@ -1,4 +1,4 @@
-"""Budgets of what a request costs in Python bytecodes: they only go down, whatever the machine is doing."""
+"""Budgets of what a request costs in Python bytecodes: they only go down, on a machine under any load."""
 
 from __future__ import annotations
 

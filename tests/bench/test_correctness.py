@@ -20,7 +20,7 @@ from bench.peers.environment import Installed
 from bench.peers.registry import PEERS
 from bench.processes import BenchError
 
-pytestmark = pytest.mark.no_cover  # a bench measures; nobody measures it
+pytestmark = pytest.mark.no_cover  # coverage of the bench is not measured
 
 NOBODY = Installed("/nowhere/python", {})
 
