@@ -1,4 +1,4 @@
-"""A bulk inside a resumable operation: the request is kept, and a completer brings the bulk to its end by itself."""
+"""A bulk inside a resumable operation: the request is kept, and a completer finishes the bulk."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def main(url: str, dies_at: str, by: str = "") -> None:
 
 
 def _die_around_commits(kind: str, number: int) -> None:
-    """Before or after the n-th chunk's commit, on whatever store: the flow's own last ask is where it happens."""
+    """Before or after the n-th chunk's commit, on any store, at the flow's own last ask."""
     from semel.core.requests import Commit, SettleWithin
     from semel.engine.runner import SyncPerformer
 
