@@ -1,4 +1,4 @@
-"""`semel explain`: the story of a record, told by the rules themselves, and every way to name the record."""
+"""`semel explain`: the story of a record, as the rules give it, and every way to name the record."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_explanation_follows_the_rules(
 
 
 def test_a_lists_effects_are_its_items_own(semel: Run, shelf: Shelf) -> None:
-    """The record of every list is EXTERNAL, whatever its items are declared with."""
+    """The record of every list is EXTERNAL, with any effects of its items."""
     with shelf.engine() as engine:
         bulk = Bulk(engine, operation="cases.approve", effects="atomic")
         bulk.run([{"clientItemId": "a"}], lambda item: None, key="list-1", caller="alice")
