@@ -166,7 +166,7 @@ class Api:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
-        """All at once: nothing that runs goes on, and nobody listens."""
+        """End everything at once: no request continues, and nothing listens."""
         assert self._server is not None
         self._server.close()
         for task in list(self.running):
