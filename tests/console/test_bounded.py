@@ -1,4 +1,4 @@
-"""Lists look at a bounded number of records, and lead on: nothing is hidden, whatever the store's size."""
+"""Lists look at a bounded number of records, and lead on: nothing is hidden in a store of any size."""
 
 from __future__ import annotations
 

@@ -454,7 +454,7 @@ def test_a_settlement_before_the_deadline_needs_confirmation(store: Engine) -> N
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
     assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
-    assert "you know that it has stopped" not in refused.text  # said twice, in other words
+    assert "you know that it has stopped" not in refused.text  # entered twice, in other words
 
 
 def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:
@@ -615,7 +615,7 @@ def test_an_unreachable_store_is_reported_until_it_is_back(tmp_path: Path) -> No
 
 
 def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the store's size: the pages ask for pages, never for all."""
+    """In a store of any size the pages read pages, never everything."""
     unknown(store, "lost")
     asked: list[int] = []
     found: Callable[[Find], Any] = store.store.find

@@ -44,7 +44,7 @@ def filled() -> str:
 
 
 def scans(url: str) -> dict[str, int]:
-    """How often each large table was read from its beginning, once all sessions have told."""
+    """How often each large table was read from its beginning, once all sessions have reported."""
     with psycopg.connect(url, autocommit=True) as connection:
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         eventually(lambda: connection.execute(others).fetchone() is None)
