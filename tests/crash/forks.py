@@ -202,7 +202,7 @@ def busy_parent(folder: Folder) -> dict[str, Any]:
 
 
 def reading_parent(folder: Folder) -> dict[str, Any]:
-    """Forks out of a process whose threads read: whatever SQLite locks in memory meanwhile is locked in no child.
+    """Forks out of a process whose threads read: locks in SQLite's memory at the fork are not held in a child.
 
     The child uses SQLite beside Semel, as its own application may, or a tool that keeps its data so.
     """

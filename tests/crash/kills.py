@@ -162,7 +162,7 @@ class Round:
 
             plans[Worker(life)] = point
         while plans:
-            # Whoever gets there first dies first: one that is stopped inside an ATOMIC command blocks the others.
+            # The first to arrive dies first: one that is stopped inside an ATOMIC command blocks the others.
             for worker in ready(plans):
                 message = worker.next()
                 if message is not None:

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @contextmanager
 def locked(folder: Folder) -> Iterator[sqlite3.Connection]:
-    """Somebody else holds the file's write lock."""
+    """Another connection holds the file's write lock."""
     other = sqlite3.connect(folder.database, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -158,7 +158,7 @@ def test_an_abandoned_transaction_releases_its_lock(folder: Folder) -> None:
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
 def test_callers_cancelled_while_the_file_is_busy(folder: Folder, effects: str) -> None:
-    """The write stands or it does not; either way the key is free soon, and the driver works."""
+    """The write is committed or not; either way the key is free soon, and the driver works."""
 
     async def main() -> None:
         async with folder.async_engine("?busy_seconds=10") as engine:
