@@ -29,7 +29,7 @@ from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
 
 LOOPS = 500
-SETTLED = 100  # after so many, whatever is cached once is cached
+SETTLED = 100  # after so many, all caches are filled
 HOLDERS = 4  # engine, driver, units and the present loop: each may still hold the loop that it served last
 STORES = [
     *("memory", "sqlite", "psycopg", "asyncpg", "valkey", "cluster"),
