@@ -62,7 +62,7 @@ def test_an_unsafe_variant_is_refused(variant: Variant) -> None:
 
 
 def test_merged_states_have_the_same_futures() -> None:
-    """Whichever world stands for a state, the same states are reached in as many steps."""
+    """With any world as the canonical form of a state, the same states are reached in as many steps."""
     mode = Mode(name="small", policy=Policy.of(effects="idempotent", **SPANS), left=Left(1, 1, 0))
     for world in some_worlds(mode, 400):
         other = world._replace(workers=tuple(reversed(world.workers)))
