@@ -150,7 +150,7 @@ def shop(folder: Path, *, lost: bool = False) -> Iterator[Shop]:
 
 
 def busy(shop: Shop) -> None:
-    """Everything that a dashboard shows, once more each time."""
+    """Everything that a dashboard shows, again each time."""
     at = time.time_ns()
     for number in range(20):
         shop.pay(f"{at}-{number}")

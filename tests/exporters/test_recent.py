@@ -69,7 +69,7 @@ def test_an_hour_that_a_census_has_read_is_exact(engine: Engine, clock: Settable
 def test_a_busy_hour_is_estimated_from_samples(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hours, the last of which has a busy half and a quiet one; every tenth number of the order is nobody's."""
+    """Two hours, the last of which has a busy half and a quiet one; every tenth number of the order is unused."""
     for number in range(400):  # older than the hour
         engine.run(command(f"old-{number}"), paid)
         clock.advance(MINUTE_US // 10)
