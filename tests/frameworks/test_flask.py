@@ -744,7 +744,7 @@ def test_one_semel_protects_the_applications_of_a_factory() -> None:
     for _ in range(2):
         app = Flask("made")
         app.post("/")(declared)
-        semel.init_app(app, Engine.connect("memory://"))  # which nobody opens
+        semel.init_app(app, Engine.connect("memory://"))  # which is never opened
         answers = [app.test_client().post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
         assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true"]
 

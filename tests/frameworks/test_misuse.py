@@ -1,4 +1,4 @@
-"""Each adapter, misused: what is said when the application is built or started, or else at its first request."""
+"""Each adapter, misused: the error when the application is built or started, or else at its first request."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ def test_a_mistake_is_answered_with_its_remedy(mistake: str, adapter: str, tmp_p
     act, expected = TABLE[mistake][adapter]
     try:
         said = str(act(f"sqlite:///{tmp_path}/bare.db"))
-    except Exception as error:  # noqa: BLE001 - whatever a framework makes of it
+    except Exception as error:  # noqa: BLE001 - frameworks raise different exceptions
         said = innermost(error)
     else:
         assert str(tmp_path) not in said, "a client must not learn where the store is"
@@ -376,7 +376,7 @@ def test_a_mistake_is_answered_with_its_remedy(mistake: str, adapter: str, tmp_p
 
 
 def innermost(error: BaseException) -> str:
-    """What the developer reads at the end of a traceback, whatever a framework has put around it."""
+    """What the developer reads at the end of a traceback, inside a framework's own exceptions."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return str(error)

@@ -157,7 +157,7 @@ def mounted(app: Any) -> Any:
 
 
 def dispatched(app: Any) -> Any:
-    """By somebody who tells nothing but the root."""
+    """By a server that gives only the root."""
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")

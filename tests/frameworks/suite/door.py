@@ -72,7 +72,7 @@ class Door:
         return self.ask(path, method="GET", **how)
 
     def until_final(self, path: str, body: Any, key: str) -> Answered:
-        """As a client that retries while the command runs, or its server is away."""
+        """As a client that retries while the command runs or its server is down."""
         answers: list[Answered] = []
 
         def is_final() -> bool:
