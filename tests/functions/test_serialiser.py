@@ -228,7 +228,7 @@ def same(left: Any, right: Any) -> bool:
         return (left.isoformat(), type(left.tzinfo)) == (right.isoformat(), type(right.tzinfo))
     if isinstance(left, BaseModel | msgspec.Struct):
         return bool(left == right)
-    if is_dataclass(left):  # its set may stand in another order than an equal one
+    if is_dataclass(left):  # its set may have another order than an equal one
         return all(same(getattr(left, each.name), getattr(right, each.name)) for each in fields(left))
     return repr(left) == repr(right)  # of an instance the fields with their types; NaN equals nothing
 
@@ -291,7 +291,7 @@ def test_a_codec_writes_an_applications_class() -> None:
     assert same(through([Fraction(1, 3)], list[Fraction], codec), [Fraction(1, 3)])
 
 
-# --- what has none is refused, and said where ---
+# --- values without a stored form are refused with their place ---
 
 
 class Plain:
