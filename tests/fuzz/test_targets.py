@@ -45,10 +45,10 @@ def test_the_oracles_hold_for_spliced_seeds(name: str) -> None:
 
 
 def breaks(one: Callable[[bytes], None], data: bytes) -> bool:
-    """Whether the target fails on an input, in whatever way."""
+    """Whether the target fails on an input in any way."""
     try:
         one(data)
-    except Exception:  # noqa: BLE001 - whatever it is, it is judged once more and raised then
+    except Exception:  # noqa: BLE001 - any exception is judged again and raised then
         return True
     return False
 

@@ -88,7 +88,7 @@ def one(data: bytes) -> None:
 
 
 def _check_facts(maker: Fingerprinter, facts: Facts, body: bytes, made: bytes) -> None:
-    """Whatever else the request says, said otherwise, is another request."""
+    """A change of any other part of the request makes another request."""
     for other in (
         facts._replace(operation="op2"),
         facts._replace(method="PATCH"),

@@ -46,7 +46,7 @@ def one(data: bytes) -> None:
         for name, value in parse_qsl(text, keep_blank_values=True, encoding="latin-1", separator="&")
     ]
     assert [(name, value or b"") for name, value in pairs] == sorted(wanted, key=lambda pair: pair[0])
-    # Whoever spells the same pairs in another way means the same, in any order of different names.
+    # Another spelling of the same pairs means the same, in any order of different names.
     spelt = [
         _escaped(name) + (b"" if value is None else b"=" + _escaped(value)) for name, value in pairs if name or value
     ]
