@@ -12,7 +12,7 @@ from verification.history.standing import Terms
 def op(
     number: int, start: int, end: int | None, kind: str, process: str = "p", gave_up: str | None = None, **words: object
 ) -> Operation:
-    """An operation between two times in milliseconds; ``to_*`` is what it was told."""
+    """An operation between two times in milliseconds; ``to_*`` is its result."""
     told = {name.removeprefix("to_"): value for name, value in words.items() if name.startswith("to_")}
     asked = {name: value for name, value in words.items() if not name.startswith("to_")}
     made = Operation(process, number, kind, "ab", 1, start * 1_000_000, asked)

@@ -69,7 +69,7 @@ def replays(operations: list[Operation]) -> list[Operation]:
 
 
 def double_win(operations: list[Operation], rng: random.Random) -> bool:
-    """Somebody is granted a command that had been done."""
+    """A command that had been done is granted again."""
     found = replays(operations)
     if found:
         rng.choice(found).result = {"verdict": "proceed", "fence": NEVER, "generation": 0}
@@ -171,7 +171,7 @@ def test_an_impossible_history_never_passes(mutation: Mutation) -> None:
 
 
 def unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever speaks is believed."""
+    """Any holder may settle."""
     monkeypatch.setattr("semel.core.settle.holds", lambda row, fence, nonce: row is not None)
 
 

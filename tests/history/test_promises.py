@@ -171,7 +171,7 @@ def test_a_process_may_answer_a_duplicate_from_its_own_grant() -> None:
 
 @pytest.mark.parametrize("state", ["released", "given-back"])
 def test_a_releasing_settlement_may_arrive_after_a_later_claim(state: str) -> None:
-    """Found by lost replies: released, granted to another, settled; then the repetition is told "superseded"."""
+    """Found by lost replies: released, granted to another, settled; then the repetition gets "superseded"."""
     first = ask(0, 0, 1, "proceed", to_fence=5)
     twice = say(1, 2, 9, 5, state, to_settling="superseded")
     other = [ask(2, 3, 4, "proceed", to_fence=6, process="q"), say(3, 5, 6, 6, process="q")]
@@ -181,7 +181,7 @@ def test_a_releasing_settlement_may_arrive_after_a_later_claim(state: str) -> No
 
 
 def test_an_operators_resolution_may_arrive_twice() -> None:
-    """Found by lost replies: one of two settled it, its answer was lost, and both were told "moved on"."""
+    """Found by lost replies: one of two settled it, its answer was lost, and both got "moved on"."""
     doubt = [ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "unknown")]
     word = {"fence": 5, "happened": False, "answer": None, "to_resolving": "moved-on"}
     told = [op(number, 3, 4, "resolve", **word) for number in (2, 3)]  # type: ignore[arg-type]
