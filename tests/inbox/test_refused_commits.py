@@ -62,7 +62,7 @@ def test_a_refused_commit_is_not_reported_as_an_outage(make_consumer: Make) -> N
     assert worker.runner is not None
     assert (
         worker.runner.run(deliveries.take("m-1", None, 1)) is False
-    )  # deliver again; None would be: the store is away
+    )  # deliver again; None would mean an unavailable store
     assert worker.runner.run(deliveries.take("m-1", None, 2)) is True
     assert told == ["HandlerRefused"]
 
