@@ -53,7 +53,7 @@ class Asked:
 
 @asynccontextmanager
 async def in_one_task(life: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
-    """Enter and leave a lifespan in one task, whichever tasks enter and leave this."""
+    """Enter and leave a lifespan in one task, even if different tasks enter and leave this."""
     over, begun = asyncio.Event(), asyncio.Event()
 
     async def live() -> None:

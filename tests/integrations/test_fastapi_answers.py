@@ -38,7 +38,7 @@ class Moved(Exception):
 
 
 class Lost(Exception):
-    """Nobody knows."""
+    """The outcome is unknown."""
 
 
 def application(engine: AsyncEngine, endpoint: Endpoint, depends: Any = None, **options: Any) -> FastAPI:
@@ -326,7 +326,7 @@ async def streaming(request: Request, call_next: Any) -> Response:
 
 
 class Copying:
-    """A middleware that hands on a scope of its own, so that nobody outside learns what the router finds."""
+    """A middleware that hands on a scope of its own, so that outer layers do not see what the router finds."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
