@@ -28,7 +28,7 @@ def test_a_mutant_is_found(mutant: Mutant) -> None:
 @pytest.mark.no_cover  # the smaller runs below measure the same parts
 @pytest.mark.parametrize("part", PARTS)
 def test_the_unchanged_code_passes(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part is wrong by itself. That no state and no seed beyond these is, tests/explore and tests/simulate
+    """No part fails on the unchanged code. That no state and no seed beyond these is, tests/explore and tests/simulate
     prove: they begin with the same ones, in the same order, and go further."""
     monkeypatch.setattr("verification.mutants.kit.STATES_MAX", 200)
     monkeypatch.setattr("verification.mutants.kit.SEEDS", range(50))
