@@ -60,7 +60,7 @@ def fill(place: Path) -> Path:
 
 
 def full_disk(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
-    """Nobody restarts a worker; the server itself is started again where it has ended over it."""
+    """No worker restarts; the server itself is started again if the full disk ended it."""
     place = ground(server.url(), folder, seed)
     beside = ground(server.url(), folder / "beside", seed)  # its requests are not recorded
     beside.prepare()

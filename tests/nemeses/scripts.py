@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def play(module: str, folder: Path, *, seconds: float = 600, **options: Any) -> Any:
-    """Run ``tests.nemeses.MODULE`` to its end in an empty folder, and with it whatever it started; its report."""
+    """Run ``tests.nemeses.MODULE`` and the processes it starts to their end in an empty folder; return its report."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"tests.nemeses.{module}", json.dumps({"folder": str(folder), **options})],
         cwd=ROOT,
