@@ -1,4 +1,4 @@
-"""A function as a sink: which of its errors refuse an event, and which show that its broker is away. 1 s."""
+"""A function as a sink: which of its errors refuse an event, and which show that its broker is unavailable. 1 s."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _raise(error: Exception, cause: Exception | None = None, *, hides: bool = Fa
     if hides:
         try:
             raise cause
-        except Exception:  # noqa: BLE001 - whatever a test wants to have hidden
+        except Exception:  # noqa: BLE001 - any exception that a test wants hidden
             raise error from None
     raise error from cause
 

@@ -17,7 +17,7 @@ from tests.outbox.sink_stories import SECRET, WRITTEN, event, refused, sink_of, 
 
 
 class Receiver:
-    """An HTTP server that answers what it is told to, and remembers what it was sent."""
+    """An HTTP server with scripted answers that records its requests."""
 
     def __init__(self, status: int = 204, extra: str = "") -> None:
         self.status, self.extra = status, extra
