@@ -1,7 +1,7 @@
 """Scenario: the n-th system call on the store's files fails, for every n, once or from then on until there is room.
 
 One process does a command, meets the failure, and asks for the same command again when the disk works again: no
-restart. What it was told each time, and how often its handler ran, is judged by the test.
+restart. The test judges its answers and how often its handler ran.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def ask(folder: Folder, effects: str, line: Line) -> None:
 
 def stop_heartbeat(folder: Folder, holder: Worker, task: int) -> StoppedThread:
     """Stop that thread between two beats. Within one it may hold the interpreter's lock, the store's or the file's:
-    then all would stand still.
+    then all would stop.
     """
     for _ in range(STOPS_MAX):
         wait_until_resting(holder)
