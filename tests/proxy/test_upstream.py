@@ -115,7 +115,7 @@ def test_other_requests_are_cut_when_the_proxy_ends() -> None:
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate that nobody has signed, for 127.0.0.1, and its key, in one file."""
+    """A self-signed certificate for 127.0.0.1, and its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
