@@ -88,7 +88,7 @@ def test_a_locked_file_refuses_only_the_flow_that_waited(tmp_path: Path) -> None
 
     class Told(threading.Event):
         def set(self) -> None:
-            other.execute("ROLLBACK")  # the file is free again as soon as somebody was refused
+            other.execute("ROLLBACK")  # the file is free again after the first refusal
             super().set()
 
     other.close()
@@ -144,7 +144,7 @@ def test_a_failed_group_does_not_make_an_event_loop_wait_for_the_file(tmp_path: 
 def test_a_thread_interrupted_after_its_commit_blocks_no_waiter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write stands and its callers are told; it is not done a second time."""
+    """The write is committed and its callers get that; it is not repeated."""
     driver = migrated(tmp_path / "semel.db")
     tell, interrupted = settle_jobs, [False]
 
@@ -225,7 +225,7 @@ def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: 
     driver.release_gate()
     assert lent.wait(10)
     del loop.call_soon_threadsafe
-    loop.close()  # what it was told is dropped
+    loop.close()  # its reply is dropped
     del waiting, loop
     gc.collect()
     assert isinstance(driver.run(lambda: claiming(attempt()))[0], Proceed)

@@ -1,4 +1,4 @@
-"""Leases of every length are renewed to the end, a drain is one, and nobody is told what is not so."""
+"""Leases of every length are renewed to the end, a drain waits for all, and no caller gets a wrong outcome."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_closing_engine_renews_the_leases_of_the_handlers_that_it_waits_for() 
 
 
 class AwayForAMoment:
-    """A memory store whose tables are away while ``away`` is set, as a file's are in the middle of a restore."""
+    """A memory store whose tables are missing while ``away`` is set, as a file's are in the middle of a restore."""
 
     def __init__(self) -> None:
         self.inner = LocalDriver()
@@ -236,7 +236,7 @@ def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> N
 
 
 def test_a_commit_that_cannot_be_read_back_is_not_called_undone() -> None:
-    """ "Unavailable" says that nothing was done, and here that may be untrue: the commit may stand."""
+    """ "Unavailable" says that nothing was done, and here that may be untrue: the commit may have taken effect."""
     claim = attempt(policy=Policy.of(effects="atomic"))
     verdict = decide(None, claim, 1)
     assert isinstance(verdict, Proceed)
@@ -249,7 +249,7 @@ def test_a_commit_that_cannot_be_read_back_is_not_called_undone() -> None:
     assert isinstance(next(flow), Perform)  # is it visible from outside?
     assert isinstance(flow.send([None]), Within)  # no: settle it inside
     assert isinstance(flow.send([Settled()]), Commit)
-    assert isinstance(flow.throw(StoreTimeout("disk I/O error")), Perform)  # does it stand?
+    assert isinstance(flow.throw(StoreTimeout("disk I/O error")), Perform)  # was it committed?
     with pytest.raises(StoreTimeout, match="could not be read back"):
         flow.throw(StoreUnavailable("disk I/O error"))
 
@@ -302,7 +302,7 @@ def test_a_refusal_of_a_record_by_a_former_recipe_is_stored(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_settled_record_is_read_by_its_own_recipe(mode: str) -> None:
-    """A refused settlement is answered with the record's own answer, whichever recipe it was made under."""
+    """A refused settlement is answered with the record's own answer, under any recipe."""
     former, latter = recast("external")
     backend = memory()
     run = backend.driver.run
