@@ -1,4 +1,4 @@
-"""What a caller is told, word by word: the remedy is what somebody acts on, so none of it is left to chance."""
+"""The messages to callers, word by word: readers act on the remedy, so each word is tested."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_holders_own_report_is_recognised(doubt: str | None, code: str | None,
     row = unknown(doubt, error_code=code)
     assert holder_has_ended(row) is ended
     found = judged(SucceededWith(OK), row, OVER - 10 * SECOND)
-    if ended:  # there is nobody whose own answer would be the better one
+    if ended:  # no holder is left whose own answer would be better
         assert found == believed(row, True, "the other side has it", answer=OK, forced=True)
     else:
         assert found == Again(

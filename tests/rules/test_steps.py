@@ -223,7 +223,7 @@ def test_the_outcome_of_a_run_follows_from_its_steps(end: tuple[str, Steps, str 
     _, recorded, doubt, given, expected = end
     meant = outcome_after(given, recorded, (), doubt, first=True)
     assert meant == expected
-    assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # said twice, it means the same
+    assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # a repetition means the same
 
 
 def test_a_later_run_without_steps_does_not_prove_that_nothing_happened() -> None:
@@ -288,7 +288,7 @@ def test_a_step_without_a_start_has_not_finished() -> None:
         apply_finding((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
 
 
-# --- what somebody's word makes of the list ----------------------------------------------------
+# --- what a finding makes of the list -----------------------------------------------------------
 
 
 def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> Record:
@@ -317,7 +317,7 @@ def test_a_resolution_updates_the_list_of_steps(
 ) -> None:
     row = unknown(doubt)
     assert steps_after(row, said(row, happened, result), pack_steps(0, listed), HOUR) == left
-    running = row._replace(state=State.PROCESSING)  # lapsed, and nobody has marked it yet
+    running = row._replace(state=State.PROCESSING)  # lapsed, and not marked yet
     assert steps_after(running, said(running, happened, result), pack_steps(0, listed), HOUR) == left
 
 
