@@ -158,7 +158,7 @@ Damage = Callable[[Record, Record], Answer]
 
 
 def write(process: Any, row: Record, changed: Answer, kind: AnswerKind = AnswerKind.SEALED) -> None:
-    """What somebody does who may write the table: the digest over the row is right, since it needs no key."""
+    """What an attacker can do who may write the table: the digest over the row is right, since it needs no key."""
     assert row.answer_digest is not None
     change = Reseal(row.id, row.answer_digest, changed, kind)
     assert process.perform("reseal", lambda: process.engine.store.reseal((change,))) == [True]
@@ -239,7 +239,9 @@ def test_without_its_key_a_record_is_unreadable_and_the_reason_is_logged_once(
         if "sealed" in each.getMessage() or "decrypted" in each.getMessage()
     ]
     assert "'2026'" in line
-    assert place.process().run(command(), never).answer == PAID  # whoever has the key replays, whatever it declares
+    assert (
+        place.process().run(command(), never).answer == PAID
+    )  # every process with the key replays, under any declaration
 
 
 # --- declarations that change ---------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_answers_of_atomic_commands_are_sealed_and_so_are_their_refusals(place: 
 
 
 def test_the_sealed_answer_of_a_superseding_settlement_is_opened(place: Place) -> None:
-    """Somebody else has settled it: the loser gives what the store holds, in clear."""
+    """Another process has settled it: the loser sends what the store holds, in clear."""
     process = place.process()
     permit = process.permit(command(policy=SEAL))
     settlement = process.engine.core.make_settlement(permit, Succeeded(PAID))
