@@ -78,7 +78,7 @@ def _start_node(folder: Path, port: int, *settings: str) -> Running:
 
 
 def resume_node(node: Running, *settings: str) -> Running:
-    """Start a node again that has died: it knows its cluster, and follows whoever has its slots."""
+    """Start a node again that has died: it knows its cluster, and follows the primary of its slots."""
     return _start_node(Path(node.folder), node.port, *settings)
 
 

@@ -104,7 +104,7 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def shared(name: str, start: Callable[[Path], Running]) -> Running:
-    """The run's one server of this name, started by whoever comes first."""
+    """The run's one server of this name, started by the first caller."""
     folder = Path(os.environ[ENVIRONMENT])
     with _lock(folder / f"{name}.lock"):
         note = folder / f"{name}.json"

@@ -20,7 +20,7 @@ from semel import Engine
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 
-# Whatever may differ between a schema that a test has left behind and a new one, but for the rows. The statistics of a
+# Everything but rows that may differ between a used schema and a new one. The statistics of a
 # table are in it as well: a planner that has some plans otherwise than one that has none.
 _CATALOG: Final = """
     WITH ours AS (

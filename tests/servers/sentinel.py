@@ -68,5 +68,5 @@ def primary(port: int) -> int:
 
 
 def url(sentinels: list[Running], options: str = "") -> str:
-    """How a user of Semel reaches whoever is the primary."""
+    """The URL by which Semel reaches the current primary."""
     return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in sentinels)}/{SERVICE}{options}"
