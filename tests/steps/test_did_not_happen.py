@@ -1,4 +1,4 @@
-"""What "did not happen" of a step in doubt means: that step. What had finished is never made again, by nobody."""
+"""What "did not happen" of a step in doubt means: that step. A finished step never runs again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Shop:
         return at_once(self.buy(Run(permit, is_async=False)))
 
     async def buy_all_the_same(self, run: Run) -> Answer:
-        """The same; whatever gets no answer, the next step is begun, and only then is it said that one failed."""
+        """The same; after a lost reply the next step begins, and only then the failure is reported."""
         failed: list[Exception] = []
         for name in ("charge", "ship", "mail"):
             try:
@@ -371,7 +371,7 @@ def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Pr
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
 def test_a_fault_at_every_ask_of_a_resolution(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
-    """Whatever of it fails or dies, a finished charge is not made again; said again where it was lost, it stands."""
+    """With any failure or death, a finished charge is not made again; a lost resolution can be repeated."""
     template, shop = tmp_path / "template.db", Shop("ship")
     with closing(Engine(sqlite(template))) as engine:
         engine.migrate()

@@ -23,7 +23,7 @@ LEASE_US = 30_000_000
 
 
 class Downstream:
-    """Remembers every call, by the key that it was told to deduplicate on."""
+    """Remembers every call, by the key that it deduplicates on."""
 
     def __init__(self) -> None:
         self.charges = 0

@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Gate:
-    """An application that goes on when it is told to."""
+    """An application that continues on a signal."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -152,7 +152,9 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
             semel = Semel(engine, caller=single_caller)
 
             async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
-                assert str(request.url) == "https://shop.example/ship"  # else whatever guards hosts would answer
+                assert (
+                    str(request.url) == "https://shop.example/ship"
+                )  # otherwise a middleware that checks hosts would answer
                 seen.append((await request.body(), request.headers.get("authorization"), request.headers.get("accept")))
                 await permit.step("note", lambda: None, repeat=True)
                 if permit.attempt == 1:
@@ -292,7 +294,7 @@ def test_an_accepted_command_finishes_although_its_server_is_killed(path: Path, 
 
 
 def test_another_command_with_the_same_business_reference_gets_no_202(path: Path, tmp_path: Path) -> None:
-    """Whoever has the reference may yet fail; a 202 would promise an end that nobody brings about."""
+    """The holder of the reference may yet fail; a 202 would promise an end without a worker for it."""
 
     async def story() -> None:
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
@@ -317,7 +319,7 @@ def test_another_command_with_the_same_business_reference_gets_no_202(path: Path
 
 
 def test_an_error_page_does_not_settle_a_resumed_execution(path: Path) -> None:
-    """Neither where the client is told 202, nor where a completer runs the endpoint again."""
+    """Neither if the client gets 202, nor if a completer runs the endpoint again."""
     raises = [ValueError("of which a handler makes a page")] * 2
 
     async def story() -> None:

@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def complete(made: Completer) -> tuple[int, list[Any]]:
-    """One round, and what was told to the loop meanwhile."""
+    """One round, and the errors reported to the loop meanwhile."""
     told: list[Any] = []
 
     async def once() -> int:

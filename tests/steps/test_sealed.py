@@ -131,7 +131,7 @@ def test_a_request_that_does_not_open_is_reported_and_not_run(
     assert (ended, seen, [type(each) for each in told]) == (0, [], [error])
     assert said in str(told[0])
     row = world.process().row(paying())
-    assert (row.state, row.attempt) == (State.CLAIMED, 1)  # whoever has the key goes on
+    assert (row.state, row.attempt) == (State.CLAIMED, 1)  # a process with the key continues
     assert complete(world.process(sealer=keeps), seen) == (1, [])
     assert seen == [SECRET]
 

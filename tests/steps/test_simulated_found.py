@@ -32,7 +32,7 @@ class Unit:
 
 
 class Stage:
-    """The steps of a first run over a store that answers as it is told: ``fails`` names the asks without a reply."""
+    """The steps of a first run over a store with scripted answers: ``fails`` names the asks without a reply."""
 
     def __init__(self) -> None:
         verdict = decide(None, attempt("k"), 1)
@@ -125,7 +125,7 @@ def ended(error: BaseException) -> Answer:
 def test_a_skipped_step_keeps_its_place(first: str, tmp_path: Path) -> None:
     """A card is declined, and something else is tried: the next run asks for the card first, as the last one did.
 
-    It was told that the steps were renamed, for ever.
+    Its handler got "the steps were renamed" for ever.
     """
     calls: list[str] = []
 

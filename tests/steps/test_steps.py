@@ -24,7 +24,7 @@ LEASE_US = 30_000_000
 
 
 class Downstream:
-    """Remembers the calls that it got, and fails those that it is told to fail."""
+    """Remembers the calls that it got, and fails the chosen ones."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -87,7 +87,7 @@ def test_a_step_that_may_not_be_repeated_is_a_doubt_with_its_name(process: Proce
 
 
 class Holder:
-    """A process that was granted the record, and takes its steps when it is told to."""
+    """A process that was granted the record, and takes its steps on request."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -140,7 +140,7 @@ def test_a_renewal_keeps_the_doubt(world: World, process: Process) -> None:
 
 
 def test_a_lapse_between_steps_is_no_doubt(world: World, process: Process, downstream: Downstream) -> None:
-    """The holder dies after its first step: whoever comes next goes on."""
+    """The holder dies after its first step: the next one continues."""
 
     async def both(run: Run) -> Any:
         charged = await run.step("charge", lambda: downstream.call("charge"))

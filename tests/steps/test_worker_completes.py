@@ -144,7 +144,7 @@ def test_a_store_that_is_not_migrated_is_reported(
 
 
 def test_a_worker_finishes_commands_that_a_killed_wsgi_server_accepted(url: str) -> None:
-    """The server has answered 202 and dies; a worker is started, ends it, and is told to end."""
+    """The server has answered 202 and dies; a worker starts, finishes it, and is stopped."""
     environment = {**os.environ, "SHOP_URL": url}
     serves = [sys.executable, "-m", HERE, "--stays"]
     with subprocess.Popen(serves, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as server:
