@@ -1,4 +1,4 @@
-"""The kit itself: a clock that moves when told, and faults that strike where they say and nowhere else."""
+"""The kit itself: a clock that moves only when advanced, and faults that strike only at their place."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
 def test_a_fault_strikes_at_the_write(
     kind: Kind, when: When, error: type[BaseException], landed: bool, tmp_path: Path
 ) -> None:
-    """At the commit, on each store: what is told, and what is there."""
+    """At the commit, on each store: the reported result, and the stored one."""
     for place, n in enumerate((1, 6)):
         faults = Faults(Fault(kind, when, n))
         folder = tmp_path / str(place)
@@ -118,7 +118,7 @@ def test_a_fault_strikes_once_or_from_then_on(tmp_path: Path) -> None:
 
 
 def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
-    """Every ask before the commit, each kind: rolled back, whatever was performed."""
+    """Every ask before the commit, each kind: everything is rolled back."""
     for kind, when, once in KINDS:
         for fault in every_fault(kind, when, once=once):
             faults = Faults(fault)
@@ -147,7 +147,7 @@ def migrated_again(folder: Path) -> FaultyBackend:
 
 
 def test_the_upkeep_of_a_dead_process_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread for whom nobody waits is not told of its death: it would die of that loudly, in somebody's next test."""
+    """A thread without a waiter gets no exception: it would end with a traceback in a later test."""
     loud: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda raised: loud.append(raised.exc_type))
     path = str(tmp_path / "semel.db")
