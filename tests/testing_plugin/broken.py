@@ -171,7 +171,7 @@ def looks_first_and_writes_later(engine: AsyncEngine, provider: Provider) -> Fas
 
 
 def cookie_in_the_cache(engine: AsyncEngine, provider: Provider) -> FastAPI:
-    """A cache that keeps whole answers, cookies and all, and asks nobody who they are."""
+    """A cache that keeps whole answers with cookies, and does not identify callers."""
     app = FastAPI(title="cookie_in_the_cache")
     answers: dict[str, Response] = {}
 
@@ -221,7 +221,7 @@ def idempotent_in_name_only(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 
 def one_caller_for_all(engine: AsyncEngine, provider: Provider) -> FastAPI:
-    """Callers are authenticated, but not told apart."""
+    """Callers are authenticated, but not distinguished."""
     app = FastAPI(title="one_caller_for_all")
     semel = Semel(engine, caller=lambda request: single_caller({}))
 

@@ -1,4 +1,4 @@
-"""What is safe to retry passes, in every way in; and what cannot be tried from outside is said, never claimed."""
+"""Endpoints that are safe to retry pass through every target; checks that cannot run are reported as not tried."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Quiet(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """The output is not read."""
 
     def handle(self) -> None:
         try:
