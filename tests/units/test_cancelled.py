@@ -60,7 +60,7 @@ def cancel_at(
             future.cancel()
         while not future.done():
             yield
-        yield  # the future's own callbacks come before whoever waits for it
+        yield  # the future's own callbacks come before its waiters
 
 
 def one_connection(subject: Any) -> Backend:
