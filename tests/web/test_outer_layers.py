@@ -95,7 +95,7 @@ async def _refused(message: Message) -> None:
 
 
 async def staying() -> Message:
-    """What a server's receive says to whoever listens for a disconnect that does not come."""
+    """What a server's receive returns to a listener for a disconnect that does not come."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets it")
 

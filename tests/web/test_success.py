@@ -70,7 +70,7 @@ EVERY: list[tuple[object, dict[str, Any], bool, Outcome]] = [
     (False, {"effects": "idempotent"}, True, Released("no-success", proven=False)),
     (False, {"effects": "atomic"}, True, Released("no-success", proven=True)),
     (None, {}, True, Unprovable("no-success")),
-    (1, {}, True, Unprovable("no-success")),  # not True itself: nobody said that it is done
+    (1, {}, True, Unprovable("no-success")),  # not True itself: not declared as done
 ]
 
 
