@@ -1,4 +1,4 @@
-"""The reaper: lapsed commands become visible in time, whatever the store does meanwhile, and the purge is walked."""
+"""The reaper: lapsed commands become visible in time despite store errors, and the purge reads everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND_US = 1_000_000
 
 
 class Times:
-    """A clock that moves when it is told to."""
+    """A clock that moves only when advanced."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000 * SECOND_US
@@ -46,7 +46,7 @@ class Failing(LocalDriver):
 
 
 class Heard(Counting):
-    """Counts, and wakes whoever waits for an event."""
+    """Counts, and wakes the waiters for an event."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The file beside a SQLite database in which workers take turns: whatever happens to it, somebody looks."""
+"""The file beside a SQLite database in which workers take turns: despite any damage, a worker checks the store."""
 
 from __future__ import annotations
 
