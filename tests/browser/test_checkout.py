@@ -1,4 +1,4 @@
-"""The checkout page in a real browser: any mistake of a person or the network leaves one effect and the first result."""
+"""The checkout page in a real browser: mistakes of people and networks leave one effect and the first result."""
 
 from __future__ import annotations
 
