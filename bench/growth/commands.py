@@ -78,7 +78,7 @@ class Caller:
             if len(self._written) < 100_000:
                 self._written.append(number)
 
-        return await _repeated(one, ways, seconds, samples, per_second)
+        return await _repeat(one, ways, seconds, samples, per_second)
 
     async def replays(self, ways: int, seconds: float) -> Samples:
         """Ask again for records that are there, chosen at random, and compare the answers."""
@@ -92,10 +92,10 @@ class Caller:
             if not isinstance(verdict, Replay) or verdict.answer.body != answer(number).body:
                 raise WrongAnswer(f"record {number} was to be replayed and was answered {verdict}")
 
-        return await _repeated(one, ways, seconds, samples)
+        return await _repeat(one, ways, seconds, samples)
 
 
-async def _repeated(
+async def _repeat(
     one: Callable[[float], Awaitable[None]],
     ways: int,
     seconds: float,
