@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.history.stories import NOBODY_DIED
-from verification.history.check import judged
+from verification.history.check import select_operations
 from verification.history.linear import Finding, linearize
 from verification.history.reading import Operation
 from verification.history.standing import Terms
@@ -37,4 +37,4 @@ def say(number: int, start: int, end: int | None, fence: int, state: str = "succ
 
 
 def judge(*operations: Operation, terms: Terms = NOBODY_DIED) -> type[Finding]:
-    return type(linearize(judged(list(operations)), terms))
+    return type(linearize(select_operations(list(operations)), terms))

@@ -33,7 +33,7 @@ def end(pids: Iterable[int], how: signal.Signals = signal.SIGKILL) -> None:
         os.close(process)
 
 
-def ended(pid: int, seconds: float = 30.0) -> bool:
+def await_end(pid: int, seconds: float = 30.0) -> bool:
     """Wait until this process has ended; whether it has."""
     try:
         process = os.pidfd_open(pid)

@@ -16,7 +16,7 @@ import redis
 
 from tests.nemeses import full_disk, galera_nodes, redis_failover
 from tests.nemeses.processes import children, crash, end, server_of
-from tests.nemeses.scripts import given, tell
+from tests.nemeses.scripts import read_arguments, tell
 from tests.servers import mariadb, postgres, standby
 from tests.servers import redis as valkey
 from tests.servers.running import ENVIRONMENT, Running, stop
@@ -225,7 +225,7 @@ def replica_promoted(folder: Path, server: Server, effects: str, seed: int) -> V
 
 
 def main() -> None:
-    options: dict[str, Any] = given()
+    options: dict[str, Any] = read_arguments()
     folder, name, effects, seed = Path(options["folder"]), options["name"], options["effects"], options["seed"]
     os.environ.setdefault("SEMEL_TEST_OWNER", str(os.getpid()))
     # The servers refuse root, and their users may not enter a folder of pytest's; the histories stay there.

@@ -35,7 +35,7 @@ def play(module: str, folder: Path, *, seconds: float = 600, **options: Any) -> 
     return json.loads(out.splitlines()[-1])
 
 
-def given() -> dict[str, Any]:
+def read_arguments() -> dict[str, Any]:
     """What the test has given to this script."""
     options: dict[str, Any] = json.loads(sys.argv[1])
     return options

@@ -34,7 +34,7 @@ def found(place: str) -> tuple[Any, str, Any]:
 
 
 @contextmanager
-def replaced(place: str, make: Callable[[Any], Any], *, only_there: bool = False) -> Iterator[None]:
+def replace_everywhere(place: str, make: Callable[[Any], Any], *, only_there: bool = False) -> Iterator[None]:
     """While inside, ``make(original)`` replaces the original at its place and at every name of Semel's for it.
 
     Parameters: ``only_there`` leaves the other names alone.
