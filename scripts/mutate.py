@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = [one.name for file in given.files for one in _mutants(folder, file) if one.ended not in KILLED]
         if chosen or not given.again:
             _run(folder, given.jobs, chosen)
-    found = {file: _marked(file, _mutants(folder, file)) for file in given.files}
+    found = {file: _mark_equivalents(file, _mutants(folder, file)) for file in given.files}
     least = _report(found, given.least)
     for file, mutants in found.items():
         for one in mutants:
@@ -221,7 +221,7 @@ def _equivalents() -> list[dict[str, str]]:
     return list(tomllib.loads(EQUIVALENTS.read_text("utf-8"))["equivalent"])
 
 
-def _marked(file: str, mutants: Sequence[Mutant]) -> list[Mutant]:
+def _mark_equivalents(file: str, mutants: Sequence[Mutant]) -> list[Mutant]:
     """The same, and of each survivor that is known to do the same, why."""
     known = {(one["function"], one["change"].strip()): one["why"] for one in _equivalents() if one["file"] == file}
     return [
