@@ -13,11 +13,11 @@ from semel import Answer, AsyncBulk, AsyncEngine, Command, Permit, Policy, Scope
 from semel.bulk.declaration import BulkItem
 from semel.resuming.worker import Completer
 from tests.bulk.fellows import Home, counts, sqlite_home
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.engine.shells import until
 
 POLICY = Policy(steps=True, resumable=True)
-REQUEST = json.dumps(numbered(30)).encode()
+REQUEST = json.dumps(number_items(30)).encode()
 
 
 class Shop:
