@@ -21,12 +21,12 @@ Run = Callable[..., Ran]
 SCOPE = ["--tenant", "demo", "--caller", "alice", "--operation", "pay"]
 
 
-def refused(shelf: Shelf, key: str) -> str:
+def refuse(shelf: Shelf, key: str) -> str:
     with shelf.engine() as engine:
         return engine.run(shelf.command(key), lambda permit: Answer(409, (), b"no")).operation_id
 
 
-def released(shelf: Shelf, key: str) -> str:
+def release(shelf: Shelf, key: str) -> str:
     with shelf.engine() as engine:
         return engine.run(shelf.command(key), lambda permit: Answer(429, (), b"later")).operation_id
 
@@ -48,8 +48,8 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
         "it runs",
     ),
     "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "No action", "first answer"),
-    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
-    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
+    "refused": (lambda shelf: refuse(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
+    "released": (lambda shelf: release(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
     "expired": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60),
         "EXPIRED",
