@@ -52,7 +52,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
         case "asyncmy":
             yield mariadb_subject(mariadb.mariadb(), None).backend
         case "sentinel":
-            port, name = sentinel.watched(), sentinel.SERVICE
+            port, name = sentinel.start_watching(), sentinel.SERVICE
             yield redis_subject("127.0.0.1", port, redis.prefix(), clock, service=name).backend
         case store:
             port = redis.valkey() if store == "valkey" else redis.cluster()
