@@ -89,7 +89,7 @@ def end(asked: Any) -> None:
         raise NothingHappened("it was out of stock")
 
 
-def paid(asked: Any, permit: Any) -> dict[str, Any]:
+def pay(asked: Any, permit: Any) -> dict[str, Any]:
     """The effect of a payment, and its answer."""
     note(asked["what"])
     end(asked)
