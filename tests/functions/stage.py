@@ -90,7 +90,7 @@ def backend(where: Where, folder: Path, clock: Any = None) -> Backend:
 
 
 @contextmanager
-def staged(mode: Mode, where: Where, folder: Path, clock: Any = None, **options: Any) -> Iterator[Stage]:
+def set_stage(mode: Mode, where: Where, folder: Path, clock: Any = None, **options: Any) -> Iterator[Stage]:
     stage = Stage(mode, backend(where, folder, clock), **options).open()
     try:
         yield stage

@@ -355,15 +355,15 @@ def test_a_value_without_a_stored_form_is_refused(annotation: Any, value: Any, s
         keep_result(value, Shapes().of(annotation, "here"))
 
 
-def broken(_: object) -> Any:
+def raise_no(_: object) -> Any:
     raise RuntimeError("no")
 
 
 @pytest.mark.parametrize(
     ("codec", "says"),
     [
-        (Codec(Fraction, encode=broken, decode=Fraction), "refused by its codec"),
-        (Codec(Fraction, encode=str, decode=broken), "the codec of fractions.Fraction refuses it"),
+        (Codec(Fraction, encode=raise_no, decode=Fraction), "refused by its codec"),
+        (Codec(Fraction, encode=str, decode=raise_no), "the codec of fractions.Fraction refuses it"),
         (Codec(Fraction, encode=str, decode=str), "its codec decodes no fractions.Fraction"),
         (Codec(Fraction, encode=lambda value: value, decode=Fraction), "no safe form"),
     ],
@@ -505,7 +505,7 @@ class Picky(Exception):
         super().__init__(args[0])
 
 
-def slotted() -> Slotted:
+def make_slotted() -> Slotted:
     error = Slotted("x")
     error.code = 7
     return error
@@ -514,7 +514,7 @@ def slotted() -> Slotted:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (slotted(), r"Slotted\.code is not in its args or its attributes; keep it in self.args"),
+        (make_slotted(), r"Slotted\.code is not in its args or its attributes; keep it in self.args"),
         (ImportError("x", name="thing"), r"ImportError\.\w+ is not in its args"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), r"UnicodeDecodeError\.\w+ is not in its args"),
         (Picky(1, 2), r"cannot be read back \(Picky refused its args"),
