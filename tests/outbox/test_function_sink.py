@@ -19,7 +19,7 @@ from semel.outbox.sinks.base import Refused, Reply, SinkUnreached, Unreached
 from semel.outbox.sinks.function import FunctionSink
 from semel.outbox.worker import Relay
 from tests.outbox.conftest import Place
-from tests.outbox.sink_stories import event, told
+from tests.outbox.sink_stories import event, run_story
 from tests.servers.running import free_port
 
 
@@ -77,7 +77,7 @@ def _replies(each: Callable[[], None], *, awaits: bool) -> list[Reply]:
     async def story() -> None:
         found.extend(await FunctionSink(later if awaits else lambda _: each()).publish([event("a")]))
 
-    told(story)
+    run_story(story)
     return found
 
 
@@ -135,7 +135,7 @@ def test_an_outage_of_a_functions_broker_parks_nothing(place: Place) -> None:
             assert await relay.run_once() == 4
             assert relay.parked == 0
 
-    told(story)
+    run_story(story)
     assert sorted(arrived) == sorted(event.id for event in made)
 
 
@@ -160,4 +160,4 @@ def test_an_outage_that_an_own_sink_raises_parks_nothing(quick_place: Place) -> 
             assert await relay.run_once() == 0
             assert (relay.parked, relay.outage) == (0, "ConnectionRefusedError: [Errno 111] Connection refused")
 
-    told(story)
+    run_story(story)
