@@ -68,7 +68,7 @@ class Shop:
         return check_idempotent(app, "POST /orders", json={"n": 1}, effects=self.count, events=events)
 
 
-def placed(permit: Permit) -> None:
+def emit_mail(permit: Permit) -> None:
     permit.emit("orders.placed", {"n": 1}, aggregate=("order", "1"))
     permit.emit("mails.sent", {"n": 1})
 
@@ -84,7 +84,7 @@ def only(report: Report) -> str:
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
 def test_events_of_a_permit_are_one_set(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, effects)
-    report = shop.tried(shop.app(semel_async_engine, placed))
+    report = shop.tried(shop.app(semel_async_engine, emit_mail))
     assert CHECK in report.held, report.text()
     assert (report.findings, report.not_tried) == ((), ())
     assert TOLD_NOTHING not in report.remarks
@@ -97,7 +97,7 @@ def test_of_a_sync_function_whose_engine_runs_in_threads(semel_engine: Engine, s
     @command(semel_engine, "orders.place", caller=single_caller, effects="idempotent")
     def place(n: int, permit: Permit) -> int:
         shop.order(permit)
-        placed(permit)
+        emit_mail(permit)
         return n
 
     report = check_idempotent(place, arguments={"n": 1}, effects=shop.count, single_caller=True)
