@@ -121,17 +121,17 @@ def test_a_sealed_answer_is_dropped_when_its_time_is_over(place: Place) -> None:
 # --- what does not open ---------------------------------------------------------------------------
 
 
-def flipped(row: Record, other: Record) -> Answer:
+def flip_bit(row: Record, other: Record) -> Answer:
     body = bytearray(row.body or b"")
     body[-1] ^= 1
     return answer(row)._replace(body=bytes(body))
 
 
-def swapped(row: Record, other: Record) -> Answer:
+def swap_answers(row: Record, other: Record) -> Answer:
     return answer(other)
 
 
-def renamed(row: Record, other: Record) -> Answer:
+def rename_key(row: Record, other: Record) -> Answer:
     body = (row.body or b"").replace(b"\x042026", b"\x042025", 1)
     return Answer(row.status, ((b"", b"2025"),), body)
 
@@ -165,7 +165,7 @@ def write(process: Any, row: Record, changed: Answer, kind: AnswerKind = AnswerK
 
 
 @pytest.mark.parametrize("kind", EACH, indirect=True)
-@pytest.mark.parametrize("damage", [flipped, swapped, renamed, said_to_be_another_key, cut])
+@pytest.mark.parametrize("damage", [flip_bit, swap_answers, rename_key, said_to_be_another_key, cut])
 def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: Place, damage: Damage) -> None:
     process = place.process({"2026": NEW, "2025": OLD})
     for key in ("one", "two"):
