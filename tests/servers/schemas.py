@@ -66,7 +66,7 @@ def migrated_schema(conninfo: str, name: str, *statements: str) -> None:
     tables in it, once.
     """
     made = _MADE.get((conninfo, name))
-    connection = _connected(conninfo)
+    connection = _connect(conninfo)
     connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(name)))
     if made is not None and made.statements == statements and _catalog(connection, name) == made.catalog:
         connection.execute(made.emptying.encode())
@@ -79,7 +79,7 @@ def migrated_schema(conninfo: str, name: str, *statements: str) -> None:
     _MADE[conninfo, name] = _Made(statements, _catalog(connection, name), _emptying(connection, name))
 
 
-def _connected(conninfo: str) -> psycopg.Connection[Any]:
+def _connect(conninfo: str) -> psycopg.Connection[Any]:
     """This process's own connection, which knows the tables already. Nothing that it writes has to survive a crash."""
     connection = _OPEN.get(conninfo)
     if connection is None or connection.closed or connection.broken:
