@@ -37,7 +37,7 @@ _EFFECT = "CREATE TABLE effect (n integer)"
 Handler = Callable[["Run"], Coroutine[Any, Any, Answer]]
 
 
-def stepped(key: str = "k", policy: Policy = STEPS) -> Command:
+def step_command(key: str = "k", policy: Policy = STEPS) -> Command:
     """A command whose operation declares steps."""
     return command(key, policy=policy)
 

@@ -17,7 +17,7 @@ from semel.operations.flow import find_operation
 from semel.resuming.worker import Completer
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 OK = Answer(201, (), b"done")
 RESUMABLE = Policy(steps=True, resumable=True, attempts_max=3)
@@ -123,7 +123,7 @@ def test_a_doubt_is_not_completed(world: World) -> None:
 def test_an_operation_that_is_not_resumable_never_runs_without_its_client(world: World) -> None:
     story = Story(world.process())
     process = world.process()
-    permit = process.tell(process.engine.claim(stepped()))
+    permit = process.tell(process.engine.claim(step_command()))
     assert isinstance(permit, Permit)
     world.clock.advance(LEASE_US + 1)
     assert story.complete(story.completer()) == 0
