@@ -54,7 +54,7 @@ def claim(backend: Backend) -> Proceed:
     return verdict
 
 
-def migrated(backend: FaultyBackend) -> FaultyBackend:
+def migrate(backend: FaultyBackend) -> FaultyBackend:
     backend.faults.rest()
     backend.backend.driver.run(partial(backend.backend.store.migrate, "faults", b"none"))
     backend.faults.resume()
@@ -64,7 +64,7 @@ def migrated(backend: FaultyBackend) -> FaultyBackend:
 def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
     for place in range(2):
         faults = Faults()
-        faulty = migrated(backends(tmp_path, faults)[place])
+        faulty = migrate(backends(tmp_path, faults)[place])
         claim(faulty.backend)
         assert faults.clean
         assert faults.asks == (["claim"], ["now", "read_record", "BEGIN", "now", "insert_claim", "COMMIT"])[place]
@@ -89,7 +89,7 @@ def test_a_fault_strikes_at_the_write(
         faults = Faults(Fault(kind, when, n))
         folder = tmp_path / str(place)
         folder.mkdir()
-        faulty = migrated(backends(folder, faults)[place])
+        faulty = migrate(backends(folder, faults)[place])
         with pytest.raises(error):
             claim(faulty.backend)
         if kind is Kind.CRASH:
@@ -124,14 +124,14 @@ def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
             faults = Faults(fault)
             folder = tmp_path / str(fault)
             folder.mkdir()
-            faulty = migrated(backends(folder, faults)[1])
+            faulty = migrate(backends(folder, faults)[1])
             told = "granted"
             try:
                 claim(faulty.backend)
             except (StoreUnavailable, StoreTimeout, Crash) as error:
                 told = type(error).__name__
             faulty.bury()
-            again = migrated_again(folder)
+            again = migrate_file(folder)
             counts = again.backend.driver.run(again.backend.store.counts)
             again.bury()
             landed = faults.clean or (fault.n == 6 and when is When.AFTER)
@@ -141,7 +141,7 @@ def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
                 break
 
 
-def migrated_again(folder: Path) -> FaultyBackend:
+def migrate_file(folder: Path) -> FaultyBackend:
     faults = Faults()
     return faulty_sqlite(str(folder / "semel.db"), SettableClock(), faults)
 
