@@ -48,7 +48,7 @@ def outside_of_authentication(engine: AsyncEngine, provider: Provider) -> FastAP
 
 def key_made_by_the_server(engine: AsyncEngine, provider: Provider) -> Any:
     """A gateway that gives every request a key of its own, and says so in the answer."""
-    inner = _declared(engine, provider, "key_made_by_the_server")
+    inner = _declare(engine, provider, "key_made_by_the_server")
 
     async def gateway(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -80,7 +80,7 @@ class Around:
         await self._call(scope, receive, send)
 
 
-def _declared(engine: AsyncEngine, provider: Provider, title: str, *dependencies: Any, **policy: Any) -> FastAPI:
+def _declare(engine: AsyncEngine, provider: Provider, title: str, *dependencies: Any, **policy: Any) -> FastAPI:
     app = FastAPI(title=title)
     semel = Semel(engine, caller=from_state("caller"))
 
@@ -112,7 +112,7 @@ def effect_before_the_claim(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 def payload_that_changes(engine: AsyncEngine, provider: Provider) -> Any:
     """A layer outside of Semel stamps every body with a number of its own."""
-    inner = _declared(engine, provider, "payload_that_changes")
+    inner = _declare(engine, provider, "payload_that_changes")
     numbers = itertools.count(1)
 
     async def stamping(scope: Any, receive: Any, send: Any) -> None:
@@ -217,7 +217,7 @@ def merges_by_content(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 def idempotent_in_name_only(engine: AsyncEngine, provider: Provider) -> FastAPI:
     """Declared idempotent; the provider is given no key."""
-    return _declared(engine, provider, "idempotent_in_name_only", effects="idempotent")
+    return _declare(engine, provider, "idempotent_in_name_only", effects="idempotent")
 
 
 def one_caller_for_all(engine: AsyncEngine, provider: Provider) -> FastAPI:
