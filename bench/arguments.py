@@ -50,7 +50,7 @@ class Options:
 
     @property
     def middleware(self) -> bool:
-        """Whether the middleware is measured by itself."""
+        """Whether the middleware is measured alone."""
         return self.includes(MIDDLEWARE)
 
     @property

@@ -218,11 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         url = f"sqlite:///{folder}/semel.db"
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
     if servers.missing("redis") is None:
-        with tempfile.TemporaryDirectory() as folder, servers.started({"redis"}, Path(folder)) as started:
+        with tempfile.TemporaryDirectory() as folder, servers.start_servers({"redis"}, Path(folder)) as started:
             url = for_semel(started.urls["redis"])
             rows += [(f"asgi, Redis, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("fresh", "replay")]
     if servers.missing("postgresql") is None:
-        with tempfile.TemporaryDirectory() as folder, servers.started({"postgresql"}, Path(folder)) as started:
+        with tempfile.TemporaryDirectory() as folder, servers.start_servers({"postgresql"}, Path(folder)) as started:
             place = started.urls["postgresql"].removeprefix("postgresql://")
             for driver, scheme in DRIVERS.items():
                 rows += [

@@ -97,7 +97,7 @@ async def _crowd(pair: Pair, seed: str, ways: int, seconds: float) -> int:
 
 
 def main() -> None:
-    """As told on the command line."""
+    """As given on the command line."""
     kind, url, ways, seconds = json.loads(sys.argv[1])
     if kind == "calls":
         migrate(for_semel(url))

@@ -30,7 +30,7 @@ def _of_bare(name: str, number: int, least: float) -> Goal:
     return Goal(name, number, "bare", number, least)
 
 
-# pgbench at 32 clients is what PostgreSQL does by itself; with 128 it does no more.
+# pgbench at 32 clients is what PostgreSQL does alone; with 128 it does no more.
 GOALS: Final = (
     _of_bare("memory-fresh", 32, 0.70),
     _of_bare("memory-replay", 32, 1.3),

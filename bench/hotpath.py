@@ -168,7 +168,7 @@ class Served:
         return wire
 
 
-def served(app: App, connections: int = CONNECTIONS) -> Served:
+def serve(app: App, connections: int = CONNECTIONS) -> Served:
     """Behind uvicorn, as the bench's servers are."""
     config = Config(app, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="warning")
     config.load()
@@ -199,10 +199,10 @@ class Subjects:
             yield "replay", self.semel, keys(self.seed, self.again), BATCH
 
 
-async def prepared(url: str, module: str = PROTECTED, connections: int = CONNECTIONS) -> Subjects:
+async def prepare(url: str, module: str = PROTECTED, connections: int = CONNECTIONS) -> Subjects:
     """The subjects, with the answers of what will be replayed. Parameters: ``module`` a form of the bench's shop."""
-    plain = served(bare.build(Setup(module="bench.bare"), payment_handlers()), connections)
-    semel = served(import_module(module).build(Setup(module=module, store=url), payment_handlers()), connections)
+    plain = serve(bare.build(Setup(module="bench.bare"), payment_handlers()), connections)
+    semel = serve(import_module(module).build(Setup(module=module, store=url), payment_handlers()), connections)
     seed = time.time_ns() & 0xFFFFFFFF
     await semel.cpu_us([_REQUEST % (KEY_TEMPLATE % (seed, number)) for number in range(REPLAYED_KEYS)], 0)
     fresh, again = itertools.count(REPLAYED_KEYS), itertools.cycle(range(REPLAYED_KEYS))
@@ -217,7 +217,7 @@ async def measure(
     connections: int = CONNECTIONS,
 ) -> dict[str, list[float]]:
     """Microseconds per request of each round, for bare, fresh and replay."""
-    subjects = await prepared(url, module, connections)
+    subjects = await prepare(url, module, connections)
     found: dict[str, list[float]] = {name: [] for name, *_ in subjects.turns()}
     for number in range(rounds + WARMUP_ROUNDS):
         for name, subject, requests, replays in subjects.turns():
@@ -230,7 +230,7 @@ async def measure(
 
 async def count(url: str, module: str = PROTECTED, connections: int = CONNECTIONS) -> dict[str, Counter[str]]:
     """Bytecodes per request by package, for bare, fresh and replay. What is written in C is not among them."""
-    subjects = await prepared(url, module, connections)
+    subjects = await prepare(url, module, connections)
     found: dict[str, Counter[str]] = {}
     for name, subject, requests, replays in subjects.turns():
         seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What is measured without a server: the middleware by itself, and how fast SQLite is without Semel around it."""
+"""What is measured without a server: the middleware alone, and how fast SQLite is without Semel around it."""
 
 from __future__ import annotations
 
@@ -191,13 +191,13 @@ def _groups(engine: Engine) -> Iterator[tuple[list[Statement], list[Statement], 
         for number in range(GROUP):
             key = (KEY_TEMPLATE % (group, number)).decode()
             command = Command(Scope("single", "single", f"POST {PATH}"), key, bytes(32), "bench", policy)
-            [verdict] = _noted(store.claim((engine.core.attempt(command),)), reads, claims)
+            [verdict] = _record_statements(store.claim((engine.core.attempt(command),)), reads, claims)
             assert isinstance(verdict, Proceed)
-            _noted(store.settle((make_settlement(verdict.grant, Succeeded(answer)),)), reads, settlements)
+            _record_statements(store.settle((make_settlement(verdict.grant, Succeeded(answer)),)), reads, settlements)
         yield reads, claims, settlements
 
 
-def _noted(flow: Flow[list[Any]], reads: list[Statement], writes: list[Statement]) -> list[Any]:
+def _record_statements(flow: Flow[list[Any]], reads: list[Statement], writes: list[Statement]) -> list[Any]:
     """Run a flow without a database, as for a new key, and note what it asks for."""
 
     def reply(needed: Ask[Any]) -> Any:

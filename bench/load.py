@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._send(phase, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody closes a connection but us."""
+        """Only the client closes a connection."""
         if self._phase is not None:
             self._phase.fail(self._rest)
 
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
 
 
 def end_of_answer(data: bytes) -> int | None:
-    """Where the first answer ends; None while more is to come; -1 where it is not said.
+    """Where the first answer ends; None while more is to come; -1 if the head does not say.
 
     >>> end_of_answer(b"HTTP/1.1 201 Created\\r\\ncontent-length: 2\\r\\n\\r\\nok")
     45

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench import machine, probes, table
 from bench.arguments import Options, parse
-from bench.peers.environment import Installed, installed
+from bench.peers.environment import Installed, find_installed
 from bench.peers.registry import PEERS
 from bench.processes import BenchError
 from bench.run import measure
-from bench.servers import SERVER_OF, Started, mariadb_program, missing, started, version_of
+from bench.servers import SERVER_OF, Started, mariadb_program, missing, start_servers, version_of
 from bench.stores import StoreServerError, redis_program, redis_version
 from bench.subjects import BARE_FASTAPI, PEER_NAMES, PROBES, SUBJECTS, Probe, Subject, of_peers, of_url, with_bare
 
@@ -25,14 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(given)
     began, busy = time.monotonic(), machine.load_average()
-    found = installed()
+    found = find_installed()
     chosen, beside, left_out = choose(options, found)
     for words in left_out:
         print(f"bench: left out: {words}", file=sys.stderr)
     try:
         with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder, ExitStack() as stack:
             place = Path(folder)
-            servers = stack.enter_context(started(_servers(chosen, beside), place))
+            servers = stack.enter_context(start_servers(_servers(chosen, beside), place))
             results = measure(options, chosen, beside, place, servers)
             about = machine.describe(place) | others(chosen, beside, found, servers)
     except (BenchError, StoreServerError) as error:

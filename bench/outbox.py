@@ -32,7 +32,7 @@ from semel.outbox.worker import Relay
 from semel.testing.postgres import empty_schema
 from tests.engine.shells import command
 from tests.servers import nats, postgres
-from tests.servers.running import begin_run, end_run, shared
+from tests.servers.running import begin_run, end_run, share_server
 
 ATOMIC: Final = Policy(effects="atomic")
 SCHEMA: Final = "bench_outbox"
@@ -50,13 +50,13 @@ def servers() -> Iterator[tuple[str, str]]:
     """A migrated store on a PostgreSQL that flushes each commit, and a NATS with JetStream, as URLs."""
     folder = begin_run()
     try:
-        running = shared("bench-postgres", lambda home: postgres.start(home, *DURABLE))
+        running = share_server("bench-postgres", lambda home: postgres.start(home, *DURABLE))
         yield postgres.conninfo(running), nats.nats()
     finally:
         end_run(folder)
 
 
-async def prepared(conninfo: str, broker: str) -> str:
+async def prepare(conninfo: str, broker: str) -> str:
     """Empty both; the store's URL."""
     empty_schema(conninfo, SCHEMA)
     url = f"{conninfo}?schema={SCHEMA}"
@@ -87,7 +87,7 @@ async def fill(url: str, count: int, aggregates: int, size: int) -> None:
 
 async def relay(conninfo: str, broker: str, count: int, aggregates: int, workers: int, size: int) -> dict[str, Any]:
     """How fast a full table is emptied."""
-    url = await prepared(conninfo, broker)
+    url = await prepare(conninfo, broker)
     await fill(url, count, aggregates, size)
     options = ["worker", "--sink", broker, "--no-reaper", "--json"]
     began = time.monotonic()
@@ -145,7 +145,7 @@ async def in_order(broker: str, count: int) -> bool:
 
 async def latency(conninfo: str, broker: str, times: int) -> dict[str, Any]:
     """From the call of a command to its event at a subscriber, in milliseconds."""
-    url = await prepared(conninfo, broker)
+    url = await prepare(conninfo, broker)
     client = await nats_client.connect(broker)
     subscription = await client.subscribe("bench.>")
     took: list[float] = []
@@ -183,7 +183,7 @@ async def silent(permit: Permit) -> Answer:
 
 async def emit(conninfo: str, broker: str, rounds: int, seconds: float, at_once: int) -> dict[str, Any]:
     """ATOMIC commands a second, with and without an event, in alternating rounds."""
-    url = await prepared(conninfo, broker)
+    url = await prepare(conninfo, broker)
     rates: dict[bool, list[float]] = {False: [], True: []}
     numbers = iter(range(10**9))
     async with AsyncEngine.connect(f"{url}&connections_max={at_once}") as engine:

@@ -27,7 +27,7 @@ LIMITS: Final[Mapping[str, str]] = {
 _TPS: Final = re.compile(r"tps = ([\d.]+)")
 _PER_SECOND: Final = re.compile(r"([\d.]+) requests per second")
 _RECORD_BYTES: Final = 700  # of a record with the bench's answer
-_COMMANDS_PER_SECOND: Final = 60_000  # about; redis-benchmark is told a number and not a time
+_COMMANDS_PER_SECOND: Final = 60_000  # about; redis-benchmark takes a number and not a time
 # The least that a claim in progress can be: a value that is there is answered, else it is written.
 _CLAIM: Final = """
 local now = redis.call('TIME')
@@ -69,8 +69,8 @@ def measured(probe: Probe, started: Started, ways: int, seconds: float) -> Probe
 def _pgbench(probe: Probe, started: Started, ways: int, seconds: float) -> Probed:
     assert started.programs is not None
     url = started.urls[probe.store]
-    _said([str(started.programs / "psql"), "-q", "-f", str(SCRIPTS / "schema.sql"), url])
-    said = _said(
+    _run([str(started.programs / "psql"), "-q", "-f", str(SCRIPTS / "schema.sql"), url])
+    said = _run(
         [
             *(str(started.programs / "pgbench"), "-n", "-M", "prepared", "-c", str(ways), "-j", str(min(ways, 2))),
             *(
@@ -104,7 +104,7 @@ def _redis_benchmark(probe: Probe, started: Started, ways: int, seconds: float) 
     ):
         number = int(_COMMANDS_PER_SECOND * seconds / 2 * min(1.0, ways / 8))
         program = ("redis-benchmark", "-p", str(port), "-c", str(ways), "-n", str(number), "-r", "1000000000", "-q")
-        seconds_of_pair += 1 / float(_found(_PER_SECOND, _said([*program, *command]).rpartition("\r")[2]))
+        seconds_of_pair += 1 / float(_found(_PER_SECOND, _run([*program, *command]).rpartition("\r")[2]))
     return Probed(1 / seconds_of_pair, None)
 
 
@@ -129,7 +129,7 @@ _KINDS: Final[Mapping[str, Callable[[Probe, Started, int, float], Probed | None]
 }
 
 
-def _said(command: list[str]) -> str:
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
     if done.returncode != 0:
         raise BenchError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-500:]}")

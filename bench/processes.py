@@ -84,7 +84,7 @@ class Child:
         self.end()
 
     def wait(self) -> int:
-        """Wait for it to end by itself; its exit code."""
+        """Wait for it to end, and return its exit code."""
         return self._process.wait()
 
     def end(self) -> None:
@@ -105,7 +105,7 @@ class Child:
 def start(setup: Setup, *, python: str = sys.executable, log: Path | None = None) -> tuple[Child, Server]:
     """A server on a free port of the loopback interface.
 
-    Raises BenchError: it did not start; what it said is on stderr, or in ``log``.
+    Raises BenchError: it did not start; its output is on stderr, or in ``log``.
     """
     child = Child("bench.server", setup.to_json(), python=python, log=log)
     try:
@@ -138,18 +138,18 @@ def serving(setup: Setup, *, python: str = sys.executable, log: Path | None = No
 
 def counts(server: Server) -> Counts:
     """Ask a counted server for its counts."""
-    return Counts(**json.loads(_asked(server, "GET", COUNTS_PATH)))
+    return Counts(**json.loads(_request(server, "GET", COUNTS_PATH)))
 
 
 def payments_made(server: Server, seed: int) -> int:
     """How often the handler has run, this time included: the number in the answer to a key of its own."""
     key = (KEY_TEMPLATE % (seed, 0)).decode()
     headers = {"idempotency-key": key, "content-type": "application/json"}
-    payment = json.loads(_asked(server, "POST", PATH, REQUEST_BODY, headers))
+    payment = json.loads(_request(server, "POST", PATH, REQUEST_BODY, headers))
     return int(payment["paymentId"].removeprefix("pay_"))
 
 
-def _asked(
+def _request(
     server: Server, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=END_SECONDS)

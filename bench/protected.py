@@ -52,7 +52,7 @@ def engine_of(setup: Setup) -> tuple[AsyncEngine, list[Route]]:
     engine = AsyncEngine.connect(url, observer=counting)
 
     async def counts(request: Request) -> JSONResponse:
-        # Those of requests: the reaper looks at the store by the clock, whatever is asked of it.
+        # Those of requests: the reaper looks at the store by the clock, independently of requests.
         calls = sum(counting.counts["store_call_seconds", (verb,)] for verb in ("claim", "settle"))
         commits: int | None = getattr(engine.backend.driver, "commits", None)
         return JSONResponse({"store_calls": calls, "commits": commits})
@@ -61,7 +61,7 @@ def engine_of(setup: Setup) -> tuple[AsyncEngine, list[Route]]:
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller | None:
-    """Whoever the request says; a real application would verify it first."""
+    """The caller that the request names; a real application would verify it first."""
     name = Headers(raw=list(scope["headers"])).get("x-user")
     return None if name is None else Caller("shop", name)
 

@@ -12,10 +12,10 @@ from semel.integrations.fastapi import Semel
 
 def build(setup: Setup, handlers: Handlers) -> App:
     """Every handler is a declared operation; settings are the defaults."""
-    return installed(setup, handlers, declared=True)
+    return install(setup, handlers, declared=True)
 
 
-def installed(setup: Setup, handlers: Handlers, *, declared: bool) -> App:
+def install(setup: Setup, handlers: Handlers, *, declared: bool) -> App:
     """A FastAPI application with Semel installed, and its endpoints ``declared`` as operations or not."""
     engine, counts = engine_of(setup)
     semel = Semel(engine, caller=single_caller)

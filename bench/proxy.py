@@ -81,7 +81,7 @@ def _rate(report: Report) -> float:
 
 
 @contextmanager
-def announced(command: Sequence[str]) -> Iterator[Server]:
+def start_announced(command: Sequence[str]) -> Iterator[Server]:
     """A command that serves with uvicorn, which says where it listens."""
     with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stderr is not None
@@ -141,10 +141,12 @@ def measure(store: str | None, connections: int, seconds: float, rounds: int) ->
             print("bench: left out: nginx is not installed", file=sys.stderr)
         else:
             servers["nginx"] = stack.enter_context(nginx(program, folder, service.port))
-        servers["front"] = stack.enter_context(announced([sys.executable, "-m", "bench.front", str(service.port)]))
+        servers["front"] = stack.enter_context(
+            start_announced([sys.executable, "-m", "bench.front", str(service.port)])
+        )
         origin = f"http://127.0.0.1:{service.port}"
         config = ["--config", str(folder / "operations.toml"), "--upstream", origin, "--store", url, "--port", "0"]
-        proxy = stack.enter_context(announced([sys.executable, "-m", "semel.cli", "proxy", *config]))
+        proxy = stack.enter_context(start_announced([sys.executable, "-m", "semel.cli", "proxy", *config]))
         servers |= {"proxy-fresh": proxy, "proxy-replay": proxy}
         done = []
         for number in range(rounds):

@@ -1,4 +1,4 @@
-"""What the rounds add up to: rows of medians, and what may be said of them."""
+"""What the rounds add up to: rows of medians, and what follows from them."""
 
 from __future__ import annotations
 

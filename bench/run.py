@@ -111,7 +111,7 @@ def _round(
                     continue
                 try:
                     with blaming(_cell(*cell)):
-                        results.reports[cell].append(_measured(servers[subject.server], subject, connections, options))
+                        results.reports[cell].append(_measure(servers[subject.server], subject, connections, options))
                 except BenchError as error:
                     if not subject.peer:
                         raise
@@ -123,7 +123,7 @@ def _round(
                     results.probed.setdefault((probe, connections), []).append(found)
 
 
-def _measured(server: Server, subject: Subject, connections: int, options: Options) -> Report:
+def _measure(server: Server, subject: Subject, connections: int, options: Options) -> Report:
     """One cell once. What a peer's handler ran is counted by the numbers that it gives out."""
     plan = Plan(
         port=server.port,
@@ -213,7 +213,7 @@ def _cell(subject: Subject, connections: int) -> str:
 
 
 def new_seed() -> int:
-    """A seed whose keys nobody has sent yet."""
+    """A seed whose keys were not sent yet."""
     return random.getrandbits(32)
 
 

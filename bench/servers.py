@@ -59,7 +59,9 @@ def missing(server: str) -> str | None:
 
 
 @contextmanager
-def started(servers: set[str], place: Path, settings: Mapping[str, tuple[str, ...]] | None = None) -> Iterator[Started]:
+def start_servers(
+    servers: set[str], place: Path, settings: Mapping[str, tuple[str, ...]] | None = None
+) -> Iterator[Started]:
     """These servers for the length of a block, and their stores.
 
     Parameters: ``place`` a folder for Redis; ``settings`` more settings of a server, by its name.
@@ -74,11 +76,13 @@ def started(servers: set[str], place: Path, settings: Mapping[str, tuple[str, ..
         try:
             if "postgresql" in servers:
                 programs = postgres.programs()
-                running.append(postgres.start(_made(folder, "postgresql"), *POSTGRES_SETTINGS))
+                running.append(postgres.start(_make_folder(folder, "postgresql"), *POSTGRES_SETTINGS))
                 urls["postgresql"] = postgres.conninfo(running[-1])
                 urls["postgresql+asyncpg"] = urls["postgresql"].replace("postgresql:", "postgresql+asyncpg:", 1)
             if "mariadb" in servers:
-                running.append(mariadb.start(_made(folder, "mariadb"), *MARIADB_SETTINGS, *more.get("mariadb", ())))
+                running.append(
+                    mariadb.start(_make_folder(folder, "mariadb"), *MARIADB_SETTINGS, *more.get("mariadb", ()))
+                )
                 with mariadb.connect(running[-1].port) as connection:
                     connection.cursor().execute(f"CREATE DATABASE {DATABASE}")
                 urls["mariadb"] = f"mysql://root@127.0.0.1:{running[-1].port}/{DATABASE}"
@@ -119,7 +123,7 @@ def _folder() -> Iterator[Path]:
         end_run(folder)
 
 
-def _made(folder: Path, name: str) -> Path:
+def _make_folder(folder: Path, name: str) -> Path:
     made = folder / name
     made.mkdir()
     return made

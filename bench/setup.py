@@ -1,4 +1,4 @@
-"""What one server of the bench serves, as it is told on its command line."""
+"""What one server of the bench serves, as its command line says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Setup:
         store: a store URL (``memory://``, ``sqlite:///PATH``, ``redis://…``); None where there is no store.
         book: the folder where the correctness handlers write their effects; None serves the payments of the bench.
         lease_seconds: the lease, where it shall differ from the default.
-        callers: whether callers are told apart (by the header ``x-user``, for want of authentication).
+        callers: whether callers are distinguished (by the header ``x-user``, for want of authentication).
         counted: whether Semel counts its store calls.
         shop: whether ``book`` is for the shop of ``bench.conform``.
         port: where it listens; 0 is any free port.

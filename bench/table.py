@@ -62,7 +62,7 @@ def as_text(results: Results, about: Mapping[str, str]) -> str:
     inside = _inside(results)
     if inside:
         parts.append(as_markdown(("in one process, without a server", "median (min–max)"), inside))
-    probed = _probed(results)
+    probed = _probe_rows(results)
     if probed:
         parts += [as_markdown(_PROBED_HEAD, probed), _PROBED_LEGEND]
     reached = _goals(results)
@@ -115,15 +115,15 @@ def _goals(results: Results) -> list[list[str]]:
         ratio = Spread.of([own / beside for own, beside in zip(mine, other, strict=False)])
         if ratio is not None:
             shown = _spread([own / beside for own, beside in zip(mine, other, strict=False)], "{:.2f}")
-            found.append([goal.words, shown, _reached(ratio.median >= goal.least)])
+            found.append([goal.words, shown, _describe_goal(ratio.median >= goal.least)])
     fresh = Spread.of([cost.fresh_us for cost in results.middleware])
     if fresh is not None:
         what = f"the middleware itself, at most {MIDDLEWARE_US_GOAL:.0f} µs of CPU"
-        found.append([what, f"{fresh.median:.1f}", _reached(fresh.median <= MIDDLEWARE_US_GOAL)])
+        found.append([what, f"{fresh.median:.1f}", _describe_goal(fresh.median <= MIDDLEWARE_US_GOAL)])
     return found
 
 
-def _probed(results: Results) -> list[list[str]]:
+def _probe_rows(results: Results) -> list[list[str]]:
     """What was measured without HTTP, each beside the server's own benchmark of the same round."""
     rows = []
     for (probe, ways), found in results.probed.items():
@@ -142,7 +142,7 @@ def _probed(results: Results) -> list[list[str]]:
     return rows
 
 
-def _reached(yes: bool) -> str:
+def _describe_goal(yes: bool) -> str:
     return "reached" if yes else "not reached"
 
 

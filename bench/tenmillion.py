@@ -27,7 +27,7 @@ import psycopg
 import pymysql
 import redis
 
-from bench.servers import started
+from bench.servers import start_servers
 from semel import Answer, Bulk, Command, Engine, Permit, Policy, Scope
 from semel.admin.bulks import newest_bulks
 from semel.bulk.store import ANY_BULK
@@ -535,7 +535,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if options.server:
-            with started({options.server}, Path(folder), {"mariadb": MARIADB_SETTINGS}) as servers:
+            with start_servers({options.server}, Path(folder), {"mariadb": MARIADB_SETTINGS}) as servers:
                 url = servers.urls[options.server] + ("?persistence=none" if options.server == "redis" else "")
                 BUILDERS[options.server](url, options.records, unknown=options.unknown)
                 if options.server == "mariadb":

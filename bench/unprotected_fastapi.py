@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench.protected_fastapi import installed
+from bench.protected_fastapi import install
 from bench.setup import App, Handlers, Setup
 
 
 def build(setup: Setup, handlers: Handlers) -> App:
     """No handler is declared."""
-    return installed(setup, handlers, declared=False)
+    return install(setup, handlers, declared=False)

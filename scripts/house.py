@@ -1,4 +1,4 @@
-"""How the house stands: its size, its rooms, and the way of one fresh command. Run by ``make house``.
+"""Measure the layout: its size, its rooms, and the path of one fresh command. Run by ``make house``.
 
     python scripts/house.py            a table
     python scripts/house.py --json     one JSON document
@@ -53,7 +53,7 @@ SMALL: dict[str, str] = {
 }
 
 
-# Functions whose whole name is a participle, such as ``told``: lower it with each one that gets a verb or a noun.
+# Functions whose whole name is a participle, such as ``told``: lower it with each one that is renamed.
 PARTICIPLES_MOST = 2
 _IRREGULAR = frozenset(
     (

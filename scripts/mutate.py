@@ -5,7 +5,7 @@
     python scripts/mutate.py core/command_flow     a file beyond the rules, with its own tests: a sample
     python scripts/mutate.py --into build/mutate   keep the folder, and take up there what was not finished
     python scripts/mutate.py --into build/mutate --again
-                                                   try what survived there once more, with the tests of now
+                                                   try the survivors there again, with today's tests
 
 mutmut makes the changes and knows which tests reach which function; ours would need a syntax tree with formatting and a
 process for each change. It is configured here and works on a copy, so that nothing of it lies in the checkout. Needs
@@ -13,7 +13,7 @@ process for each change. It is configured here and works on a copy, so that noth
 stands in scripts/equivalent_mutants.toml with its reason, one by one; the score is told with those and without. An
 entry that no survivor needs is refused. Exit code 1: the score, where those count as survivors, is below --least.
 
-What it does not change: what stands outside of functions, such as the table of verdicts, and default arguments' names.
+What it does not change: code outside of functions, such as the table of verdicts, and default arguments' names.
 The tests of the table are shown to be sharp by the mutants made by hand (python -m verification.mutants).
 """
 
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = [one.name for file in given.files for one in _mutants(folder, file) if one.ended not in KILLED]
         if chosen or not given.again:
             _run(folder, given.jobs, chosen)
-    found = {file: _marked(file, _mutants(folder, file)) for file in given.files}
+    found = {file: _mark_equivalents(file, _mutants(folder, file)) for file in given.files}
     least = _report(found, given.least)
     for file, mutants in found.items():
         for one in mutants:
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(folder: Path, jobs: int, names: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis")}
     for name in [name for name in environment if name.startswith(("COV_", "COVERAGE_", "PYTEST_"))]:
-        del environment[name]  # whoever measures or tests this script does not mean the changed copies
+        del environment[name]  # coverage and tests of this script must not see the changed copies
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
     with open(folder / "mutmut.log", "wb") as log:
         ended = subprocess.run(command, cwd=folder, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - our own command
@@ -221,7 +221,7 @@ def _equivalents() -> list[dict[str, str]]:
     return list(tomllib.loads(EQUIVALENTS.read_text("utf-8"))["equivalent"])
 
 
-def _marked(file: str, mutants: Sequence[Mutant]) -> list[Mutant]:
+def _mark_equivalents(file: str, mutants: Sequence[Mutant]) -> list[Mutant]:
     """The same, and of each survivor that is known to do the same, why."""
     known = {(one["function"], one["change"].strip()): one["why"] for one in _equivalents() if one["file"] == file}
     return [

@@ -105,19 +105,19 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
         item.session.stash[_SETTLED] = module
         gc.collect()
         gc.freeze()
-    with untraced() if item.get_closest_marker("no_cover") else nullcontext():
+    with pause_tracing() if item.get_closest_marker("no_cover") else nullcontext():
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """As its setup."""
-    with untraced() if item.get_closest_marker("no_cover") else nullcontext():
+    with pause_tracing() if item.get_closest_marker("no_cover") else nullcontext():
         return (yield)
 
 
 @contextmanager
-def untraced() -> Iterator[None]:
+def pause_tracing() -> Iterator[None]:
     """No coverage tool meanwhile, neither here nor in threads and processes that begin: the same lines at full speed.
 
     What is measured by ``sys.monitoring`` (coverage's way from Python 3.14 on) goes on; it costs a line only once.

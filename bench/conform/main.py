@@ -20,7 +20,7 @@ from bench.conform.subjects import Subject, node_version, subjects
 from bench.correctness.cases import CASES
 from bench.correctness.run import examine as compare
 from bench.correctness.subjects import subjects as compared
-from bench.peers.environment import installed
+from bench.peers.environment import find_installed
 from bench.processes import BenchError
 from semel.conform import CannotRun, Report
 from tests.servers import mariadb, postgres, redis, running
@@ -84,7 +84,7 @@ def measure(
     """Every subject's report, and how it agrees with `make compare`. Raises BenchError."""
     found: dict[str, tuple[Subject, Report | CannotRun]] = {}
     rows: list[Row] = []
-    peers = {each.name: each for each in compared(installed())}
+    peers = {each.name: each for each in compared(find_installed())}
     cases = [case for case in CASES if case.name in PAIRS]
     for number, subject in enumerate(chosen, start=1):
         print(f"conform: {number} of {len(chosen)}: {subject.name}", file=sys.stderr, flush=True)

@@ -38,17 +38,17 @@ def examine(subject: Subject, profile: str, folder: Path, urls: Mapping[str, str
     url = {"memory": "memory://", "sqlite": f"sqlite:///{folder / 'store.db'}", **urls}[subject.store]
     if subject.kind == "service":
         with serving(folder) as service:
-            return _tested(service.url, parse_case(SERVICE_CASE), profile)
+            return _run_conform(service.url, parse_case(SERVICE_CASE), profile)
     with _shop(subject, folder, url) as (base, hooks):
         case = replace(
             _case(subject), effects=EffectCount(file=str(folder / EFFECTS)), hooks=hooks, key_required=_refuses(base)
         )
         if hooks and subject.lease_seconds is not None:
             case = replace(case, lease_seconds=subject.lease_seconds)
-        return _tested(base, case, profile)
+        return _run_conform(base, case, profile)
 
 
-def _tested(url: str, case: Case, profile: str) -> Report | CannotRun:
+def _run_conform(url: str, case: Case, profile: str) -> Report | CannotRun:
     try:
         return asyncio.run(conform(url, case, Selection(profile, only=_only)))
     except CannotRun as reason:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.peers.environment import ROOT, installed
+from bench.peers.environment import ROOT, find_installed
 
 NODE_MODULES: Final = ROOT / ".venv-peers/node/node_modules"
 STORES: Final = ("memory", "sqlite", "postgresql", "mariadb", "redis")
@@ -69,7 +69,7 @@ def subjects() -> tuple[list[Subject], list[str]]:
         )
         for store in STORES
     ]
-    found = installed()
+    found = find_installed()
     left_out = {"exactly-once": dict.fromkeys(("empty_answer", "binary_answer", "stream_answer"), _NO_JSON)}
     peers = [
         Subject(

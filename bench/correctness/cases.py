@@ -50,7 +50,7 @@ def _twice(reply: str = "json", body: bytes | None = None) -> Check:
 
     async def check(target: Target, case: str) -> Finding:
         call = replace(target.call(case), reply=reply)
-        return await _retried(target, call if body is None else replace(call, body=body))
+        return await _retry_and_judge(target, call if body is None else replace(call, body=body))
 
     return check
 
@@ -62,12 +62,12 @@ def _odd_key(first: KeyLines, again: KeyLines | None = None) -> Check:
         call = target.call(case)
         usual = call.keys[0]
         call = replace(call, keys=first(usual))
-        return await _retried(target, call, replace(call, keys=(again or first)(usual)))
+        return await _retry_and_judge(target, call, replace(call, keys=(again or first)(usual)))
 
     return check
 
 
-async def _retried(target: Target, call: Call, again: Call | None = None) -> Finding:
+async def _retry_and_judge(target: Target, call: Call, again: Call | None = None) -> Finding:
     first = await target.send(call)
     second = await target.send(again or call)
     return judge(target.book.count(call.mark), [first, second])
@@ -81,7 +81,7 @@ async def parallel(target: Target, case: str) -> Finding:
     await target.until(lambda: sum(task.done() for task in crowd) >= CROWD - 1, CROWD_SECONDS)
     target.book.open_gate(call.mark)
     replies = await asyncio.gather(*crowd)
-    retry = await _settled(target, call)
+    retry = await _await_settlement(target, call)
     told = Counter(str(reply.status) if isinstance(reply, Answer) else "no answer" for reply in replies)
     note = f"Of {CROWD} at once: {', '.join(f'{many} × {what}' for what, many in sorted(told.items()))}."
     if any(isinstance(reply, Silence) and reply.hung for reply in replies):
@@ -93,7 +93,7 @@ async def parallel(target: Target, case: str) -> Finding:
     return judge(effects, [next(iter(given), retry), retry], note)
 
 
-def _killed(place: str, effects: int) -> Check:
+def _kill_at(place: str, effects: int) -> Check:
     """SIGKILL while the handler is at a place; a restart on the same store; a retry at once, and after the lease."""
 
     async def check(target: Target, case: str) -> Finding:
@@ -120,7 +120,7 @@ async def slow(target: Target, case: str) -> Finding:
         lease = target.lease_seconds
         await asyncio.sleep(0 if lease is None else lease * PAST_LEASE)
         again = asyncio.create_task(target.send(call))
-        # Either it runs as well, or it is told something, or it waits for the first.
+        # Either it runs as well, or it gets an answer, or it waits for the first.
         await target.until(lambda: target.book.count(call.mark) > 1 or again.done(), TOLD_SECONDS)
         target.book.open_gate(call.mark)
         first, second = await asyncio.gather(task, again)
@@ -157,12 +157,12 @@ async def client_gone(target: Target, case: str) -> Finding:
     early = asyncio.create_task(target.send(call))
     await target.until(lambda: target.book.count(call.mark) > 1 or early.done(), TOLD_SECONDS)
     target.book.open_gate(call.mark)
-    replies: list[Reply] = [gone, await early, await _settled(target, call)]
+    replies: list[Reply] = [gone, await early, await _await_settlement(target, call)]
     note = "Asked again while the handler ran, and when it had ended:"
     return judge(target.book.count(call.mark), replies, note)
 
 
-async def _settled(target: Target, call: Call) -> Reply:
+async def _await_settlement(target: Target, call: Call) -> Reply:
     """The answer to a retry, once it is not refused any more; the last refusal where that does not end."""
     deadline = asyncio.get_running_loop().time() + SETTLED_SECONDS
     reply = await target.send(call)
@@ -174,8 +174,8 @@ async def _settled(target: Target, call: Call) -> Reply:
 CASES: Final = (
     Case("retry", "retry after the answer", Run.USUAL, _twice()),
     Case("parallel", f"{CROWD} at once with one key", Run.USUAL, parallel),
-    Case("killed", "kill -9 after the effect, restart, retry", Run.LEASED, _killed("after", 1), durable=True),
-    Case("killed-before", "kill -9 before the effect, restart, retry", Run.LEASED, _killed("before", 0), durable=True),
+    Case("killed", "kill -9 after the effect, restart, retry", Run.LEASED, _kill_at("after", 1), durable=True),
+    Case("killed-before", "kill -9 before the effect, restart, retry", Run.LEASED, _kill_at("before", 0), durable=True),
     Case("slow", "handler runs past the lease", Run.LEASED, slow),
     Case("gone", "client gone while it runs, then retry", Run.USUAL, client_gone),
     Case("callers", "two callers, same key, nothing declared", Run.ALIKE, callers),

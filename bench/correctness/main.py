@@ -15,7 +15,7 @@ from bench.correctness.arguments import Options, parse
 from bench.correctness.cases import CASES
 from bench.correctness.run import compare
 from bench.correctness.subjects import Subject, subjects
-from bench.peers.environment import Installed, installed
+from bench.peers.environment import Installed, find_installed
 from bench.peers.registry import find_peer
 from bench.processes import BenchError
 from bench.stores import REMEDY, StoreServerError, redis_program, redis_server, redis_version
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare and print; progress and what is left out go to stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(given)
-    started, found = time.monotonic(), installed()
+    started, found = time.monotonic(), find_installed()
     chosen, left_out = choose(options, found)
     for words in left_out:
         print(f"bench: left out: {words}", file=sys.stderr)

@@ -41,7 +41,7 @@ async def examine(subject: Subject, cases: Sequence[Case], folder: Path, urls: M
         chosen = [case for case in cases if case.run is run and case.name not in found]
         if chosen:
             found |= await _with_server(subject, run, chosen, folder, urls)
-    return {case.name: _cited(found[case.name], subject, case) for case in cases}
+    return {case.name: _cite(found[case.name], subject, case) for case in cases}
 
 
 def _without_server(subject: Subject, case: Case) -> Finding | None:
@@ -70,7 +70,7 @@ async def _with_server(
     except BenchError as error:
         if run is not Run.ALIKE:
             raise
-        return {case.name: Finding(Verdict.NO_START, _shortened(str(error))) for case in cases}
+        return {case.name: Finding(Verdict.NO_START, _shorten(str(error))) for case in cases}
     found = {}
     try:
         for case in cases:
@@ -90,7 +90,7 @@ def _store(subject: Subject, folder: Path, urls: Mapping[str, str]) -> str:
     return known[subject.store]
 
 
-def _cited(finding: Finding, subject: Subject, case: Case) -> Finding:
+def _cite(finding: Finding, subject: Subject, case: Case) -> Finding:
     """The finding with what we remark, and what the package says beforehand."""
     if finding.verdict is Verdict.NOT_OFFERED:
         return finding
@@ -100,7 +100,7 @@ def _cited(finding: Finding, subject: Subject, case: Case) -> Finding:
     return replace(finding, note=" ".join([finding.note, *remarks, *said]))
 
 
-def _shortened(text: str) -> str:
-    """What an exception said, without its class."""
+def _shorten(text: str) -> str:
+    """The text of an exception, without its class."""
     said = text.rpartition("it said: ")[2]
     return f"The exception: “{said.partition(': ')[2] or said}”"

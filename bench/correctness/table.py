@@ -28,7 +28,7 @@ def as_text(findings: Findings, subjects: Sequence[Subject], cases: Sequence[Cas
     rows = []
     for case in cases:
         cells = {package: _cell(findings, subjects, package, case, Finding.words) for package in packages}
-        rows.append([case.title, *("; ".join(_said(groups)) for groups in cells.values())])
+        rows.append([case.title, *("; ".join(_describe_groups(groups)) for groups in cells.values())])
     used = {found.verdict for found in findings.values()}
     legend = [[verdict.value, meaning] for verdict, meaning in LEGEND.items() if verdict in used]
     parts = [
@@ -44,7 +44,7 @@ def as_text(findings: Findings, subjects: Sequence[Subject], cases: Sequence[Cas
 def _cell(
     findings: Findings, subjects: Sequence[Subject], package: str, case: Case, told: Callable[[Finding], str]
 ) -> dict[str, list[str]]:
-    """The stores of a package by what is told of them; one entry without stores where all are alike."""
+    """The stores of a package, grouped by their results; one entry without stores where all are alike."""
     groups: dict[str, list[str]] = {}
     for subject in subjects:
         if subject.package == package:
@@ -52,7 +52,7 @@ def _cell(
     return {next(iter(groups)): []} if len(groups) == 1 else groups
 
 
-def _said(groups: Mapping[str, Sequence[str]]) -> list[str]:
+def _describe_groups(groups: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{words} ({', '.join(stores)})" if stores else words for words, stores in groups.items()]
 
 

@@ -71,7 +71,7 @@ def judge(effects: int, replies: Sequence[Reply], note: str = "") -> Finding:
     >>> judge(2, [Answer(201, b"", b"a"), Answer(201, b"", b"b")]).verdict.name
     'TWICE'
     """
-    seen = f"{note}{' ' if note else ''}{observed(effects, replies)}"
+    seen = f"{note}{' ' if note else ''}{describe_effects(effects, replies)}"
     first, last = replies[0], replies[-1]
     if any(isinstance(reply, Silence) and reply.hung for reply in replies[1:]):
         return Finding(Verdict.HANGS, seen)
@@ -79,7 +79,7 @@ def judge(effects: int, replies: Sequence[Reply], note: str = "") -> Finding:
         return Finding(Verdict.TWICE, seen)
     if effects == 0:
         return Finding(_undone(first, last), seen, _status(last))
-    if isinstance(last, Answer) and (last == first or (last.ok and _failed(first))):
+    if isinstance(last, Answer) and (last == first or (last.ok and _is_failure(first))):
         return Finding(Verdict.ONCE, seen)
     if isinstance(last, Answer) and last.refuses:
         return Finding(Verdict.UNKNOWN if says_unknown(last) else Verdict.REFUSED_AFTER, seen, last.status)
@@ -90,7 +90,7 @@ def judge(effects: int, replies: Sequence[Reply], note: str = "") -> Finding:
 
 def judge_payloads(effects: int, first: Reply, other: Reply) -> Finding:
     """The verdict on one key with two payloads: only the first may have run, and only it may have its answer."""
-    seen = observed(effects, [first, other])
+    seen = describe_effects(effects, [first, other])
     if effects == 1 and isinstance(other, Answer) and other == first:
         return Finding(Verdict.WRONG_PAYLOAD, seen)
     return judge(effects, [first, other])
@@ -98,7 +98,7 @@ def judge_payloads(effects: int, first: Reply, other: Reply) -> Finding:
 
 def judge_callers(effects: int, first: Reply, other: Reply) -> Finding:
     """The verdict on two callers that send the same key: each shall have an effect and an answer of its own."""
-    seen = observed(effects, [first, other])
+    seen = describe_effects(effects, [first, other])
     if isinstance(first, Answer) and isinstance(other, Answer) and first.ok and other.ok:
         if first == other:
             return Finding(Verdict.LEAK, seen)
@@ -108,24 +108,24 @@ def judge_callers(effects: int, first: Reply, other: Reply) -> Finding:
 
 
 def says_unknown(answer: Answer) -> bool:
-    """Whether a refusal says that the outcome is unknown, rather than that somebody is still busy.
+    """Whether a refusal says that the outcome is unknown, rather than that another attempt is running.
 
     By its words: the packages that say so have one of these in the code or the type of their answer.
     """
     return any(word in answer.body.lower() for word in (b"unknown", b"quarantined"))
 
 
-def observed(effects: int, replies: Sequence[Reply]) -> str:
+def describe_effects(effects: int, replies: Sequence[Reply]) -> str:
     """What was counted, as a sentence.
 
     >>> observed(1, [Answer(201, b"", b""), Answer(409, b"", b""), Silence(hung=False)])
     '1 effect; answered 201, 409, closed.'
     """
     many = "" if effects == 1 else "s"
-    return f"{effects} effect{many}; answered {', '.join(_named(reply) for reply in replies)}."
+    return f"{effects} effect{many}; answered {', '.join(_name(reply) for reply in replies)}."
 
 
-def _named(reply: Reply) -> str:
+def _name(reply: Reply) -> str:
     match reply:
         case Answer():
             return str(reply.status)
@@ -139,12 +139,12 @@ def _undone(first: Reply, last: Reply) -> Verdict:
     """Nothing has happened: by the caller's fault, or because of what had gone wrong before."""
     if not (isinstance(last, Answer) and last.refuses):
         return Verdict.ERROR
-    if not _failed(first):
+    if not _is_failure(first):
         return Verdict.REFUSED
     return Verdict.NOT_DONE_UNKNOWN if says_unknown(last) else Verdict.NOT_DONE
 
 
-def _failed(reply: Reply) -> bool:
+def _is_failure(reply: Reply) -> bool:
     return isinstance(reply, Silence) or (reply.status >= 500 and not reply.refuses)
 
 

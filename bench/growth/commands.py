@@ -20,7 +20,7 @@ FIRST_NEW: Final = 1_000_000_000  # numbers from here on were never loaded
 
 
 class WrongAnswer(Exception):
-    """A store said what it must not; figures of such a run would mislead."""
+    """A store gave a wrong verdict, so the figures of the run would mislead."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def percentile(samples: list[float], share: float) -> float:
 
 
 class Caller:
-    """Makes commands on an engine. New ones have numbers that nobody had before, old ones come from ``known``."""
+    """Makes commands on an engine. New ones have unused numbers, old ones come from ``known``."""
 
     def __init__(self, engine: AsyncEngine, known: range) -> None:
         self._engine = engine
@@ -78,7 +78,7 @@ class Caller:
             if len(self._written) < 100_000:
                 self._written.append(number)
 
-        return await _repeated(one, ways, seconds, samples, per_second)
+        return await _repeat(one, ways, seconds, samples, per_second)
 
     async def replays(self, ways: int, seconds: float) -> Samples:
         """Ask again for records that are there, chosen at random, and compare the answers."""
@@ -92,10 +92,10 @@ class Caller:
             if not isinstance(verdict, Replay) or verdict.answer.body != answer(number).body:
                 raise WrongAnswer(f"record {number} was to be replayed and was answered {verdict}")
 
-        return await _repeated(one, ways, seconds, samples)
+        return await _repeat(one, ways, seconds, samples)
 
 
-async def _repeated(
+async def _repeat(
     one: Callable[[float], Awaitable[None]],
     ways: int,
     seconds: float,

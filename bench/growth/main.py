@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sites = [Site(records, place(options.url, records)) for records in options.sizes]
         try:
-            about = _made(sites, results)
+            about = _load_missing(sites, results)
             if not options.load:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     runner.run(measure(sites, options.rounds, options.seconds, options.purge, results))
@@ -59,7 +59,7 @@ def _print(options: Options, results: Results, about: dict[str, str]) -> None:
         print(table.as_text(results, about))
 
 
-def _made(sites: Sequence[Site], results: Results) -> dict[str, str]:
+def _load_missing(sites: Sequence[Site], results: Results) -> dict[str, str]:
     """Load what is not there; what is said of it."""
     found = [site for site in sites if site.place.exists()]
     for site in found:

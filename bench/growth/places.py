@@ -118,7 +118,7 @@ class SqlitePlace:
 
     def make(self, population: Population) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        _migrated(self.url)
+        _migrate(self.url)
         with closing(open_connection(str(self._file), "FULL")) as connection:
             # The load may be repeated, so it need not survive a power cut; what is measured later does.
             for pragma in ("synchronous=OFF", "cache_size=-1000000", "wal_autocheckpoint=100000"):
@@ -198,7 +198,7 @@ class PostgresPlace:
 
     def make(self, population: Population) -> None:
         self._asked(f"CREATE SCHEMA {self._schema}")
-        _migrated(self.url)
+        _migrate(self.url)
         kinds = dict(
             self._asked("SELECT attname, atttypid FROM pg_attribute WHERE attrelid = 'semel_record'::regclass")
         )
@@ -243,7 +243,7 @@ class PostgresPlace:
         return time.perf_counter() - began
 
 
-def _migrated(url: str) -> None:
+def _migrate(url: str) -> None:
     engine = Engine.connect(url)
     engine.migrate()
     engine.close()

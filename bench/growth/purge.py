@@ -80,7 +80,7 @@ class Purger:
 
 @asynccontextmanager
 async def purger(url: str) -> AsyncIterator[Purger]:
-    """A process that purges when it is told; it ends with the block."""
+    """A process that purges on request; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.growth.purging", url),
         stdin=asyncio.subprocess.PIPE,
@@ -106,7 +106,7 @@ async def purge(place: Place, caller: Caller, ways: int, seconds: float) -> Purg
     async with purger(place.url) as worker:
         while True:
             logged = place.log_bytes()
-            alone = _counted(found, await worker.go(seconds))
+            alone = _count_forgotten(found, await worker.go(seconds))
             if alone.work == 0:
                 found.walk_rates.append(alone.scanned / alone.seconds)
             else:
@@ -128,7 +128,7 @@ async def _beside(found: Purging, worker: Purger, caller: Caller, ways: int, sec
     for load, tasks, pace in ((found.paced, PACED_WAYS, PACED_PER_SECOND), (found.crowded, ways, None)):
         load.without += (await caller.fresh(tasks, seconds, pace)).commands
         stretch, samples = await _both(worker, caller, tasks, seconds, pace)
-        _counted(found, stretch)
+        _count_forgotten(found, stretch)
         if stretch.work and not stretch.over:
             load.with_purge += samples.commands
             found.beside_rates.append(stretch.work / stretch.seconds)
@@ -146,7 +146,7 @@ async def _both(
     return purging.result(), commands.result()
 
 
-def _counted(found: Purging, stretch: Stretch) -> Stretch:
+def _count_forgotten(found: Purging, stretch: Stretch) -> Stretch:
     found.scanned += stretch.scanned
     found.dropped += stretch.dropped
     found.forgotten += stretch.forgotten

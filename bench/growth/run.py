@@ -80,7 +80,7 @@ async def verify(engine: AsyncEngine, population: Population) -> None:
 
 
 async def measure(sites: Sequence[Site], rounds: int, seconds: float, purging: bool, results: Results) -> None:
-    """Fill ``results``. Raises WrongAnswer where a store said what it must not."""
+    """Fill ``results``. Raises WrongAnswer if a store gives a wrong verdict."""
     async with AsyncExitStack() as stack:
         callers: list[tuple[Site, Caller]] = []
         for site in sites:

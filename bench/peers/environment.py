@@ -49,7 +49,7 @@ class Installed:
         return ", ".join(f"{name} {self.versions[name]}" for name in names if name in self.versions)
 
 
-def installed(python: Path = PYTHON) -> Installed:
+def find_installed(python: Path = PYTHON) -> Installed:
     """Ask the environment of the peers; it is empty where there is none."""
     if not python.exists():
         return Installed(str(python), {})

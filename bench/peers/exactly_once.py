@@ -20,7 +20,7 @@ from bench.setup import App, Handler, Handlers, Setup
 
 def build(setup: Setup, handlers: Handlers) -> App:
     """One ``@once`` a handler."""
-    return application({path: guarded(run, store_of(setup), setup) for path, run in handlers.items()})
+    return application({path: guard(run, store_of(setup), setup) for path, run in handlers.items()})
 
 
 def store_of(setup: Setup) -> Any:
@@ -31,7 +31,7 @@ def store_of(setup: Setup) -> Any:
     return Store.redis(setup.store) if setup.store.startswith("redis://") else Store.sqlite(setup.path)
 
 
-def guarded(run: Handler, store: Any, setup: Setup) -> Handler:
+def guard(run: Handler, store: Any, setup: Setup) -> Handler:
     """An endpoint whose work is guarded."""
 
     @once(  # type: ignore[untyped-decorator, unused-ignore]

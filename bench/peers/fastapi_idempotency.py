@@ -15,7 +15,7 @@ from bench.setup import App, Handlers, Setup
 
 
 def build(setup: Setup, handlers: Handlers) -> App:
-    """``app.add_middleware`` with a store, and ``scope`` where callers are told apart."""
+    """``app.add_middleware`` with a store, and ``scope`` if callers are distinguished."""
     settings: dict[str, Any] = {}
     if setup.callers:
         settings["scope"] = _caller

@@ -62,7 +62,7 @@ class PolicyError(ConfigurationError):
 
 
 class HandlerError(PolicyError):
-    """A handler does what none may, whatever it was given: a bulk stops, a consumer ends, and nothing is counted."""
+    """A handler breaks a rule for handlers, whatever its input: a bulk stops, a consumer ends, nothing is counted."""
 
 
 def is_wrong_for_all(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ KEY_LENGTH_MAX = 255
 """The longest key, in characters after parsing."""
 
 # Every escape doubles a character, and parameters are ignored: nothing honest is longer than this. The bound keeps
-# the patterns below on short input whatever the server's own header limit is.
+# the patterns below on short input under any header limit of the server.
 _LINE_BYTES_MAX = 4096
 
 # Bare: visible ASCII without the quote, the comma (a joined second line) and the semicolon (parameters).

@@ -58,7 +58,7 @@ REPLAY_HEADERS: Final = frozenset(
         "vary",
     )
 )
-# Never stored, whatever a policy asks for: they belong to one connection, one session or one caller.
+# Never stored, even if a policy names them: they belong to one connection, one session or one caller.
 NEVER_REPLAYED: Final = frozenset(
     name.encode()
     for name in (
@@ -175,7 +175,7 @@ class Policy:
         resumable: the request is kept with the record until there is an outcome, so that a completer brings an
             abandoned execution to its end without its client; with ``steps``.
         json: over HTTP, when a body that is not JSON is refused with 400 before the claim: ``"checked"`` if its media
-            type says JSON and it is not empty; ``"required"`` always, whatever its media type; ``"any"`` never.
+            type says JSON and it is not empty; ``"required"`` always, for any media type; ``"any"`` never.
         replay: ``"definite"`` or ``"2xx"``: which answers are stored and replayed.
         definite_5xx: 5xx statuses that are definite answers of this operation.
         not_run: statuses that prove that nothing happened, so that the key is free: 401, 403, 408, 425 and 429. One of

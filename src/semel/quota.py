@@ -126,7 +126,7 @@ States = Mapping[bytes, int]
 
 
 def must_look(usage: Usage | None, allowance: Allowance) -> Sequence[bytes]:
-    """The listed records whose states decide; none where there is room whatever they are."""
+    """The listed records whose states decide; none if there is room in any case."""
     if usage is None:
         return ()
     limits = [limit for limit in (allowance.open_max, allowance.unknown_max) if limit is not None]

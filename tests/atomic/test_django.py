@@ -33,7 +33,7 @@ def engine(file: Path, clock: SettableClock) -> Iterator[Engine]:
         yield made
 
 
-def connected(file: Path, **options: Any) -> Any:
+def connect(file: Path, **options: Any) -> Any:
     if not settings.configured:
         settings.configure()
         django.setup()
@@ -46,7 +46,7 @@ def connected(file: Path, **options: Any) -> Any:
 
 @pytest.fixture(params=["DEFERRED", "IMMEDIATE"])
 def connection(request: pytest.FixtureRequest, file: Path) -> Iterator[Any]:
-    made = connected(file, transaction_mode=request.param)
+    made = connect(file, transaction_mode=request.param)
     yield made
     made.close()
 
@@ -78,7 +78,7 @@ def test_no_block_and_a_savepoint_are_refused(engine: Engine, connection: Any, o
 def test_a_busy_file_is_reported_and_nothing_happened(
     engine: Engine, file: Path, outside: Outside, clock: SettableClock
 ) -> None:
-    connection = connected(file)
+    connection = connect(file)
 
     def attempt() -> SemelError | None:
         try:

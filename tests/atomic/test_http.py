@@ -35,7 +35,7 @@ TOO_LARGE = "IDEMPOTENCY_ANSWER_TOO_LARGE"
 
 
 @contextmanager
-def protected(file: Path, endpoint: Callable[..., Any], depends: Any = None, **options: Any) -> Iterator[Web]:
+def protect(file: Path, endpoint: Callable[..., Any], depends: Any = None, **options: Any) -> Iterator[Web]:
     """``POST /`` is this ATOMIC command; ``POST /external`` and ``POST /second`` are others."""
     engine = AsyncEngine(sqlite(file, busy_seconds=options.pop("busy_seconds", 5.0)))
     semel, app = Semel(engine, caller=caller_of), FastAPI()
@@ -106,7 +106,7 @@ IN_A_SESSION = [make_in_its_session, make_in_its_session_sync]
 
 @pytest.mark.parametrize("endpoint", [make, make_sync, make_with_session, make_with_session_sync, *IN_A_SESSION])
 def test_writes_and_answer_are_one_commit(file: Path, outside: Outside, endpoint: Any) -> None:
-    with protected(file, endpoint) as web:
+    with protect(file, endpoint) as web:
         driver = web.engine.backend.driver
         before = driver.commits
         first, _ = both(web, "/")
@@ -201,7 +201,7 @@ async def rolled_back_by_sqlite(permit: Permit = PERMIT) -> str:
 def test_an_outcome_without_an_answer_is_rolled_back_and_frees_the_key(
     file: Path, outside: Outside, endpoint: Any, status: int, code: str | None
 ) -> None:
-    with protected(file, endpoint, answer_bytes_max=1000) as web:
+    with protect(file, endpoint, answer_bytes_max=1000) as web:
         for _ in range(2):
             answer = web.call("/")
             assert (answer.status, answer.header("semel-code")) == (status, code)
@@ -214,7 +214,7 @@ def test_a_definite_refusal_is_rolled_back_and_replayed(file: Path, outside: Out
         insert(permit)
         raise HTTPException(409, "out of stock")
 
-    with protected(file, refuses) as web:
+    with protect(file, refuses) as web:
         first, _ = both(web, "/")
         assert first.status == 409
     assert (outside.rows(), outside.states) == ([], [State.FAILED_REPLAYABLE])
@@ -227,7 +227,7 @@ def test_an_answer_stored_meanwhile_is_sent_instead_of_the_refusal(file: Path, o
         nonlocal begun
         begun += name == "BEGIN" and outside.states == []
         if name == "BEGIN" and begun == 2:
-            with protected(file, make) as other:
+            with protect(file, make) as other:
                 others.append(other.call("/"))
 
     others: list[Any] = []
@@ -256,7 +256,7 @@ def test_a_dependency_that_fails_after_the_handler_rolls_everything_back(
         assert outside.rows() == []
         raise RuntimeError("the commit failed")
 
-    with protected(file, make_sync if sync else make, session) as web:
+    with protect(file, make_sync if sync else make, session) as web:
         assert web.call("/").status == 500
         assert (outside.rows(), outside.states) == ([], [])
 
@@ -268,7 +268,7 @@ def test_an_early_commit_is_unknown(file: Path, outside: Outside) -> None:
         permit.connection.execute("COMMIT")
         return "made"
 
-    with protected(file, commits) as web:
+    with protect(file, commits) as web:
         assert [web.call("/").code for _ in range(2)] == [UNKNOWN, UNKNOWN]
     assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
 
@@ -280,7 +280,7 @@ def test_an_early_commit_before_a_refusal_is_unknown_too(file: Path, outside: Ou
         permit.connection.execute("COMMIT")
         raise HTTPException(409, "out of stock")
 
-    with protected(file, commits) as web:
+    with protect(file, commits) as web:
         assert [web.call("/").code for _ in range(2)] == [UNKNOWN, UNKNOWN]
     assert (outside.rows(), outside.states) == ([1], [State.UNKNOWN])
 
@@ -297,7 +297,7 @@ def test_a_handler_past_its_deadline_is_rolled_back(file: Path, outside: Outside
             await asyncio.Event().wait()
         return "made"
 
-    with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
+    with protect(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
         check_rolled_back(web.call("/"))
         assert isinstance(web.raised, TimeoutError)
         assert (outside.rows(), outside.states) == ([], [])
@@ -386,7 +386,7 @@ def test_work_that_outlives_the_handler_ends_at_its_deadline(file: Path, outside
             tasks.add_task(hang)
         return StreamingResponse(stream()) if place == "stream" else "made"
 
-    with protected(file, endpoint, session, lease_seconds=1, deadline_seconds=1) as web:
+    with protect(file, endpoint, session, lease_seconds=1, deadline_seconds=1) as web:
         check_rolled_back(web.call("/"))
         assert isinstance(web.raised, TimeoutError)
         assert (outside.rows(), outside.states) == ([], [])
@@ -411,7 +411,7 @@ def test_a_threads_handler_past_its_deadline_is_rolled_back_and_its_late_write_f
             late.append(error)
         return "made"
 
-    with protected(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
+    with protect(file, hangs, lease_seconds=1, deadline_seconds=1) as web:
         check_rolled_back(web.call("/"))
         assert (outside.rows(), outside.states) == ([], [])
         outside.writes()
@@ -450,7 +450,7 @@ def test_two_parallel_atomic_commands_take_turns_and_do_not_block_the_loop(file:
         slow.ends.set()
         assert [(await task).status for task in (first, second, external)] == [201, 200, 200]
 
-    with protected(file, slow) as web:
+    with protect(file, slow) as web:
         web.runner.run(story(web))
     assert (outside.rows(), len(outside.states)) == ([1, 2], 3)
 
@@ -469,7 +469,7 @@ def test_replays_and_status_queries_are_answered_while_a_transaction_is_open(fil
         slow.ends.set()
         assert (await first).status == 201
 
-    with protected(file, slow) as web:
+    with protect(file, slow) as web:
         web.runner.run(story(web))
 
 
@@ -486,7 +486,7 @@ def test_a_wait_for_the_gate_times_out_and_nothing_runs(file: Path, outside: Out
         assert (await first).status == 201
         assert (await web.ask("/second")).status == 200
 
-    with protected(file, slow, busy_seconds=0.2) as web:
+    with protect(file, slow, busy_seconds=0.2) as web:
         web.runner.run(story(web))
     assert outside.rows() == [1, 2]
 
@@ -511,7 +511,7 @@ def test_a_duplicate_waits_within_its_budget_without_a_transaction(file: Path, o
         if patient:
             assert [(answer.status, answer.body) for answer in answers] == [(201, b'"slow"')] * 2
 
-    with protected(file, slow, wait_seconds=15 if patient else 0) as web:
+    with protect(file, slow, wait_seconds=15 if patient else 0) as web:
         web.runner.run(story(web))
     assert outside.rows() == [1]
 
@@ -528,7 +528,7 @@ def test_a_client_that_disconnects_changes_nothing(file: Path, outside: Outside)
         again = await web.ask("/", headers=[("Prefer", "wait=15")])
         assert (again.status, again.replayed) == (201, True)
 
-    with protected(file, slow) as web:
+    with protect(file, slow) as web:
         web.runner.run(story(web))
     assert outside.rows() == [1]
 
@@ -548,7 +548,7 @@ def test_a_background_task_holds_the_transaction_because_frameworks_run_it_befor
         tasks.add_task(mail)
         return "made"
 
-    with protected(file, endpoint) as web:
+    with protect(file, endpoint) as web:
         assert web.call("/").status == 201
     assert (seen, outside.rows()) == ([(True, [])], [1, 2])
 
@@ -563,7 +563,7 @@ def test_atomic_on_a_store_without_transactions_is_refused_when_it_is_declared()
 
 def test_the_answer_of_a_former_process_is_replayed(file: Path, outside: Outside) -> None:
     for replayed in (False, True):
-        with protected(file, make) as web:
+        with protect(file, make) as web:
             answer = web.call("/")
             assert (answer.status, answer.replayed) == (201, replayed)
     assert outside.rows() == [1]
@@ -575,6 +575,6 @@ def test_the_handler_can_read_the_request_in_the_transaction(file: Path, outside
             insert(permit, n)
         return 1
 
-    with protected(file, reads) as web:
+    with protect(file, reads) as web:
         both(web, "/", [1, 2, 3])
     assert outside.rows() == [1, 2, 3]

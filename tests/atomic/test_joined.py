@@ -143,11 +143,11 @@ def _autocommit(connection: sqlite3.Connection) -> None:
     connection.isolation_level = None
 
 
-def _written(connection: sqlite3.Connection) -> None:
+def _write(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO effect VALUES (5)")
 
 
-def _begun(connection: sqlite3.Connection) -> None:
+def _begin(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN")
 
 
@@ -164,8 +164,8 @@ def _new_autocommit(on: bool) -> Callable[[sqlite3.Connection], None]:
 
 REFUSED: list[tuple[Callable[[sqlite3.Connection], None], str]] = [
     (_autocommit, "autocommit mode"),
-    (_written, "already begun"),
-    (_begun, "already begun"),
+    (_write, "already begun"),
+    (_begin, "already begun"),
     (_savepoint, "already begun"),
     # Where Python has the attribute: True commits each statement, False has begun already.
     *(
@@ -200,7 +200,7 @@ def test_a_store_without_transactions_is_refused(connection: sqlite3.Connection)
         raise AssertionError
 
 
-# --- verdicts that stand in the way ---
+# --- verdicts that prevent the join ---
 
 
 def test_a_busy_file_is_refused_in_time_and_leaves_no_lock(

@@ -41,7 +41,7 @@ def _rolls_back(session: Session) -> None:
     _commits(session)
 
 
-def _nested(session: Session) -> None:
+def _write_nested(session: Session) -> None:
     _commits(session)
     nested = session.begin_nested()
     session.add(Effect(n=7))
@@ -74,7 +74,7 @@ def _core(session: Session) -> None:
     session.commit()
 
 
-HABITS = [_commits, _commits_twice, _flushes, _rolls_back, _nested, _error_in_flush, _begins, _core]
+HABITS = [_commits, _commits_twice, _flushes, _rolls_back, _write_nested, _error_in_flush, _begins, _core]
 
 
 @pytest.mark.parametrize("habit", HABITS)

@@ -33,7 +33,7 @@ from tests.engine.shells import MADE
 
 
 class Sync:
-    """A story told with ``await`` on things that need none."""
+    """Sync calls behind ``await``, so that one story serves both engines."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -73,12 +73,12 @@ def tell(request: pytest.FixtureRequest, file: Path, clock: SettableClock) -> Te
     kind: str = request.param
 
     def telling(story: Story, prepare: Any = None, **options: Any) -> None:
-        asyncio.run(_told(kind, file, clock, story, prepare, options))
+        asyncio.run(_run_story(kind, file, clock, story, prepare, options))
 
     return telling
 
 
-async def _told(kind: str, file: Path, clock: SettableClock, story: Story, prepare: Any, options: Any) -> None:
+async def _run_story(kind: str, file: Path, clock: SettableClock, story: Story, prepare: Any, options: Any) -> None:
     backend = sqlite(file, clock, busy_seconds=0.2)
     if kind.startswith("async"):
         users = create_async_engine(f"sqlite+aiosqlite:///{file}", **options)
@@ -107,7 +107,7 @@ async def _told(kind: str, file: Path, clock: SettableClock, story: Story, prepa
 
 
 class _Awaited:
-    """``with`` told as ``async with``."""
+    """``with`` behind ``async with``."""
 
     def __init__(self, block: Any) -> None:
         self.block = block

@@ -37,7 +37,7 @@ def insert(permit: Permit, n: int = 1) -> None:
     permit.connection.execute("INSERT INTO effect VALUES (?)", (n,))
 
 
-def made(permit: Permit) -> Answer:
+def make(permit: Permit) -> Answer:
     insert(permit)
     return MADE
 
@@ -308,7 +308,7 @@ def test_a_transaction_that_sqlite_rolled_back_leaves_nothing(shell: Shell, outs
         shell.run(WHAT, handler)
     assert (outside.rows(), outside.states) == ([], [])
     outside.writes()
-    assert shell.run(WHAT, made).answer == MADE
+    assert shell.run(WHAT, make).answer == MADE
     assert outside.rows() == [1]
 
 

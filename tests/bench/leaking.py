@@ -1,4 +1,4 @@
-"""A subject with planted faults: one answer for each key, whoever asks and whatever for, and no claim before it."""
+"""A subject with planted faults: one answer for each key, for any caller and request, and no claim before it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from bench.subjects import ANSWER_BODY, BARE, REQUEST_BODY, SUBJECTS, Mode
 from bench.table import as_text
 from tests.servers.running import ENVIRONMENT
 
-pytestmark = pytest.mark.no_cover  # a bench measures; nobody measures it
+pytestmark = pytest.mark.no_cover  # coverage of the bench is not measured
 
 SHORT = ["--rounds", "1", "--seconds", "0.2", "--connections", "1"]
 MEASURED = [f"{store}-{mode.value}" for store in ("memory", "sqlite", "redis") for mode in Mode]

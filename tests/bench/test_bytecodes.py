@@ -1,4 +1,4 @@
-"""Budgets of what a request costs in Python bytecodes: they only go down, whatever the machine is doing."""
+"""Budgets of what a request costs in Python bytecodes: they only go down, on a machine under any load."""
 
 from __future__ import annotations
 
@@ -75,26 +75,26 @@ POSTGRES_EACH = {"claim": 12, "settle": 8, "replay": 255, "look": 24}  # of one 
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 
-def counted(surface: str, url: str, kind: str) -> Counted:
+def count_once(surface: str, url: str, kind: str) -> Counted:
     return asyncio.run(count(surface, url, kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("surface", SURFACES)
 def test_a_request_on_the_memory_store_stays_within_its_budget(surface: str, kind: str) -> None:
-    found = counted(surface, "memory://?persistence=none", kind)
+    found = count_once(surface, "memory://?persistence=none", kind)
     assert found.total() <= BUDGETS[surface, kind] * ROOM_OF_LATER_PYTHONS, found
 
 
 @pytest.mark.parametrize("kind", ROOMS)
 def test_every_room_stays_within_its_share(kind: str) -> None:
-    found = counted("asgi", "memory://?persistence=none", kind)
+    found = count_once("asgi", "memory://?persistence=none", kind)
     over = {room: found[room] for room, most in ROOMS[kind].items() if found[room] > most * ROOM_OF_LATER_PYTHONS}
     assert not over
 
 
 def test_a_replay_from_sqlite_stays_within_its_budget(tmp_path: Path) -> None:
-    found = counted("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
+    found = count_once("asgi", f"sqlite:///{tmp_path / 'semel.db'}", "replay")
     assert found.total() <= SQLITE_REPLAY * ROOM_OF_LATER_PYTHONS, found
 
 
@@ -130,7 +130,7 @@ def test_one_more_request_in_a_tick_of_sqlite_stays_within_its_budget(verb: str)
 @pytest.mark.parametrize("kind", REDIS)
 def test_a_request_on_redis_stays_within_its_budget(kind: str) -> None:
     url = f"redis://127.0.0.1:{servers.valkey()}/0?prefix={servers.prefix()}"
-    found = counted("asgi", url, kind)
+    found = count_once("asgi", url, kind)
     assert found.total() <= REDIS[kind] * ROOM_OF_LATER_PYTHONS, found
 
 
@@ -176,7 +176,7 @@ def test_a_request_on_a_database_server_stays_within_its_budget(driver: str, kin
         schema = postgres.schema()
         migrated_schema(postgres.postgres(), schema)
         url = f"{DRIVERS[driver]}{postgres.postgres().removeprefix('postgresql://')}?schema={schema}&persistence=none"
-    found = counted("asgi", url, kind)
+    found = count_once("asgi", url, kind)
     assert found.total() <= SERVERS[driver, kind] * ROOM_OF_LATER_PYTHONS, found
 
 
@@ -207,6 +207,6 @@ def test_one_more_of_a_batch_on_postgresql_stays_within_its_budget(kind: str) ->
 
 
 def test_the_counts_are_the_same_each_time() -> None:
-    assert counted("asgi", "memory://?persistence=none", "replay") == counted(
+    assert count_once("asgi", "memory://?persistence=none", "replay") == count_once(
         "asgi", "memory://?persistence=none", "replay"
     )

@@ -20,7 +20,7 @@ from bench.peers.environment import Installed
 from bench.peers.registry import PEERS
 from bench.processes import BenchError
 
-pytestmark = pytest.mark.no_cover  # a bench measures; nobody measures it
+pytestmark = pytest.mark.no_cover  # coverage of the bench is not measured
 
 NOBODY = Installed("/nowhere/python", {})
 
@@ -30,7 +30,7 @@ def found(subject: Subject, folder: Path, names: Iterable[str]) -> dict[str, Fin
     return asyncio.run(examine(subject, chosen, folder, {}))
 
 
-def planted(module: str, *, store: str = "memory") -> Subject:
+def plant(module: str, *, store: str = "memory") -> Subject:
     return Subject(package="planted", store=store, module=module, lease_seconds=None)
 
 
@@ -41,7 +41,7 @@ def test_an_unprotected_application_reads_twice(tmp_path: Path) -> None:
     names = ["retry", "parallel", "slow", "gone", "payload", "stream", "error", "raised", "killed", "quoted"]
     before = ["killed-before", "raised-before"]
 
-    cells = found(planted("bench.bare", store="sqlite"), tmp_path, [*names, *before])
+    cells = found(plant("bench.bare", store="sqlite"), tmp_path, [*names, *before])
 
     # What failed before its effect is done by the retry: there is nothing to protect.
     assert {name: cell.words() for name, cell in cells.items()} == {
@@ -51,7 +51,7 @@ def test_an_unprotected_application_reads_twice(tmp_path: Path) -> None:
 
 
 def test_a_leaking_application_reads_as_leaking(tmp_path: Path) -> None:
-    cells = found(planted("tests.bench.leaking"), tmp_path, ["retry", "parallel", "callers", "scoped", "payload"])
+    cells = found(plant("tests.bench.leaking"), tmp_path, ["retry", "parallel", "callers", "scoped", "payload"])
 
     assert {name: cell.verdict for name, cell in cells.items()} == {
         "retry": Verdict.ONCE,
@@ -64,7 +64,7 @@ def test_a_leaking_application_reads_as_leaking(tmp_path: Path) -> None:
 
 
 def test_an_application_that_refuses_its_settings_is_reported_as_not_starting(tmp_path: Path) -> None:
-    cells = found(planted("tests.bench.not_starting"), tmp_path, ["callers", "scoped"])
+    cells = found(plant("tests.bench.not_starting"), tmp_path, ["callers", "scoped"])
 
     assert cells["callers"] == Finding(Verdict.NO_START, "The exception: “who is calling?”")
     assert cells["scoped"].verdict is Verdict.SEPARATE
@@ -72,7 +72,7 @@ def test_an_application_that_refuses_its_settings_is_reported_as_not_starting(tm
 
 def test_an_application_that_never_starts_stops_the_table(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"bench\.nothing on memory:// did not start; it said: ModuleNotFoundError"):
-        found(planted("bench.nothing"), tmp_path, ["retry"])
+        found(plant("bench.nothing"), tmp_path, ["retry"])
 
 
 def test_a_case_that_a_subject_does_not_offer_needs_no_server(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_every_word_is_explained_and_no_case_is_without_a_server() -> None:
 
 
 def test_stores_are_named_where_they_differ_and_notes_are_given_for_every_cell() -> None:
-    columns = [planted("x"), planted("x", store="redis"), semel("memory")]
+    columns = [plant("x"), plant("x", store="redis"), semel("memory")]
     once, twice = Finding(Verdict.ONCE, "One."), Finding(Verdict.TWICE, "Two.")
     findings = {
         ("planted-memory", "retry"): once,
@@ -198,7 +198,7 @@ def test_stores_are_named_where_they_differ_and_notes_are_given_for_every_cell()
 def test_a_run_prints_json_and_names_what_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "installed", lambda: NOBODY)
+    monkeypatch.setattr(program, "find_installed", lambda: NOBODY)
 
     assert program.main(["--only", "semel-memory,idemkit-*", "--cases", "retry", "--json"]) == 0
 
@@ -215,7 +215,7 @@ def test_a_run_prints_json_and_names_what_is_left_out(
 
 def test_a_server_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     everybody = Installed("/nowhere/python", {peer.name: "1.0" for peer in PEERS})
-    monkeypatch.setattr(program, "installed", lambda: everybody)
+    monkeypatch.setattr(program, "find_installed", lambda: everybody)
     monkeypatch.setattr(program, "redis_program", lambda: None)
 
     assert program.main(["--only", "idemgate-*"]) == 1

@@ -1,4 +1,4 @@
-"""The growth measurements stand on records as a store writes them: what is loaded replays, is counted and is purged."""
+"""The growth measurements use records as a store writes them: loaded ones replay, are counted and are purged."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_an_atomic_command_is_counted_by_its_form(capsys: Capture, tmp_path: Pat
 
 def test_a_wrong_number_of_replays_is_not_measured() -> None:
     async def measured() -> None:
-        plain = hotpath.served(bare.build(Setup(module="bench.bare"), payment_handlers()))
+        plain = hotpath.serve(bare.build(Setup(module="bench.bare"), payment_handlers()))
         await plain.cpu_us(hotpath.keys(1, iter(range(3))), replays=3)
 
     with pytest.raises(RuntimeError, match="3 answers, 0 replays; not 3, 3"):

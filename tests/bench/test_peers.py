@@ -19,7 +19,7 @@ from bench.correctness.cases import CASES as ALL_CASES
 from bench.correctness.cases import NAMES as CASES
 from bench.load import Report
 from bench.machine import command_line
-from bench.peers.environment import Installed, installed
+from bench.peers.environment import Installed, find_installed
 from bench.peers.registry import PEERS
 from bench.processes import ROOT
 from bench.results import Results
@@ -58,7 +58,7 @@ def test_the_peers_are_locked() -> None:
 
 
 def test_a_missing_environment_has_no_peers(tmp_path: Path) -> None:
-    found = installed(tmp_path / "bin" / "python")
+    found = find_installed(tmp_path / "bin" / "python")
 
     assert found.peers() == []
     assert of_peers(found) == []
@@ -77,7 +77,7 @@ def test_an_environment_is_asked_for_the_versions_that_it_has(tmp_path: Path) ->
         "Metadata-Version: 2.1\nName: idemgate\nVersion: 9.9\n"
     )
 
-    found = installed(python)
+    found = find_installed(python)
 
     assert found.versions == {"idemgate": "9.9"}
     assert [peer.name for peer in found.peers()] == ["idemgate"]
@@ -110,7 +110,7 @@ def test_a_store_url_is_a_subject_of_semel() -> None:
 def test_a_run_without_peers_names_them_and_measures_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "installed", lambda: Installed("/nowhere/python", {}))
+    monkeypatch.setattr(program, "find_installed", lambda: Installed("/nowhere/python", {}))
 
     short = ["--rounds", "1", "--seconds", "0.05", "--connections", "1"]
     assert program.main([*short, "--only", "memory-fresh,idemkit-*"]) == 0
@@ -125,7 +125,7 @@ def test_a_peer_that_cannot_be_measured_is_noted_in_its_cell_and_the_run_goes_on
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The bare application in a peer's place: it runs again what it should replay.
-    monkeypatch.setattr(program, "installed", lambda: Installed(sys.executable, {"idemkit": "1.0"}))
+    monkeypatch.setattr(program, "find_installed", lambda: Installed(sys.executable, {"idemkit": "1.0"}))
     monkeypatch.setattr("bench.peers.registry.Peer.module", property(lambda peer: "bench.bare"))
 
     short = ["--rounds", "1", "--seconds", "0.5", "--connections", "2"]

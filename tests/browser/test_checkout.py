@@ -1,4 +1,4 @@
-"""The checkout page in a real browser: whatever a person or the network does, one effect, and the first result."""
+"""The checkout page in a real browser: mistakes of people and networks leave one effect and the first result."""
 
 from __future__ import annotations
 

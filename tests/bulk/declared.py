@@ -13,7 +13,7 @@ from typing import Any
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
 from semel.stores.urls import connect_backend
-from tests.bulk.lists import die, numbered
+from tests.bulk.lists import die, number_items
 
 ITEMS = 6
 
@@ -29,7 +29,7 @@ def run_declared(url: str, ledger: Path, effects: Any, *, dies_at: int = -1) -> 
             if item.place == dies_at:
                 die()
 
-        done = bulk.run(numbered(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
+        done = bulk.run(number_items(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
         states = [outcome.state.name for outcome in bulk.outcomes(done.operation_id)]
         return [*map(str, done.tally), str(done.replayed), *states]
 

@@ -1,4 +1,4 @@
-"""Bulks on every database and client library, told once: handlers are coroutines, at once where the library waits."""
+"""Bulks on every database and client library, with one handler each: a coroutine, run to its end by sync libraries."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Fellow(Member):
 
 
 async def write(item: BulkItem | Message, n: int) -> None:
-    """One row of the application's own, on whatever library's connection."""
+    """One row of the application's own, on any library's connection."""
     made = item.connection
     if isinstance(made, sqlite3.Connection | psycopg.Connection | psycopg.AsyncConnection) or hasattr(made, "fetchrow"):
         done = made.execute(INSERT.format(n))

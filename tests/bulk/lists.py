@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 
-def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
+def number_items(count: int, *, first: int = 0) -> list[dict[str, Any]]:
     return [{"clientItemId": f"i-{n}", "n": n} for n in range(first, first + count)]
 
 

@@ -34,7 +34,7 @@ def operation(url: str) -> str:
         return bulk.run(CASES, handler, key="monday", caller="alice").operation_id
 
 
-def said(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
+def run_semel(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     capsys.readouterr()
     code = main(["bulk", *arguments])
     told = capsys.readouterr()
@@ -46,7 +46,7 @@ def test_show_finds_a_bulk_by_its_key_and_prints_its_progress(
     url: str, operation: str, capsys: Capture, scoped: bool
 ) -> None:
     scope = ["--tenant", "default", "--caller", "alice", "--operation", "count"] if scoped else []
-    code, out, _ = said(capsys, "monday", *scope, "--items", "all", "--url", url)
+    code, out, _ = run_semel(capsys, "monday", *scope, "--items", "all", "--url", url)
     assert code == 0
     assert [line.split() for line in out.splitlines()][1:] == [
         ["count", "of", "default/alice,", "SUCCEEDED"],
@@ -61,7 +61,7 @@ def test_show_finds_a_bulk_by_its_key_and_prints_its_progress(
 
 
 def test_json_output_finds_a_bulk_by_its_operation_id(url: str, operation: str, capsys: Capture) -> None:
-    code, out, _ = said(capsys, operation, "--items", "succeeded", "--after", "0", "--json", "--url", url)
+    code, out, _ = run_semel(capsys, operation, "--items", "succeeded", "--after", "0", "--json", "--url", url)
     found = json.loads(out)
     assert code == 0
     assert (found["total"], found["done"], found["failed"], found["state"], found["running"]) == (
@@ -75,7 +75,7 @@ def test_json_output_finds_a_bulk_by_its_operation_id(url: str, operation: str, 
 def test_the_output_distinguishes_an_interrupted_bulk_from_a_running_one(url: str, capsys: Capture) -> None:
     def handler(item: BulkItem) -> None:
         if item.place == 2:
-            seen.append(said(capsys, "monday", "--url", url)[1])
+            seen.append(run_semel(capsys, "monday", "--url", url)[1])
             raise KeyboardInterrupt
 
     seen: list[str] = []
@@ -85,7 +85,7 @@ def test_the_output_distinguishes_an_interrupted_bulk_from_a_running_one(url: st
     with engine, pytest.raises(KeyboardInterrupt):
         Bulk(engine, operation="count", chunk_items=1).run(CASES, handler, key="monday", caller="alice")
     assert "running: its lease lasts" in seen[0]
-    assert "interrupted: no process runs it; send it again" in said(capsys, "monday", "--url", url)[1]
+    assert "interrupted: no process runs it; send it again" in run_semel(capsys, "monday", "--url", url)[1]
 
 
 def test_retryable_items_come_from_the_original_list(url: str, operation: str, tmp_path: Path, capsys: Capture) -> None:
@@ -93,17 +93,17 @@ def test_retryable_items_come_from_the_original_list(url: str, operation: str, t
     whole.write_text("".join(json.dumps(case) + "\n" for case in CASES))
     other.write_text("".join(json.dumps(case) + "\n" for case in CASES[::-1]))
     asked = ("monday", "--failed-retryable", "--url", url)
-    code, out, _ = said(capsys, *asked, "--list", str(whole))
+    code, out, _ = run_semel(capsys, *asked, "--list", str(whole))
     assert (code, out) == (0, '{"amount":9007199254740993,"clientItemId":"d"}\n')
     for wrong, text in (
         (["--list", str(other)], "not the list of the bulk"),
         (["--list", str(whole), "--member", "amount"], "not the list of the bulk"),
         (["--list", str(tmp_path / "none")], "cannot be read"),
     ):
-        code, out, err = said(capsys, *asked, *wrong)
+        code, out, err = run_semel(capsys, *asked, *wrong)
         assert (code, out) == (1, "")
         assert text in err
-    assert said(capsys, *asked)[0] == 2
+    assert run_semel(capsys, *asked)[0] == 2
 
 
 def test_items_refused_by_limits_do_not_change_the_identity_of_the_list(
@@ -124,7 +124,7 @@ def test_items_refused_by_limits_do_not_change_the_identity_of_the_list(
             *("LOCKED", "ITEM_TOO_LARGE", "ITEM_MALFORMED", "LOCKED"),
         ]
         assert bulk.run(whole, handler, key="monday", caller="alice").replayed
-    code, out, err = said(capsys, "monday", "--failed-retryable", "--list", str(whole), "--url", url)
+    code, out, err = run_semel(capsys, "monday", "--failed-retryable", "--list", str(whole), "--url", url)
     assert (code, out.encode(), err) == (0, lines[0] + b"\n" + lines[3] + b"\n", "")
 
 
@@ -139,5 +139,5 @@ def test_items_refused_by_limits_do_not_change_the_identity_of_the_list(
 def test_a_missing_bulk_is_reported(
     url: str, operation: str, capsys: Capture, named: str, code: int, text: str
 ) -> None:
-    got, _, err = said(capsys, named, "--url", url)
+    got, _, err = run_semel(capsys, named, "--url", url)
     assert (got, text in err) == (code, True), err

@@ -13,7 +13,7 @@ import pytest
 from semel.bulk.declaration import BulkItem
 from semel.errors import InvalidBody, KeyReusedError, PolicyError, RecordUnreadableError
 from tests.bulk.fellows import Fellow, Home, counts
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.bulk.test_outside import Downstream, Killed
 
 Make = Callable[..., Fellow]
@@ -22,13 +22,13 @@ SEVEN, EIGHT = {"store": 7}, {"store": 8}
 
 def test_different_counts_make_different_commands_of_one_list(make_fellow: Make, home: Home) -> None:
     fellow = make_fellow()
-    done = fellow.run(numbered(3), counts, counts=SEVEN)
-    assert fellow.run(numbered(3), counts, counts={"store": "7"}).replayed
+    done = fellow.run(number_items(3), counts, counts=SEVEN)
+    assert fellow.run(number_items(3), counts, counts={"store": "7"}).replayed
     for other in (EIGHT, {"store": 7, "dry_run": True}, {"stores": 7}, {}, None, lambda: EIGHT):
         with pytest.raises(KeyReusedError):
-            fellow.run(numbered(3), counts, counts=other)
+            fellow.run(number_items(3), counts, counts=other)
     with pytest.raises(KeyReusedError):
-        fellow.run(numbered(2), counts, counts=SEVEN)
+        fellow.run(number_items(2), counts, counts=SEVEN)
     assert home.effects() == [0, 1, 2]
     assert fellow.progress(key="k", caller="alice") == done.tally
 
@@ -36,13 +36,13 @@ def test_different_counts_make_different_commands_of_one_list(make_fellow: Make,
 def test_an_interrupted_bulk_with_counts_continues(make_fellow: Make) -> None:
     downstream = Downstream(dies_at=1)
     with pytest.raises((Killed, BaseExceptionGroup)):
-        make_fellow(effects="external").run(numbered(3), downstream.charge, counts=SEVEN)
+        make_fellow(effects="external").run(number_items(3), downstream.charge, counts=SEVEN)
     fellow = make_fellow(effects="external")
     with pytest.raises(KeyReusedError):
-        fellow.run(numbered(3), downstream.charge, counts=EIGHT)
-    done = fellow.run(numbered(3), downstream.charge, counts=SEVEN)
+        fellow.run(number_items(3), downstream.charge, counts=EIGHT)
+    done = fellow.run(number_items(3), downstream.charge, counts=SEVEN)
     assert (done.tally.succeeded, done.tally.unknown, downstream.calls) == (2, 1, [0, 1, 2])
-    assert retryable(fellow, done.operation_id, numbered(3)) == []  # the list is compared without what else counts
+    assert retryable(fellow, done.operation_id, number_items(3)) == []  # the list is compared without what else counts
 
 
 def retryable(fellow: Fellow, operation_id: str, items: Any) -> list[Any]:
@@ -58,13 +58,13 @@ def retryable(fellow: Fellow, operation_id: str, items: Any) -> list[Any]:
 
 def test_a_record_of_the_former_version_is_found_by_its_retry_or_refused(make_fellow: Make, home: Home) -> None:
     fellow = make_fellow()
-    fellow.run(numbered(2), counts)
+    fellow.run(number_items(2), counts)
     home.fetch("UPDATE semel_record SET recipe = 'bulk-1'")
-    assert fellow.run(numbered(2), counts).replayed
+    assert fellow.run(number_items(2), counts).replayed
     with pytest.raises(KeyReusedError):
-        fellow.run(numbered(3), counts)
+        fellow.run(number_items(3), counts)
     with pytest.raises(RecordUnreadableError):
-        fellow.run(numbered(2), counts, counts=SEVEN)
+        fellow.run(number_items(2), counts, counts=SEVEN)
     assert home.effects() == [0, 1]
 
 
@@ -75,16 +75,16 @@ def test_a_bulk_begun_by_the_former_version_continues(make_fellow: Make, home: H
         await counts(item)
 
     with pytest.raises((Killed, BaseExceptionGroup)):
-        make_fellow(chunk_items=1).run(numbered(4), stops)
+        make_fellow(chunk_items=1).run(number_items(4), stops)
     home.fetch("UPDATE semel_record SET recipe = 'bulk-1'")
-    done = make_fellow(chunk_items=1).run(numbered(4), counts)
+    done = make_fellow(chunk_items=1).run(number_items(4), counts)
     assert (done.tally.succeeded, done.replayed, home.effects()) == (4, False, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("wrong", [["store"], "store", {1: 2}, {"": 1}])
 def test_counts_must_be_a_mapping(make_fellow: Make, wrong: Any) -> None:
     with pytest.raises(PolicyError, match="counts must be a mapping"):
-        make_fellow().run(numbered(1), counts, counts=wrong)
+        make_fellow().run(number_items(1), counts, counts=wrong)
 
 
 def test_a_files_digest_is_checked(make_fellow: Make, home: Home, tmp_path: Path) -> None:

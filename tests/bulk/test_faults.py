@@ -15,7 +15,7 @@ from semel.errors import SemelError
 from semel.stores.clock import system_clock
 from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.bulk.fellows import sqlite_at, sqlite_home
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 ITEMS = 3
 
@@ -54,7 +54,7 @@ def test_a_fault_at_every_ask(
 
 def _run(engine: Engine) -> tuple[int, int, int]:
     bulk = Bulk(engine, operation="count", effects="atomic", chunk_items=2)
-    tally = bulk.run(numbered(ITEMS), _count, key="k", caller="alice", wait_seconds=0).tally
+    tally = bulk.run(number_items(ITEMS), _count, key="k", caller="alice", wait_seconds=0).tally
     return tally.done, tally.succeeded, tally.failed
 
 
@@ -72,5 +72,5 @@ def test_a_handler_that_commits_itself_is_refused(tmp_path: Path) -> None:
 
     with Engine(home.backend("sqlite")) as engine:
         bulk = Bulk(engine, operation="count", effects="atomic")
-        assert bulk.run(numbered(3), commits, key="k", caller="alice").tally.failed == 1
+        assert bulk.run(number_items(3), commits, key="k", caller="alice").tally.failed == 1
     assert home.effects() == [0, 2]

@@ -13,7 +13,7 @@ from semel.bulk.rules import Done, ItemState, Tally
 from semel.bulk.store import Failures, Items
 from semel.errors import InProgressError, KeyReusedError, PolicyError
 from tests.bulk.fellows import Fellow, Home, counts, states, write
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 Make = Callable[..., Fellow]
 
@@ -28,13 +28,13 @@ async def never(item: BulkItem) -> None:
 
 def test_each_item_has_one_outcome_and_a_second_call_gets_the_same_answer(make_fellow: Make, home: Home) -> None:
     fellow = make_fellow(chunk_items=7)
-    done = fellow.run(numbered(20), counts)
+    done = fellow.run(number_items(20), counts)
     assert done.tally == Tally(20, 20, 20, 0, 0, 0)
     assert home.effects() == list(range(20))
     assert [(each.place, each.item_id, each.result_id) for each in fellow.outcomes(done)] == [
         (n, f"i-{n}", f"r-{n}") for n in range(20)
     ]
-    again = make_fellow().run(numbered(20), never)
+    again = make_fellow().run(number_items(20), never)
     assert again.replayed
     assert again.tally == done.tally
     assert again.operation_id == done.operation_id
@@ -51,7 +51,7 @@ def test_large_details_of_a_chunk_fit_into_the_packets_of_the_server(
         return Done(detail=bytes(65_536))
 
     fellow = make_fellow(chunk_items=150, chunk_seconds=30)  # one chunk: 25 MiB as it is written down
-    done = fellow.run(numbered(150), details)
+    done = fellow.run(number_items(150), details)
     assert done.tally == Tally(150, 150, 150, 0, 0, 0)
     assert all(outcome.detail == bytes(65_536) for outcome in fellow.outcomes(done))
 
@@ -60,13 +60,18 @@ def test_large_details_of_a_chunk_fit_into_the_packets_of_the_server(
 def test_a_lease_that_ends_with_its_deadline_is_held_to_the_end(make_fellow: Make) -> None:
     """Renewing it changes nothing any more, and MariaDB counts the rows that were changed: it is no lost lease."""
     fellow = make_fellow(chunk_items=5, lease_seconds=30, deadline_seconds=30)
-    assert fellow.run(numbered(20), counts).tally == Tally(20, 20, 20, 0, 0, 0)
+    assert fellow.run(number_items(20), counts).tally == Tally(20, 20, 20, 0, 0, 0)
 
 
 def test_another_list_under_the_key_is_refused(make_fellow: Make) -> None:
     fellow = make_fellow()
-    fellow.run(numbered(5), counts)
-    for other in (numbered(6), numbered(4), list(reversed(numbered(5))), [*numbered(4), {"clientItemId": "i-4"}]):
+    fellow.run(number_items(5), counts)
+    for other in (
+        number_items(6),
+        number_items(4),
+        list(reversed(number_items(5))),
+        [*number_items(4), {"clientItemId": "i-4"}],
+    ):
         with pytest.raises(KeyReusedError):
             fellow.run(other, never)
 
@@ -84,9 +89,9 @@ def test_a_stopped_bulk_continues_after_its_last_commit(make_fellow: Make, home:
         await counts(item)
 
     with pytest.raises(Stopped):
-        make_fellow(chunk_items=10).run(numbered(100), stopped)
+        make_fellow(chunk_items=10).run(number_items(100), stopped)
     assert home.effects() == list(range(50))
-    done = make_fellow(chunk_items=10).run(numbered(100), goes_on)
+    done = make_fellow(chunk_items=10).run(number_items(100), goes_on)
     assert ran == list(range(50, 100))
     assert done.tally.succeeded == 100
     assert home.effects() == list(range(100))
@@ -107,7 +112,7 @@ def test_a_failed_item_does_not_undo_others(make_fellow: Make, home: Home) -> No
         return Done(result_id=f"r-{n}", detail=b"\x00\xff")
 
     fellow = make_fellow(chunk_items=10)
-    done = fellow.run(numbered(25), some_fail)
+    done = fellow.run(number_items(25), some_fail)
     assert done.tally == Tally(25, 25, 19, 6, 3, 0)
     assert home.effects() == [n for n in range(25) if n not in (3, 8, 9, 12, 20)]
     failed = {each.place: (each.error_code, each.retryable) for each in fellow.outcomes(done, state=ItemState.FAILED)}
@@ -126,7 +131,7 @@ def test_a_failed_item_does_not_undo_others(make_fellow: Make, home: Home) -> No
 
 def test_a_statement_that_fails_fails_its_item_alone(make_fellow: Make, home: Home) -> None:
     """On PostgreSQL the whole transaction has failed with it."""
-    items = [*numbered(5), {"clientItemId": "twin", "n": 3}, *numbered(5, first=5)]
+    items = [*number_items(5), {"clientItemId": "twin", "n": 3}, *number_items(5, first=5)]
     fellow = make_fellow(chunk_items=100)
     done = fellow.run(items, counts)
     assert done.tally == Tally(11, 11, 10, 1, 1, 0)
@@ -140,7 +145,7 @@ def test_all_items_fail(make_fellow: Make, home: Home) -> None:
         raise ItemFailed("NO")
 
     fellow = make_fellow(chunk_items=4)
-    done = fellow.run(numbered(10), fails)
+    done = fellow.run(number_items(10), fails)
     assert done.tally == Tally(10, 10, 0, 10, 0, 0)
     assert home.effects() == []
 
@@ -152,12 +157,12 @@ def test_a_duplicate_gets_in_progress(make_fellow: Make, home: Home) -> None:
     async def asks_meanwhile(item: BulkItem) -> None:
         if item.place == 1 and other.runner is None:
             try:
-                other.run(numbered(3), never)
+                other.run(number_items(3), never)
             except InProgressError as error:
                 met.append(type(error))
         await counts(item)
 
-    assert make_fellow().run(numbered(3), asks_meanwhile).tally.succeeded == 3
+    assert make_fellow().run(number_items(3), asks_meanwhile).tally.succeeded == 3
     assert met == ([InProgressError] if other.runner is None else [])
 
 
@@ -177,12 +182,12 @@ def test_a_superseded_run_writes_nothing(make_fellow: Make, home: Home) -> None:
         async def between(item: BulkItem) -> None:
             await counts(item)
 
-        assert make_fellow(chunk_items=10).run(numbered(20), between).tally.succeeded == 20
+        assert make_fellow(chunk_items=10).run(number_items(20), between).tally.succeeded == 20
         return
     from semel.errors import SupersededError
 
     with pytest.raises(SupersededError):
-        make_fellow(chunk_items=10).run(numbered(20), is_overtaken)
+        make_fellow(chunk_items=10).run(number_items(20), is_overtaken)
     assert home.effects() == list(range(10))
 
 
@@ -196,9 +201,9 @@ def test_a_handlers_rollback_stops_the_bulk(make_fellow: Make, home: Home) -> No
     if fellow.kind == "asyncpg":  # its connections have no rollback
         return
     with pytest.raises(PolicyError, match="may not roll"):
-        fellow.run(numbered(6), rolls_back)
+        fellow.run(number_items(6), rolls_back)
     assert home.effects() == [0, 1, 2]
-    assert fellow.run(numbered(6), counts).tally.succeeded == 6
+    assert fellow.run(number_items(6), counts).tally.succeeded == 6
 
 
 def test_a_result_that_cannot_be_stored_fails_only_its_item(make_fellow: Make, home: Home) -> None:
@@ -211,7 +216,7 @@ def test_a_result_that_cannot_be_stored_fails_only_its_item(make_fellow: Make, h
         return "x" * 2000 if item.place == 3 else None
 
     fellow = make_fellow(chunk_items=3)
-    done = fellow.run(numbered(6), says)
+    done = fellow.run(number_items(6), says)
     failed = [(each.place, each.error_code) for each in fellow.outcomes(done, state=ItemState.FAILED)]
     assert failed == [(1, "PolicyError"), (3, "PolicyError")]
     id, items = operation_bytes(done.operation_id), Items(fellow.engine.store)

@@ -21,7 +21,7 @@ from semel.errors import (
     PolicyError,
 )
 from tests.bulk.fellows import Fellow, Home, counts
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 Make = Callable[..., Fellow]
 
@@ -69,7 +69,7 @@ def test_an_invalid_item_refuses_the_list_or_fails_alone(
 
 @pytest.mark.parametrize(
     ("items", "options", "code"),
-    [([], {}, "NO_ITEMS"), (numbered(4), {"items_max": 3, "bad_item": "fail"}, "TOO_MANY_ITEMS")],
+    [([], {}, "NO_ITEMS"), (number_items(4), {"items_max": 3, "bad_item": "fail"}, "TOO_MANY_ITEMS")],
 )
 def test_a_list_that_is_invalid_as_a_whole_is_refused(
     make_fellow: Make, items: list[Any], options: dict[str, Any], code: str
@@ -111,8 +111,8 @@ def test_an_interrupted_list_continues_under_changed_limits(make_fellow: Make) -
         seen.append(item.place)
 
     with pytest.raises(HandlerError):
-        make_fellow(effects="idempotent").run(numbered(4), stops_at_two)
-    done = make_fellow(effects="idempotent", items_max=2, item_bytes_max=1).run(numbered(4), stops_at_two)
+        make_fellow(effects="idempotent").run(number_items(4), stops_at_two)
+    done = make_fellow(effects="idempotent", items_max=2, item_bytes_max=1).run(number_items(4), stops_at_two)
     assert done.tally.succeeded == 4
     assert sorted(seen) == [0, 1, 2, 2, 3]
 
@@ -163,15 +163,15 @@ def test_the_same_list_from_a_file_from_values_and_from_a_stream_is_one_list(
     file.write_bytes(b"".join(b'{"n": %d, "clientItemId": "i-%d"}\n\n' % (n, n) for n in range(1200)))
     done = make_fellow().run(file, counts)
     assert done.tally == Tally(1200, 1200, 1200, 0, 0, 0)
-    assert make_fellow().run(numbered(1200), counts).replayed
-    assert make_fellow().run(iter(numbered(1200)), counts).replayed
+    assert make_fellow().run(number_items(1200), counts).replayed
+    assert make_fellow().run(iter(number_items(1200)), counts).replayed
     on_loop = Fellow("sqlite-async", home)
 
     async def stream() -> AsyncIterator[dict[str, Any]]:
-        for item in numbered(1200):
+        for item in number_items(1200):
             yield item
 
-    for source in (file, numbered(1200), stream()):
+    for source in (file, number_items(1200), stream()):
         assert on_loop.run(source, counts).replayed
     on_loop.close()
 
@@ -182,12 +182,12 @@ def test_retryable_items_form_the_list_of_a_new_bulk(make_fellow: Make) -> None:
             raise OSError("the disk is full")
 
     fellow = make_fellow(effects="atomic")
-    done = fellow.run(numbered(10), some)
-    left = list(fellow.bulk.retryable(done.operation_id, numbered(10)))
+    done = fellow.run(number_items(10), some)
+    left = list(fellow.bulk.retryable(done.operation_id, number_items(10)))
     assert [item["n"] for item in left] == [0, 3, 6, 9]
     assert fellow.run(left, nothing, key="another").tally == Tally(4, 4, 4, 0, 0, 0)
     with pytest.raises(BulkRefused, match="not the list of the bulk"):
-        list(fellow.bulk.retryable(done.operation_id, numbered(10)[::-1]))
+        list(fellow.bulk.retryable(done.operation_id, number_items(10)[::-1]))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_handler_that_returns_something_else_stops_the_bulk(make_fellow: Make)
         return 7 if item.place == 1 else None
 
     with pytest.raises(PolicyError, match="must return None, a text"):
-        make_fellow().run(numbered(3), returns)
+        make_fellow().run(number_items(3), returns)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "sqlite-async"])

@@ -12,7 +12,7 @@ from semel.bulk.declaration import BulkItem
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import SupersededError
 from tests.bulk.fellows import Fellow, Home, states
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 Make = Callable[..., Fellow]
 
@@ -60,23 +60,23 @@ class TestOnEveryStore:
         downstream = Downstream(dies_at=6)
         options = {"effects": "external", "at_once": at_once}
         with pytest.raises((Killed, BaseExceptionGroup)):
-            make_fellow(**options).run(numbered(10), downstream.charge)
+            make_fellow(**options).run(number_items(10), downstream.charge)
         fellow = make_fellow(**options)
-        done = fellow.run(numbered(10), downstream.charge)
+        done = fellow.run(number_items(10), downstream.charge)
         assert max(Counter(downstream.calls).values()) == 1
         doubted = fellow.outcomes(done, state=ItemState.UNKNOWN)
         assert 1 <= len(doubted) <= at_once
         assert 6 in [each.place for each in doubted]
         assert {each.error_code for each in doubted} == {"interrupted"}
         assert done.tally == Tally(10, 10, 10 - len(doubted), 0, 0, len(doubted))
-        assert fellow.run(numbered(10), downstream.charge).replayed
+        assert fellow.run(number_items(10), downstream.charge).replayed
 
     def test_an_interrupted_idempotent_item_is_called_again_with_its_key(self, make_fellow: Make) -> None:
         downstream = Downstream(dies_at=5)
         options = {"effects": "idempotent", "at_once": 3}
         with pytest.raises((Killed, BaseExceptionGroup)):
-            make_fellow(**options).run(numbered(8), downstream.charge)
-        done = make_fellow(**options).run(numbered(8), downstream.charge)
+            make_fellow(**options).run(number_items(8), downstream.charge)
+        done = make_fellow(**options).run(number_items(8), downstream.charge)
         assert done.tally == Tally(8, 8, 8, 0, 0, 0)
         assert len(downstream.keys) == 8
 
@@ -87,16 +87,16 @@ class TestOnEveryStore:
                 home.fetch("UPDATE semel_record SET fence = fence + 1")
 
         with pytest.raises(SupersededError):
-            make_fellow(effects=effects).run(numbered(6), is_overtaken)
+            make_fellow(effects=effects).run(number_items(6), is_overtaken)
         assert [tuple(row) for row in home.fetch("SELECT done, succeeded FROM semel_bulk")] == [(4, 3)]
 
 
 def test_an_item_whose_key_the_downstream_may_have_forgotten_is_unknown(make_fellow: Make) -> None:
     downstream = Downstream(dies_at=2)
     with pytest.raises(Killed):
-        make_fellow(effects="idempotent").run(numbered(4), downstream.charge)
+        make_fellow(effects="idempotent").run(number_items(4), downstream.charge)
     fellow = make_fellow(effects="idempotent", dedup_for_seconds=0.000001)
-    done = fellow.run(numbered(4), downstream.charge)
+    done = fellow.run(number_items(4), downstream.charge)
     assert downstream.calls == [0, 1, 2, 3]
     assert fellow.outcomes(done)[2].error_code == "dedup-over"
 
@@ -116,7 +116,7 @@ def test_an_external_items_outcome_follows_its_exception(make_fellow: Make) -> N
                 return
 
     fellow = make_fellow(effects="external", nothing_happened=(ConnectionRefusedError,))
-    done = fellow.run(numbered(5), ends)
+    done = fellow.run(number_items(5), ends)
     assert [(each.error_code, each.retryable) for each in fellow.outcomes(done)] == [
         ("DECLINED", False),
         ("NothingHappened", True),
@@ -136,7 +136,7 @@ def test_an_idempotent_call_is_retried_before_the_item_is_unknown(make_fellow: M
             raise TimeoutError
 
     fellow = make_fellow(effects="idempotent")
-    done = fellow.run(numbered(3), stumbles)
+    done = fellow.run(number_items(3), stumbles)
     assert states(fellow.outcomes(done)) == [ItemState.SUCCEEDED, ItemState.UNKNOWN, ItemState.SUCCEEDED]
     assert tried == {0: 3, 1: 3, 2: 3}
 
@@ -146,6 +146,6 @@ def test_a_result_that_cannot_be_stored_leaves_only_its_item_unknown(make_fellow
         return "x" * 2000 if item.place == 1 else None
 
     fellow = make_fellow(effects="external", at_once=2)
-    done = fellow.run(numbered(4), says)
+    done = fellow.run(number_items(4), says)
     assert done.tally == Tally(4, 4, 3, 0, 0, 1)
     assert [each.error_code for each in fellow.outcomes(done, state=ItemState.UNKNOWN)] == ["error:PolicyError"]

@@ -10,7 +10,7 @@ from semel.bulk.declaration import BulkItem
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import EarlyCommit
 from tests.bulk.fellows import Fellow, Home, counts
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 Make = Callable[..., Fellow]
 
@@ -21,7 +21,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_pipelined_chunk_is_repeated_if_a_statement_fails(make_fellow: Make, home: Home) -> None:
-    items = [*numbered(30), {"clientItemId": "twin", "n": 17}, *numbered(20, first=30)]
+    items = [*number_items(30), {"clientItemId": "twin", "n": 17}, *number_items(20, first=30)]
     fellow = make_fellow(pipelined=True, chunk_items=10)
     done = fellow.run(items, counts)
     assert done.tally == Tally(51, 51, 50, 1, 1, 0)
@@ -38,7 +38,7 @@ def test_a_pipelined_handler_may_fetch(make_fellow: Make, home: Home) -> None:
         return str(row[0])
 
     fellow = make_fellow(pipelined=True)
-    assert [each.result_id for each in fellow.outcomes(fellow.run(numbered(4), fetches))] == ["0", "2", "4", "6"]
+    assert [each.result_id for each in fellow.outcomes(fellow.run(number_items(4), fetches))] == ["0", "2", "4", "6"]
 
 
 def test_a_handler_that_commits_stops_the_bulk_and_nothing_runs_twice(
@@ -54,8 +54,8 @@ def test_a_handler_that_commits_stops_the_bulk_and_nothing_runs_twice(
     fellow = make_fellow(chunk_items=3)
     monkeypatch.setattr("semel.bulk.flow.retry_seconds", lambda tried, jitter: 0.0)
     with pytest.raises(EarlyCommit):
-        fellow.run(numbered(9), commits)
-    done = make_fellow(chunk_items=3).run(numbered(9), counts)
+        fellow.run(number_items(9), commits)
+    done = make_fellow(chunk_items=3).run(number_items(9), counts)
     doubted = fellow.outcomes(done, state=ItemState.UNKNOWN)
     assert [each.place for each in doubted] == [3, 4, 5]
     assert {each.error_code for each in doubted} == {"committed-early"}

@@ -9,7 +9,7 @@ import pytest
 from semel import BulkItem, Tally
 from semel.errors import PolicyError
 from tests.bulk.fellows import Fellow, counts
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 Make = Callable[..., Fellow]
 
@@ -26,18 +26,18 @@ def test_a_bulk_that_was_stopped_is_found_by_its_key(make_fellow: Make) -> None:
 
     told: list[str] = []
     with pytest.raises(Stopped):
-        make_fellow(chunk_items=4).run(numbered(20), stopped, begun=told.append)
+        make_fellow(chunk_items=4).run(number_items(20), stopped, begun=told.append)
     other = make_fellow()
     assert other.progress(key="k", caller="alice") == other.progress(told[0]) == Tally(20, 8, 8, 0, 0, 0)
     assert other.operation_id(key="k", caller="alice") == told[0]
-    done = other.run(numbered(20), counts, begun=told.append)
+    done = other.run(number_items(20), counts, begun=told.append)
     assert told == [done.operation_id] * 2
     assert other.progress(key="k", caller="alice") == done.tally
 
 
 def test_a_key_belongs_to_its_caller(make_fellow: Make) -> None:
     fellow = make_fellow()
-    fellow.run(numbered(2), counts, tenant="acme")
+    fellow.run(number_items(2), counts, tenant="acme")
     assert fellow.progress(key="k", caller="alice", tenant="acme") == Tally(2, 2, 2, 0, 0, 0)
     for named in (
         {"key": "k", "caller": "alice"},
@@ -51,9 +51,9 @@ def test_a_key_belongs_to_its_caller(make_fellow: Make) -> None:
 
 def test_a_replay_does_not_call_the_begun_callback(make_fellow: Make) -> None:
     fellow = make_fellow()
-    fellow.run(numbered(2), counts)
+    fellow.run(number_items(2), counts)
     told: list[str] = []
-    assert fellow.run(numbered(2), counts, begun=told.append).replayed
+    assert fellow.run(number_items(2), counts, begun=told.append).replayed
     assert told == []
 
 
@@ -63,8 +63,8 @@ def test_an_exception_of_the_callback_releases_the_lease(make_fellow: Make) -> N
 
     fellow = make_fellow()
     with pytest.raises(Stopped):
-        fellow.run(numbered(2), counts, begun=refuses)
-    assert not fellow.run(numbered(2), counts).replayed
+        fellow.run(number_items(2), counts, begun=refuses)
+    assert not fellow.run(number_items(2), counts).replayed
 
 
 def test_progress_needs_arguments_that_identify_a_bulk(make_fellow: Make) -> None:

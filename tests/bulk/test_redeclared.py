@@ -15,7 +15,7 @@ from semel.bulk.rules import ItemState, Tally
 from semel.errors import SemelError
 from tests.bulk.declared import run_declared
 from tests.bulk.fellows import Fellow, Home, mariadb_home, postgres_home, sqlite_home, states
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.bulk.test_outside import Downstream, Killed
 from tests.servers import mariadb
 from tests.servers.postgres import postgres, schema
@@ -90,10 +90,10 @@ def test_an_item_that_an_external_run_began_is_not_called_again_by_the_first_dec
     for effects, at in (("idempotent", 1), ("external", 3)):
         downstream = dying(at)
         with pytest.raises((Killed, BaseExceptionGroup)):
-            make_fellow(effects=effects).run(numbered(5), downstream.charge)
+            make_fellow(effects=effects).run(number_items(5), downstream.charge)
         calls.update(downstream.calls)
     fellow, downstream = make_fellow(effects="idempotent"), dying(-1)
-    done = fellow.run(numbered(5), downstream.charge)
+    done = fellow.run(number_items(5), downstream.charge)
     calls.update(downstream.calls)
     assert calls == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
     assert done.tally == Tally(5, 5, 3, 0, 0, 2)
@@ -104,18 +104,18 @@ def test_an_item_begun_by_the_former_version_is_unknown(make_fellow: Make, home:
     """It wrote no effects beside the item, so that it is unknown whether it may be called again."""
     downstream = Downstream(dies_at=1)
     with pytest.raises((Killed, BaseExceptionGroup)):
-        make_fellow(effects="idempotent").run(numbered(3), downstream.charge)
+        make_fellow(effects="idempotent").run(number_items(3), downstream.charge)
     home.fetch("UPDATE semel_item SET detail = NULL WHERE state = 2")
     fellow = make_fellow(effects="idempotent")
-    done = fellow.run(numbered(3), downstream.charge)
+    done = fellow.run(number_items(3), downstream.charge)
     assert states(fellow.outcomes(done)) == [ItemState.SUCCEEDED, ItemState.UNKNOWN, ItemState.SUCCEEDED]
     assert downstream.calls == [0, 1, 2]
 
 
 def test_a_bulk_whose_sums_do_not_add_up_is_not_settled(make_fellow: Make, home: Home) -> None:
     with pytest.raises((Killed, BaseExceptionGroup)):
-        make_fellow(effects="external").run(numbered(3), Downstream(dies_at=2).charge)
+        make_fellow(effects="external").run(number_items(3), Downstream(dies_at=2).charge)
     home.fetch("UPDATE semel_bulk SET succeeded = succeeded - 1")
     with pytest.raises(SemelError, match="its totals omit 1 of its items"):
-        make_fellow(effects="external").run(numbered(3), Downstream().charge)
+        make_fellow(effects="external").run(number_items(3), Downstream().charge)
     assert [state for (state,) in home.fetch("SELECT state FROM semel_record")] == [1]

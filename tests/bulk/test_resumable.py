@@ -1,4 +1,4 @@
-"""A bulk inside a resumable operation: the request is kept, and a completer brings the bulk to its end by itself."""
+"""A bulk inside a resumable operation: the request is kept, and a completer finishes the bulk."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from semel import Answer, AsyncBulk, AsyncEngine, Command, Permit, Policy, Scope
 from semel.bulk.declaration import BulkItem
 from semel.resuming.worker import Completer
 from tests.bulk.fellows import Home, counts, sqlite_home
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.engine.shells import until
 
 POLICY = Policy(steps=True, resumable=True)
-REQUEST = json.dumps(numbered(30)).encode()
+REQUEST = json.dumps(number_items(30)).encode()
 
 
 class Shop:

@@ -9,7 +9,7 @@ import pytest
 from semel import AsyncEngine, Engine, Inbox
 from semel.retention.worker import Reaper
 from tests.bulk.fellows import Fellow, Home, counts
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 
 @pytest.fixture(params=["sqlite-async", "psycopg-async", "asyncmy"])
@@ -19,9 +19,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def test_the_reaper_deletes_expired_items(home: Home, kind: str) -> None:
     fellow = Fellow(kind, home, operation="old", tombstone_seconds=60, answer_seconds=60)
-    fellow.run(numbered(7), counts)
+    fellow.run(number_items(7), counts)
     kept = Fellow(kind, home, operation="kept")
-    done = kept.run(numbered(3, first=100), counts)
+    done = kept.run(number_items(3, first=100), counts)
     home.fetch("UPDATE semel_record SET answer_until = 1, forget_after = 1 WHERE operation = 'old'")
     with Engine(home.backend(kind.removesuffix("-async"))) as engine:
         short = Inbox(engine, consumer="short", keep_seconds=0.000001)

@@ -15,7 +15,7 @@ from semel.errors import PolicyError
 from semel.stores.sql.sqlalchemy import session_on
 from semel.stores.sql.sqlalchemy_async import async_session_on
 from tests.bulk.fellows import SYNC, Fellow, Home, states, write
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.bulk.rows import Effect
 
 Make = Callable[..., Fellow]
@@ -62,12 +62,12 @@ def test_each_items_rows_are_committed_with_its_outcome_and_undone_with_its_fail
             await session.call("commit")
         return f"r-{n}"
 
-    done = fellow.run(numbered(9), handler=handle)
+    done = fellow.run(number_items(9), handler=handle)
     assert (done.tally.succeeded, done.tally.failed) == (7, 2)
     assert home.effects() == [0, 1, 2, 4, 6, 7, 8, 100]
     failed = [outcome.place for outcome in fellow.outcomes(done) if outcome.state is ItemState.FAILED]
     assert failed == [3, 5]
-    assert fellow.run(numbered(9), handler=handle).replayed
+    assert fellow.run(number_items(9), handler=handle).replayed
 
 
 def test_a_sessions_rollback_undoes_its_own_item_alone(make_fellow: Make, home: Home) -> None:
@@ -92,7 +92,7 @@ def test_a_sessions_rollback_undoes_its_own_item_alone(make_fellow: Make, home: 
             await session.call("commit")
         return f"r-{n}"
 
-    done = fellow.run(numbered(5), handler=handle)
+    done = fellow.run(number_items(5), handler=handle)
     assert states(fellow.outcomes(done)).count(ItemState.FAILED) == 1
     assert home.effects() == [0, 4, 100, 200]
 
@@ -112,5 +112,5 @@ def test_a_rollback_without_a_session_stops_the_bulk_also_behind_an_item_with_on
             await session.call("commit")
 
     with pytest.raises(PolicyError, match="may not roll"):
-        fellow.run(numbered(4), handler=handle)
+        fellow.run(number_items(4), handler=handle)
     assert home.effects() == []

@@ -14,7 +14,7 @@ from semel.http.caller import Caller
 from semel.http.settings import HttpSettings
 from semel.operations.http import Operations
 from tests.bulk.fellows import sqlite_home
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 
 
 def test_progress_over_http(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_progress_over_http(tmp_path: Path) -> None:
                 if item.place == 4:
                     assert await look("alice") == 200
 
-            await bulk.run(numbered(6), handler, key="k", caller="alice", tenant="acme")
+            await bulk.run(number_items(6), handler, key="k", caller="alice", tenant="acme")
             assert await look("alice") == 200
             assert await look("mallory") == 404
 

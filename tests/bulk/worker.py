@@ -12,7 +12,7 @@ from typing import Any
 from semel import Bulk, Engine
 from semel.bulk.declaration import BulkItem
 from semel.stores.urls import connect_backend
-from tests.bulk.lists import die, numbered
+from tests.bulk.lists import die, number_items
 
 ITEMS = 100
 CHUNK = 10
@@ -36,12 +36,12 @@ def main(url: str, dies_at: str, by: str = "") -> None:
 
     if kind in ("before", "after"):
         _die_around_commits(kind, int(number))
-    done = bulk.run(numbered(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
+    done = bulk.run(number_items(ITEMS), handler, key="k", caller="alice", wait_seconds=60)
     print(done.tally.succeeded, done.replayed)
 
 
 def _die_around_commits(kind: str, number: int) -> None:
-    """Before or after the n-th chunk's commit, on whatever store: the flow's own last ask is where it happens."""
+    """Before or after the n-th chunk's commit, on any store, at the flow's own last ask."""
     from semel.core.requests import Commit, SettleWithin
     from semel.engine.runner import SyncPerformer
 

@@ -28,7 +28,7 @@ def invoice(key: str = "invoice") -> Command:
     return Command(SCOPE, key, bytes(32), "1.tests", KEPT, business_ref="INV-\\-1")
 
 
-def handled(item: BulkItem) -> Done:
+def handle(item: BulkItem) -> Done:
     if item.value["n"] == 3:
         raise ItemFailed("LOCKED", retryable=True, written=False)
     return Done(f"r-{item.place}", f"täget \x00 {item.place}", bytes([0, 255, item.place]))
@@ -54,7 +54,7 @@ def fill(url: str) -> None:
         engine.run(invoice(), lambda permit: DONE)
         with pytest.raises(TimeoutError):
             engine.run(STEPPED, lambda permit: shop(permit, [], lost=True))
-        Bulk(engine, operation="cases", effects="external").run(CASES, handled, key="list", caller="alice")
+        Bulk(engine, operation="cases", effects="external").run(CASES, handle, key="list", caller="alice")
         ids: list[str] = []
 
         def emits(message: Message) -> None:

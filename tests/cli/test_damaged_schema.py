@@ -43,7 +43,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
             cursor.execute(f"DROP DATABASE {name}")
 
 
-def told(capsys: Capture, *arguments: str) -> tuple[int, str]:
+def run_doctor(capsys: Capture, *arguments: str) -> tuple[int, str]:
     capsys.readouterr()
     code = main([*arguments])
     said = capsys.readouterr()
@@ -52,17 +52,17 @@ def told(capsys: Capture, *arguments: str) -> tuple[int, str]:
 
 def test_missing_tables_and_columns_are_named(place: tuple[str, Does], capsys: Capture) -> None:
     url, does = place
-    assert told(capsys, "migrate", "--url", url)[0] == 0
+    assert run_doctor(capsys, "migrate", "--url", url)[0] == 0
     with closing(Engine.connect(url)) as engine:
         assert missing(engine, engine.store.migrations) == ""
     does("ALTER TABLE semel_item RENAME COLUMN state TO gone")
     does("ALTER TABLE semel_record RENAME TO semel_lost")
     for command in ("doctor", "migrate"):
-        code, said = told(capsys, command, "--url", url)
+        code, said = run_doctor(capsys, command, "--url", url)
         assert code == 3
         assert "semel_item.state, the table semel_record cannot be found" in said
         assert "restore them all from one backup" in said
     does("ALTER TABLE semel_lost RENAME TO semel_record")
     does("ALTER TABLE semel_item RENAME COLUMN gone TO state")
-    assert "version 3, nothing pending" in told(capsys, "doctor", "--url", url)[1]
-    assert told(capsys, "migrate", "--url", url) == (0, "the store is up to date: nothing to do\n")
+    assert "version 3, nothing pending" in run_doctor(capsys, "doctor", "--url", url)[1]
+    assert run_doctor(capsys, "migrate", "--url", url) == (0, "the store is up to date: nothing to do\n")

@@ -30,7 +30,7 @@ SCHEMA = f"{postgres.schema()}_doctor"
 ROLE = f"{SCHEMA}_role"
 
 
-def looked(url: str, capsys: Capture) -> tuple[int, dict[str, dict[str, Any]]]:
+def run_doctor(url: str, capsys: Capture) -> tuple[int, dict[str, dict[str, Any]]]:
     """What the command found, by check; its exit code agrees with it."""
     capsys.readouterr()
     code = main(["doctor", "--json", "--url", url])
@@ -65,7 +65,7 @@ def url_of_role(scheme: str = "postgresql") -> str:
 
 
 def test_a_sound_postgresql_is_healthy(owner: psycopg.Connection[Any], capsys: Capture) -> None:
-    code, found = looked(url_of_role(), capsys)
+    code, found = run_doctor(url_of_role(), capsys)
     assert code == 0, found
     assert found["durability"]["detail"] == "every commit waits for the log on disk"
     assert found["version"]["detail"].startswith("PostgreSQL ")
@@ -79,7 +79,7 @@ def test_a_sound_postgresql_is_healthy(owner: psycopg.Connection[Any], capsys: C
 def test_a_role_that_does_not_wait_for_its_commits_forgets(owner: psycopg.Connection[Any], capsys: Capture) -> None:
     """It is the connection's own setting that counts. EXTERNAL does not start; the URL may accept the loss by name."""
     owner.execute(f"ALTER ROLE {ROLE} SET synchronous_commit = off")
-    code, found = looked(url_of_role(), capsys)
+    code, found = run_doctor(url_of_role(), capsys)
     assert (code, found["durability"]["level"]) == (1, "problem")
     assert found["durability"]["remedy"] == "set synchronous_commit = on for this role or database"
     for options, policy, starts in (
@@ -99,15 +99,15 @@ def test_a_role_that_does_not_wait_for_its_commits_forgets(owner: psycopg.Connec
 
 def test_rights_that_are_missing_are_named(owner: psycopg.Connection[Any], capsys: Capture) -> None:
     owner.execute(f"REVOKE DELETE ON {SCHEMA}.semel_record FROM {ROLE}")
-    code, found = looked(url_of_role(), capsys)
+    code, found = run_doctor(url_of_role(), capsys)
     assert (code, found["grants"]["level"]) == (1, "warning")
     assert found["grants"]["remedy"] == "GRANT DELETE ON semel_record to this user"
     owner.execute(f"REVOKE SELECT ON {SCHEMA}.semel_event FROM {ROLE}")
     remedy = "GRANT SELECT ON semel_event; GRANT DELETE ON semel_record to this user"
-    assert looked(url_of_role(), capsys)[1]["grants"]["remedy"] == remedy
+    assert run_doctor(url_of_role(), capsys)[1]["grants"]["remedy"] == remedy
     owner.execute(f"GRANT SELECT ON {SCHEMA}.semel_event TO {ROLE}")
     owner.execute(f"REVOKE UPDATE ON {SCHEMA}.semel_record FROM {ROLE}")
-    assert looked(url_of_role(), capsys)[1]["grants"]["level"] == "problem"
+    assert run_doctor(url_of_role(), capsys)[1]["grants"]["level"] == "problem"
     with (
         closing(Engine.connect(url_of_role())) as engine,
         pytest.raises(ConfigurationError, match="no end of a command could be written: GRANT DELETE ON semel_record; "),
@@ -117,11 +117,11 @@ def test_rights_that_are_missing_are_named(owner: psycopg.Connection[Any], capsy
 
 def test_tables_that_a_crash_empties_are_named(owner: psycopg.Connection[Any], capsys: Capture) -> None:
     owner.execute(f"CREATE UNLOGGED TABLE {SCHEMA}.doctor_cache (n integer)")
-    code, found = looked(url_of_role(), capsys)
+    code, found = run_doctor(url_of_role(), capsys)
     assert (code, found["tables"]["level"]) == (0, "note")
     assert "doctor_cache" in found["tables"]["detail"]
     owner.execute(f"ALTER TABLE {SCHEMA}.semel_record SET UNLOGGED")
-    code, found = looked(url_of_role(), capsys)
+    code, found = run_doctor(url_of_role(), capsys)
     assert (code, found["tables"]["level"]) == (1, "problem")
     assert found["tables"]["detail"].startswith("unlogged: semel_record, ")
 
@@ -168,7 +168,7 @@ def test_foreign_tables_are_named(owner: psycopg.Connection[Any], capsys: Captur
     try:
         owner.execute("CREATE SERVER doctor_server FOREIGN DATA WRAPPER doctor_wrapper")
         owner.execute(f"CREATE FOREIGN TABLE {SCHEMA}.doctor_far (n integer) SERVER doctor_server")
-        _, found = looked(url_of_role(), capsys)
+        _, found = run_doctor(url_of_role(), capsys)
     finally:
         owner.execute("DROP FOREIGN DATA WRAPPER doctor_wrapper CASCADE")
     assert found["tables"]["level"] == "note"
@@ -206,13 +206,13 @@ def test_mariadb(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         cursor.execute(f"CREATE OR REPLACE DATABASE {server.database}")
         with closing(Engine.connect(mariadb.url(server))) as engine:
             engine.migrate()
-        code, found = looked(mariadb.url(server), capsys)
+        code, found = run_doctor(mariadb.url(server), capsys)
         assert (code, [name for name, each in found.items() if each["level"] == "warning"]) == (1, ["flush"])
         assert found["defaults"]["level"] == "ok"
         assert found["grants"]["level"] == "ok"
         assert found["tables"]["level"] == "ok"
         cursor.execute(f"CREATE TABLE {server.database}.log (n integer) ENGINE=MyISAM")
-        listed = looked(mariadb.url(server), capsys)[1]["tables"]
+        listed = run_doctor(mariadb.url(server), capsys)[1]["tables"]
         assert (listed["level"], listed["detail"].partition(":")[0]) == ("note", "log (MyISAM) without transactions")
         [(level, answer)] = checked_tables(mariadb.url(server), "atomic", tmp_path, monkeypatch, capsys)
         assert (level, "log (MyISAM) without transactions" in answer) == ("open", True)
@@ -223,7 +223,7 @@ def test_mariadb(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         cursor.execute("CREATE OR REPLACE USER semel_doctor@'127.0.0.1' IDENTIFIED BY 'hunter2'")
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON {server.database}.* TO semel_doctor@'127.0.0.1'")
         own = mariadb.url(server).replace(f"{server.user}:{server.password}@", "semel_doctor:hunter2@")
-        assert looked(own, capsys)[1]["grants"]["detail"] == "this user lacks DELETE on semel_record"
+        assert run_doctor(own, capsys)[1]["grants"]["detail"] == "this user lacks DELETE on semel_record"
         cursor.execute("DROP USER semel_doctor@'127.0.0.1'")
         cursor.execute(f"DROP DATABASE {server.database}")
 
@@ -232,7 +232,7 @@ def test_redis(capsys: Capture) -> None:
     url = f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}&persistence=none"  # it syncs each second
     with closing(Engine.connect(url)) as engine:
         engine.migrate()
-    code, found = looked(url, capsys)
+    code, found = run_doctor(url, capsys)
     assert code == 0, found
     assert "no maxmemory" in found["memory"]["detail"]
     assert "with this host's within 0." in found["clock"]["detail"]

@@ -1,4 +1,4 @@
-"""`semel explain`: the story of a record, told by the rules themselves, and every way to name the record."""
+"""`semel explain`: the story of a record, as the rules give it, and every way to name the record."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Run = Callable[..., Ran]
 SCOPE = ["--tenant", "demo", "--caller", "alice", "--operation", "pay"]
 
 
-def refused(shelf: Shelf, key: str) -> str:
+def refuse(shelf: Shelf, key: str) -> str:
     with shelf.engine() as engine:
         return engine.run(shelf.command(key), lambda permit: Answer(409, (), b"no")).operation_id
 
 
-def released(shelf: Shelf, key: str) -> str:
+def release(shelf: Shelf, key: str) -> str:
     with shelf.engine() as engine:
         return engine.run(shelf.command(key), lambda permit: Answer(429, (), b"later")).operation_id
 
@@ -48,8 +48,8 @@ STORIES: dict[str, tuple[Callable[[Shelf], str], str, Situation, str, str]] = {
         "it runs",
     ),
     "succeeded": (lambda shelf: shelf.succeeded("k"), "status 201", Situation.ANSWER_KEPT, "No action", "first answer"),
-    "refused": (lambda shelf: refused(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
-    "released": (lambda shelf: released(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
+    "refused": (lambda shelf: refuse(shelf, "k"), "status 409", Situation.REFUSAL_KEPT, "No action", "first answer"),
+    "released": (lambda shelf: release(shelf, "k"), "http-429", Situation.NOTHING_HAPPENED, "No action", "it runs"),
     "expired": (
         lambda shelf: shelf.succeeded("k", ago_us=HOUR_US, answer_seconds=60),
         "EXPIRED",
@@ -94,7 +94,7 @@ def test_the_explanation_follows_the_rules(
 
 
 def test_a_lists_effects_are_its_items_own(semel: Run, shelf: Shelf) -> None:
-    """The record of every list is EXTERNAL, whatever its items are declared with."""
+    """The record of every list is EXTERNAL, with any effects of its items."""
     with shelf.engine() as engine:
         bulk = Bulk(engine, operation="cases.approve", effects="atomic")
         bulk.run([{"clientItemId": "a"}], lambda item: None, key="list-1", caller="alice")

@@ -36,7 +36,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def answered(shelf: Shelf, key: str, body: bytes, **options: Any) -> str:
+def store_answer(shelf: Shelf, key: str, body: bytes, **options: Any) -> str:
     with shelf.engine() as engine:
         return engine.run(
             shelf.command(key, **options), lambda permit: Answer(201, ((b"content-type", b"text/plain"),), body)
@@ -76,7 +76,7 @@ def test_an_export_is_filtered_as_a_list_is(semel: Run, shelf: Shelf, arguments:
 
 def test_an_export_contains_no_key_request_or_nonce_and_answers_only_on_request(semel: Run, shelf: Shelf) -> None:
     secret = "a-key-that-nobody-may-see"
-    answered(shelf, secret, b"the body")
+    store_answer(shelf, secret, b"the body")
     with shelf.engine() as engine:
         [record] = engine.perform(
             "read", lambda: engine.store.read((bytes.fromhex(lines(semel("export").out)[0]["recordId"]),))
@@ -91,8 +91,8 @@ def test_an_export_contains_no_key_request_or_nonce_and_answers_only_on_request(
 
 
 def test_answers_are_exported_as_text_or_base64(semel: Run, shelf: Shelf) -> None:
-    answered(shelf, "text", "Zoë 東京".encode())
-    answered(shelf, "binary", b"\x00\xff")
+    store_answer(shelf, "text", "Zoë 東京".encode())
+    store_answer(shelf, "binary", b"\x00\xff")
     shelf.unknown("none")
     none, binary, text = lines(semel("export", "--answers").out)
     assert (text["answerBody"], text["answerBodyBase64"]) == ("Zoë 東京", None)
@@ -222,7 +222,7 @@ NASTY = "=cmd\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_a_terminal_is_not_harmed_by_an_export(shelf: Shelf, form: str, capsys: pytest.CaptureFixture[str]) -> None:
     shelf.unknown("one", caller=NASTY)
-    options, out = parsed(shelf, form), Terminal()
+    options, out = parse_export(shelf, form), Terminal()
     assert exporting.run(options, Output(machine=False, stdout=out)) == 0
     assert all(line.isprintable() for line in out.getvalue().split("\n"))
     assert "\\x1b[2J" in out.getvalue() if form == "csv" else "\\u001b[2J" in out.getvalue()
@@ -231,11 +231,11 @@ def test_a_terminal_is_not_harmed_by_an_export(shelf: Shelf, form: str, capsys: 
 
 def test_a_file_gets_what_is_stored_as_it_is(shelf: Shelf) -> None:
     shelf.unknown("one", caller=NASTY)
-    options, out = parsed(shelf, "csv"), StringIO()
+    options, out = parse_export(shelf, "csv"), StringIO()
     assert exporting.run(options, Output(machine=False, stdout=out)) == 0
     [row] = csv.DictReader(StringIO(out.getvalue(), newline=""))
     assert row["caller"] == f"'{NASTY}"
 
 
-def parsed(shelf: Shelf, form: str) -> argparse.Namespace:
+def parse_export(shelf: Shelf, form: str) -> argparse.Namespace:
     return parse(*grammar(), ["export", "--format", form, "--url", shelf.url])

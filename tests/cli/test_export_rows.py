@@ -24,32 +24,32 @@ def url(tmp_path: Path) -> str:
     return made
 
 
-def exported(url: str, capsys: Capture, *options: str) -> list[dict[str, Any]]:
+def run_export(url: str, capsys: Capture, *options: str) -> list[dict[str, Any]]:
     capsys.readouterr()
     assert main(["export", "--url", url, *options]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_each_kind_has_its_rows(url: str, capsys: Capture) -> None:
-    [operation] = exported(url, capsys, "--of", "operations")
+    [operation] = run_export(url, capsys, "--of", "operations")
     assert (operation["businessReference"], operation["state"]) == ("INV-\\-1", "SUCCEEDED")
-    [bulk] = exported(url, capsys, "--of", "bulks")
-    items = exported(url, capsys, "--of", "items")
+    [bulk] = run_export(url, capsys, "--of", "bulks")
+    items = run_export(url, capsys, "--of", "items")
     assert (bulk["succeeded"], bulk["failed"], len(items)) == (4, 1, 5)
     assert [(item["id"], item["state"], item["errorCode"]) for item in items][2:4] == [
         ("case-2", "SUCCEEDED", None),
         ("case-3", "FAILED", "LOCKED"),
     ]
     assert {item["operationId"] for item in items} == {bulk["operationId"]}
-    events = exported(url, capsys, "--of", "events")
+    events = run_export(url, capsys, "--of", "events")
     assert [event["state"] for event in events] == ["published", "postponed", *["waiting"] * 3, "parked"]
     assert [event["reason"] for event in events][-1] == "too large"
-    imports = exported(url, capsys, "--of", "imports")
+    imports = run_export(url, capsys, "--of", "imports")
     assert [(each["key"], each["state"], each["contentKept"]) for each in imports] == [
         (f"ACME:{'01' * 32}", "QUEUED", "database sealed"),
         (f"ACME:{'02' * 32}", "QUEUED", "folder"),
     ]
-    messages = exported(url, capsys, "--of", "messages")
+    messages = run_export(url, capsys, "--of", "messages")
     assert {each["messageId"]: (each["state"], each["tries"]) for each in messages} == {
         "m-1": ("handled", 0),
         "poison": ("parked", 2),
@@ -62,9 +62,9 @@ def test_contents_are_exported_only_on_request(url: str, capsys: Capture) -> Non
         capsys.readouterr()
         assert main(["export", "--url", url, "--of", kind]) == 0
         assert "text" not in capsys.readouterr().out
-    event = exported(url, capsys, "--of", "events", "--answers")[0]
+    event = run_export(url, capsys, "--of", "events", "--answers")[0]
     assert json.loads(event["payload"]) == {"n": 0, "text": "\\ \x00"}
-    item = exported(url, capsys, "--of", "items", "--answers")[1]
+    item = run_export(url, capsys, "--of", "items", "--answers")[1]
     assert (item["detail"], item["detailBase64"]) == (None, "AP8B")
 
 
@@ -72,7 +72,7 @@ def test_contents_are_exported_only_on_request(url: str, capsys: Capture) -> Non
 @pytest.mark.parametrize("contents", [False, True])
 def test_csv_has_a_header_and_rows_of_equal_length(url: str, capsys: Capture, kind: str, contents: bool) -> None:
     asked = ["--of", kind, *(["--answers"] if contents else [])]
-    documents = exported(url, capsys, *asked)
+    documents = run_export(url, capsys, *asked)
     assert list(documents[0]) == columns(kind, contents=contents)
     capsys.readouterr()
     assert main(["export", "--url", url, "--format", "csv", *asked]) == 0

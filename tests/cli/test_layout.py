@@ -28,7 +28,7 @@ def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return Terminal()
 
 
-def shown(terminal: Terminal) -> list[str]:
+def lines_of(terminal: Terminal) -> list[str]:
     return terminal.getvalue().splitlines()
 
 
@@ -46,13 +46,13 @@ def test_a_table_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
     Output(machine=False, stdout=terminal).table(HEADS, ROWS)
-    assert max(map(len, shown(terminal))) <= 60
+    assert max(map(len, lines_of(terminal))) <= 60
     assert ROWS[0][0] in terminal.getvalue()  # an id is copied: it is never folded
 
 
 def test_a_long_text_is_indented_below_its_head(terminal: Terminal) -> None:
     Output(machine=False, stdout=terminal).say_hanging("warning  disk     ", " ".join(["word"] * 30), "yellow")
-    lines = shown(terminal)
+    lines = lines_of(terminal)
     assert lines[0].startswith("warning  disk     word word")
     assert all(line.startswith(" " * 18 + "word") for line in lines[1:])
     assert len(lines) > 2

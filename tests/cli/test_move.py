@@ -63,7 +63,7 @@ def command(key: str) -> Command:
     return Command(SCOPE, key, bits("request", len(key), size=32), "1.tests", Policy.of(**options))
 
 
-def told(engine: Engine, key: str, outcomes: tuple[Outcome, ...]) -> None:
+def settle_with(engine: Engine, key: str, outcomes: tuple[Outcome, ...]) -> None:
     """Let a command's executions end so."""
     for number, outcome in enumerate(outcomes, start=1):
         permit = engine.claim(command(key))
@@ -101,7 +101,7 @@ def first(tmp_path: Path) -> str:
     with Engine(sqlite_backend(SqliteDriver(url[10:], clock=clock))) as engine:
         for key, outcomes in STORIES.items():
             clock.advance(1_000)
-            told(engine, key, outcomes)
+            settle_with(engine, key, outcomes)
     return url
 
 
@@ -139,14 +139,14 @@ def in_mariadb() -> Iterator[str]:
         cursor.execute(f"DROP DATABASE {server.database}")
 
 
-def moved(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
+def run_move(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     code = main(["move", "--from", source, "--to", target, "--json", *options])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, document
 
 
-def compared(source: str, target: str) -> None:
+def compare(source: str, target: str) -> None:
     """Every key meets the same in both."""
     with Engine.connect(source) as one, Engine.connect(target) as other:
         for key in STORIES:
@@ -168,13 +168,13 @@ def compared(source: str, target: str) -> None:
 def test_every_key_gets_the_same_answer_through_all_stores(first: str, places: dict[str, str], capsys: Capture) -> None:
     source = first
     for target in (places["postgresql"], places["redis"], places["sqlite"]):
-        assert moved(source, target, capsys, "--dry-run")[1]["records"] == len(STORIES)
-        code, said = moved(source, target, capsys)
+        assert run_move(source, target, capsys, "--dry-run")[1]["records"] == len(STORIES)
+        code, said = run_move(source, target, capsys)
         assert (code, said["copied"], said["alreadyThere"], said["over"]) == (0, len(STORIES), 0, 0), said
-        compared(source, target)
-        code, said = moved(source, target, capsys)
+        compare(source, target)
+        code, said = run_move(source, target, capsys)
         assert (code, said["copied"], said["alreadyThere"]) == (0, 0, len(STORIES)), said
-        compared(source, target)
+        compare(source, target)
         source = target
 
 
@@ -182,18 +182,18 @@ def test_every_key_gets_the_same_answer_through_all_stores(first: str, places: d
 def test_a_move_into_mariadb_and_out_of_it_keeps_every_answer(
     first: str, in_mariadb: str, places: dict[str, str], capsys: Capture
 ) -> None:
-    assert moved(first, in_mariadb, capsys)[0] == 0
-    compared(first, in_mariadb)
-    assert moved(in_mariadb, places["sqlite"], capsys)[0] == 0
-    compared(in_mariadb, places["sqlite"])
+    assert run_move(first, in_mariadb, capsys)[0] == 0
+    compare(first, in_mariadb)
+    assert run_move(in_mariadb, places["sqlite"], capsys)[0] == 0
+    compare(in_mariadb, places["sqlite"])
 
 
 def test_a_moved_command_continues_in_its_new_store(first: str, places: dict[str, str], capsys: Capture) -> None:
     """A replay, another request refused, an unknown one settled by an operator, a free one run."""
-    assert moved(first, places["postgresql"], capsys)[0] == 0
+    assert run_move(first, places["postgresql"], capsys)[0] == 0
     with Engine.connect(places["postgresql"]) as engine:
         assert isinstance(engine.claim(command("made")), Replay)
-        told(engine, "nothing", (Succeeded(MADE),))
+        settle_with(engine, "nothing", (Succeeded(MADE),))
         found = row(engine, "unknown")
         assert found is not None
         resolution = Resolution(found.id, found.fence, True, MADE, "me", "asked", True)
@@ -206,14 +206,14 @@ def test_an_open_record_is_refused_and_nothing_is_written(first: str, places: di
         permit = engine.claim(replace(command("made"), key="open"))
         assert isinstance(permit, Permit)
         for options in ((), ("--dry-run",)):
-            code, said = moved(first, places["sqlite"], capsys, *options)
+            code, said = run_move(first, places["sqlite"], capsys, *options)
             assert code == 1
             assert said["error"].startswith("1 of 15 records cannot be moved: operation ")
             assert permit.operation_id in said["error"]
         engine.settle(permit, Succeeded(MADE))
     with Engine.connect(places["sqlite"]) as engine:
         assert engine.perform("counts", engine.store.counts) == {}
-    assert moved(first, places["sqlite"], capsys)[1]["copied"] == 15
+    assert run_move(first, places["sqlite"], capsys)[1]["copied"] == 15
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_damaged_or_sealed_record_is_refused_by_its_name(
     with closing(sqlite3.connect(first.removeprefix("sqlite:///"))) as plain:
         plain.execute(f"UPDATE semel_record SET {harm} WHERE id = ?", (kept.id,))
         plain.commit()
-    code, said = moved(first, places["sqlite"], capsys)
+    code, said = run_move(first, places["sqlite"], capsys)
     assert code == 1
     assert uuid_text(kept.operation_id) in said["error"]
     with Engine.connect(places["sqlite"]) as engine:
@@ -236,7 +236,7 @@ def test_a_damaged_or_sealed_record_is_refused_by_its_name(
 
 
 def test_a_dry_run_writes_nothing(first: str, places: dict[str, str], capsys: Capture) -> None:
-    code, said = moved(first, places["sqlite"], capsys, "--dry-run")
+    code, said = run_move(first, places["sqlite"], capsys, "--dry-run")
     assert code == 0
     assert not any(said.pop("beside").values())
     assert said == {"records": len(STORIES), "copied": 0, "alreadyThere": 0, "over": 0, "dryRun": True, "rows": {}}
@@ -273,17 +273,17 @@ def test_a_move_interrupted_anywhere_continues(
                 cuts += 1
             else:
                 break
-        code, said = moved(first, target, capsys)
+        code, said = run_move(first, target, capsys)
         assert code == 0, said
-        compared(first, target)
+        compare(first, target)
     assert cuts > 8
 
 
 def test_another_record_in_its_place_is_not_touched(first: str, places: dict[str, str], capsys: Capture) -> None:
     with Engine.connect(places["sqlite"]) as engine:
-        told(engine, "made", (Succeeded(WHOLE),))
+        settle_with(engine, "made", (Succeeded(WHOLE),))
         before = row(engine, "made")
-    code, said = moved(first, places["sqlite"], capsys)
+    code, said = run_move(first, places["sqlite"], capsys)
     assert (code, "a different record under its id" in said["error"]) == (1, True)
     with Engine.connect(places["sqlite"]) as engine:
         assert row(engine, "made") == before
@@ -300,7 +300,7 @@ def test_a_source_that_is_written_to_is_reported(
             assert not isinstance(engine.claim(replace(command("made"), key="late")), InProgress)
 
     monkeypatch.setattr(Mover, "move", move)
-    code, said = moved(first, places["sqlite"], capsys)
+    code, said = run_move(first, places["sqlite"], capsys)
     assert (code, "the source changed during the move" in said["error"]) == (1, True)
 
 
@@ -312,9 +312,9 @@ def test_external_commands_are_not_moved_into_a_server_that_forgets(
         url = f"redis://127.0.0.1:{server.port}/0"
         with closing(Engine.connect(url)) as engine:
             engine.migrate()
-        code, said = moved(first, url, capsys)
+        code, said = run_move(first, url, capsys)
         assert (code, "would lose the fact that it ran" in said["error"]) == (2, True)
-        assert moved(first, f"{url}?persistence=none", capsys)[0] == 0
+        assert run_move(first, f"{url}?persistence=none", capsys)[0] == 0
     finally:
         stop(server)
 
@@ -331,6 +331,6 @@ def test_external_commands_are_not_moved_into_a_server_that_forgets(
 def test_a_move_between_unsuitable_stores_is_refused(
     source: str, target: str, said: str, first: str, capsys: Capture
 ) -> None:
-    code, document = moved(source.replace("first", first), target.replace("first", first), capsys)
+    code, document = run_move(source.replace("first", first), target.replace("first", first), capsys)
     assert code in (2, 3)
     assert said in document["error"]

@@ -26,7 +26,7 @@ from semel.stores.sql.tables import NOUNS, Noun
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers import FunctionSink, Relay
-from tests.cli.everything import CASES, DONE, STEPPED, fill, fresh, handled, invoice, raises, shop
+from tests.cli.everything import CASES, DONE, STEPPED, fill, fresh, handle, invoice, raises, shop
 from tests.servers import mariadb, postgres, redis
 
 Capture = pytest.CaptureFixture[str]
@@ -44,7 +44,7 @@ def _rows(engine: Engine, noun: Noun) -> Iterator[Row]:
         yield from (row[: len(noun.columns)] for row in page)
 
 
-def moved(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
+def run_move(source: str, target: str, capsys: Capture, *options: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     code = main(["move", "--from", source, "--to", target, "--json", *options])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -74,7 +74,7 @@ def in_mariadb() -> str:
     return fresh(mariadb.url(server))
 
 
-def delivered(url: str) -> list[Event]:
+def relay_all(url: str) -> list[Event]:
     """What a relay of this store publishes."""
     sent: list[Event] = []
 
@@ -99,10 +99,10 @@ def test_everything_is_the_same_through_all_sql_stores(
         **{"imports": 2, "import_names": 2, "known_rows": 1, "file_parts": 6, "files": 1},
     }
     for target in (in_postgres(), in_mariadb(), second):
-        code, said = moved(source, target, capsys)
+        code, said = run_move(source, target, capsys)
         assert code == 0, said
         assert rows(target) == before
-        again, said = moved(source, target, capsys)
+        again, said = run_move(source, target, capsys)
         assert (again, {name: told["copied"] for name, told in said["rows"].items()}) == (0, dict.fromkeys(before, 0))
         source = target
     goes_on(second)
@@ -111,7 +111,7 @@ def test_everything_is_the_same_through_all_sql_stores(
 def goes_on(url: str) -> None:
     """Nothing that was done is done again in the new store."""
     with Engine.connect(url) as engine:
-        done = Bulk(engine, operation="cases", effects="external").run(CASES, handled, key="list", caller="alice")
+        done = Bulk(engine, operation="cases", effects="external").run(CASES, handle, key="list", caller="alice")
         assert (done.replayed, done.tally.retryable) == (True, 1)
         with pytest.raises(NotReplayableError):
             engine.run(invoice("another"), lambda permit: DONE)
@@ -131,16 +131,16 @@ def test_waiting_events_are_published_once_and_in_order_after_a_move(first: str,
     with Engine.connect(first) as engine:
         waiting = engine.perform("find", lambda: Events(engine.store.dialect).find(0, 10, parked=False))  # type: ignore[attr-defined]
         expected = [each.event.id for each in waiting if each.parked_at is None]
-    assert moved(first, second, capsys)[0] == 0
-    sent = delivered(second)
+    assert run_move(first, second, capsys)[0] == 0
+    sent = relay_all(second)
     assert sorted(event.id for event in sent) == sorted(expected)
     for about in ("0", "1"):
         assert [e.id for e in sent if e.aggregate_id == about] == [
             w.event.id for w in waiting if w.event.aggregate_id == about and w.parked_at is None
         ]
     # And back: the old store learns that they were published, so that they are not published again.
-    assert moved(second, first, capsys)[0] == 0
-    assert delivered(first) == []
+    assert run_move(second, first, capsys)[0] == 0
+    assert relay_all(first) == []
 
 
 @mariadb.MARK
@@ -148,9 +148,9 @@ def test_a_message_handled_meanwhile_is_remembered_as_long(first: str, second: s
     for target in (in_postgres(), in_mariadb(), second):
         with Engine.connect(first) as engine:
             Inbox(engine, consumer="late").note_failure(target, "not yet")
-            assert moved(first, target, capsys)[0] == 0
+            assert run_move(first, target, capsys)[0] == 0
             assert Inbox(engine, consumer="late", keep_seconds=86_400 * 30).handle(target, str) is Receipt.HANDLED
-        assert moved(first, target, capsys)[0] == 0
+        assert run_move(first, target, capsys)[0] == 0
         assert rows(target)["messages"] == rows(first)["messages"]
 
 
@@ -159,33 +159,33 @@ def test_a_running_relay_is_refused(first: str, second: str, capsys: Capture) ->
         partitions = Partitions(engine.store.dialect)  # type: ignore[attr-defined]
         engine.perform("attend", lambda: partitions.attend("r-1", 9_000_000, listens=False))
         for options in ((), ("--dry-run",)):
-            code, said = moved(first, second, capsys, *options)
+            code, said = run_move(first, second, capsys, *options)
             assert (code, "a relay publishes the events of --from" in said["error"]) == (1, True)
         engine.perform("leave", lambda: partitions.leave("r-1", 9_000_000))
-    assert moved(first, second, capsys)[0] == 0
+    assert run_move(first, second, capsys)[0] == 0
 
 
 def test_a_store_that_cannot_hold_them_is_refused_with_the_remedy(first: str, capsys: Capture) -> None:
     target = fresh(f"redis://127.0.0.1:{redis.valkey()}/0?prefix={redis.prefix()}_all")
     for options in ((), ("--dry-run",)):
-        code, said = moved(first, target, capsys, *options)
+        code, said = run_move(first, target, capsys, *options)
         assert code == 1
         for text in ("4 events that are not published", "1 parked events", "semel worker", "--records-only"):
             assert text in said["error"], said
     with Engine.connect(target) as engine:
         assert engine.perform("counts", engine.store.counts) == {}
-    assert moved(first, target, capsys, "--records-only")[1]["copied"] == 3
+    assert run_move(first, target, capsys, "--records-only")[1]["copied"] == 3
 
 
 def test_records_only_copies_the_steps_too(first: str, second: str, capsys: Capture) -> None:
-    assert moved(first, second, capsys, "--records-only")[0] == 0
+    assert run_move(first, second, capsys, "--records-only")[0] == 0
     assert {name: len(found) for name, found in rows(second).items() if found} == {"steps": 1}
 
 
 def test_another_operation_with_its_reference_is_reported(first: str, second: str, capsys: Capture) -> None:
     with Engine.connect(second) as engine:
         engine.run(invoice("theirs"), lambda permit: DONE)
-    code, said = moved(first, second, capsys)
+    code, said = run_move(first, second, capsys)
     assert (code, "another operation has its business reference" in said["error"]) == (1, True)
 
 
@@ -205,7 +205,7 @@ def test_a_source_that_is_written_to_is_reported(
                 Inbox(other, consumer="late").handle("m", lambda message: None)
 
     monkeypatch.setattr(moved_rows, "pages_of", pages_of)
-    code, said = moved(first, second, capsys)
+    code, said = run_move(first, second, capsys)
     assert (code, "changed during the move" in said["error"]) == (1, True)
 
 

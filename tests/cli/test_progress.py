@@ -28,7 +28,9 @@ def clock(*seconds: float) -> Callable[[], float]:
     return lambda: next(times)
 
 
-def shown(stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, asked: bool, total: int | None) -> str:
+def show_progress(
+    stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, asked: bool, total: int | None
+) -> str:
     telling = ProgressLine("purge", asked=asked, total=total, stream=stream, clock=clock(*times))
     for done in dones:
         telling.tell(done, "3 forgotten")
@@ -37,11 +39,11 @@ def shown(stream: StringIO, dones: Iterable[int], times: tuple[float, ...], *, a
 
 
 def test_progress_is_printed_only_on_request() -> None:
-    assert shown(StringIO(), (1, 2), (), asked=False, total=9) == ""
+    assert show_progress(StringIO(), (1, 2), (), asked=False, total=9) == ""
 
 
 def test_progress_prints_a_line_every_few_seconds() -> None:
-    text = shown(StringIO(), (100, 200, 700), (0, 1, 2, 7), asked=True, total=1000)
+    text = show_progress(StringIO(), (100, 200, 700), (0, 1, 2, 7), asked=True, total=1000)
     assert text.splitlines() == [
         "purge: 100 of 1000, 100/s, about 9 s left, 3 forgotten",
         "purge: 700 of 1000, 100/s, about 3 s left, 3 forgotten",
@@ -49,12 +51,12 @@ def test_progress_prints_a_line_every_few_seconds() -> None:
 
 
 def test_a_terminal_gets_one_line_that_is_erased_at_the_end() -> None:
-    text = shown(Terminal(), (100, 150, 200, 300), (0, 0.1, 1, 1.1, 2), asked=False, total=None)
+    text = show_progress(Terminal(), (100, 150, 200, 300), (0, 0.1, 1, 1.1, 2), asked=False, total=None)
     assert text == "\r\x1b[2Kpurge: 150, 150/s, 3 forgotten\r\x1b[2Kpurge: 300, 150/s, 3 forgotten\r\x1b[2K"
 
 
 def test_more_than_the_expected_count_never_shows_a_negative_rest() -> None:
-    assert shown(StringIO(), (30,), (0, 1), asked=True, total=10) == "purge: 30 of 30, 30/s, 3 forgotten\n"
+    assert show_progress(StringIO(), (30,), (0, 1), asked=True, total=10) == "purge: 30 of 30, 30/s, 3 forgotten\n"
 
 
 def test_work_without_a_count_is_timed_and_its_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,14 +31,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "all.db"
 
 
-def purged(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def run_purge(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["purge", "--json", "--chunk", "2", "--url", f"sqlite:///{file}", *options]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return {name: count for name, count in document.items() if name != "scanned"}
 
 
-def held(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
+def count_rows(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
     with closing(sqlite3.connect(file)) as db:
         for statement in change:
             db.execute(statement)
@@ -49,27 +49,29 @@ def held(file: Path, change: tuple[str, ...] = ()) -> dict[str, int]:
 def test_a_purge_reports_each_kind_and_keeps_rows_without_an_end(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    full = held(file)
+    full = count_rows(file)
     assert full == {"record": 3, "operation": 1, "bulk": 1, "item": 5, "event": 6, "inbox": 3}
-    assert not any(purged(file, capsys).values())
-    held(file, ALL_OVER)
-    assert purged(file, capsys, "--keep", "0") == {
+    assert not any(run_purge(file, capsys).values())
+    count_rows(file, ALL_OVER)
+    assert run_purge(file, capsys, "--keep", "0") == {
         **{"answersDropped": 0, "recordsForgotten": 2, "operationsForgotten": 1, "itemsForgotten": 6},
         **{"messagesForgotten": 2, "eventsForgotten": 1},
     }
     # What is UNKNOWN, parked, or waits to be published has no end.
-    assert held(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 5, "inbox": 1}
+    assert count_rows(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 5, "inbox": 1}
 
 
 def test_a_published_event_is_kept_for_a_day(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held(file, ("UPDATE semel_event SET published_at = published_at - 86000000000 WHERE published_at IS NOT NULL",))
-    assert purged(file, capsys)["eventsForgotten"] == 0
-    held(file, ("UPDATE semel_event SET published_at = published_at - 500000000 WHERE published_at IS NOT NULL",))
-    assert purged(file, capsys)["eventsForgotten"] == 1
+    count_rows(
+        file, ("UPDATE semel_event SET published_at = published_at - 86000000000 WHERE published_at IS NOT NULL",)
+    )
+    assert run_purge(file, capsys)["eventsForgotten"] == 0
+    count_rows(file, ("UPDATE semel_event SET published_at = published_at - 500000000 WHERE published_at IS NOT NULL",))
+    assert run_purge(file, capsys)["eventsForgotten"] == 1
 
 
 def test_the_output_names_what_was_purged(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    held(file, ALL_OVER)
+    count_rows(file, ALL_OVER)
     capsys.readouterr()
     assert main(["purge", "--url", f"sqlite:///{file}"]) == 0
     told = capsys.readouterr().out
@@ -84,7 +86,7 @@ def test_the_reaper_deletes_the_same_rows_except_events(file: Path) -> None:
             if name == "purged":
                 told[labels["kind"]] = value
 
-    held(file, (*ALL_OVER, "UPDATE semel_event SET published_at = 1 WHERE published_at IS NOT NULL"))
+    count_rows(file, (*ALL_OVER, "UPDATE semel_event SET published_at = 1 WHERE published_at IS NOT NULL"))
 
     async def reap() -> None:
         async with AsyncEngine.connect(f"sqlite:///{file}", observer=Hearing()) as engine:
@@ -92,4 +94,4 @@ def test_the_reaper_deletes_the_same_rows_except_events(file: Path) -> None:
 
     asyncio.run(reap())
     assert told == {"answers": 0, "records": 2, "operations": 1, "items": 6, "messages": 2}
-    assert held(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 6, "inbox": 1}
+    assert count_rows(file) == {"record": 1, "operation": 0, "bulk": 0, "item": 0, "event": 6, "inbox": 1}

@@ -20,7 +20,7 @@ Run = Callable[..., Ran]
 NEVER_RUN = "the handler must not run"
 
 
-def replayed(shelf: Shelf, key: str) -> Answer:
+def replay(shelf: Shelf, key: str) -> Answer:
     def handler(permit: object) -> Answer:
         raise AssertionError(NEVER_RUN)
 
@@ -35,7 +35,7 @@ def test_a_success_with_an_answer_is_replayed(semel: Run, shelf: Shelf, tmp_path
     answer = ["--status", "201", "--body-file", str(body), "--header", "Content-Type: application/json"]
     ran = semel("settle", operation_id, "--succeeded", *answer, "--reason", "seen at the provider", "--actor", "ops")
     assert (ran.code, ran.err) == (0, "")
-    assert replayed(shelf, "key-1") == Answer(201, ((b"content-type", b"application/json"),), b'{"paymentId":"pay_1"}')
+    assert replay(shelf, "key-1") == Answer(201, ((b"content-type", b"application/json"),), b'{"paymentId":"pay_1"}')
     [line] = semel("show", operation_id, "--json").document["audit"]
     assert (line["actor"], line["action"], line["reason"]) == ("ops", "resolve:succeeded", "seen at the provider")
     assert "by ops: seen at the provider" in semel("show", operation_id).out
@@ -48,11 +48,11 @@ def test_a_json_body_gets_its_content_type_automatically(semel: Run, shelf: Shel
     ran = semel("settle", shelf.unknown("key-1", ago_us=HOUR_US), *given)
     assert (ran.code, ran.err) == (0, "")
     assert "content type: application/json" in ran.out
-    assert replayed(shelf, "key-1").headers == ((b"content-type", b"application/json"),)
+    assert replay(shelf, "key-1").headers == ((b"content-type", b"application/json"),)
     other = ("--header", "content-type: application/vnd.shop+json", "--header", "X-Note: 1")
     ran = semel("settle", shelf.unknown("key-2", ago_us=HOUR_US), *given, *other)
     assert (ran.code, "content type" in ran.out) == (0, False)
-    assert replayed(shelf, "key-2").headers[0] == (b"content-type", b"application/vnd.shop+json")
+    assert replay(shelf, "key-2").headers[0] == (b"content-type", b"application/vnd.shop+json")
 
 
 def test_a_body_of_another_type_requires_a_content_type(semel: Run, shelf: Shelf, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_success_without_an_answer_is_stored(semel: Run, shelf: Shelf) -> None
     assert ran.code == 0
     assert "gets no answer; this is final" in ran.out
     with pytest.raises(NotReplayableError):
-        replayed(shelf, "key-1")
+        replay(shelf, "key-1")
 
 
 def test_a_command_that_did_not_happen_runs_on_retry(semel: Run, shelf: Shelf) -> None:
@@ -180,7 +180,7 @@ def in_doubt(shelf: Shelf, shop: Shop) -> str:
     return uuid_text(row.operation_id)
 
 
-def retried(shelf: Shelf, shop: Shop) -> bytes:
+def retry(shelf: Shelf, shop: Shop) -> bytes:
     with shelf.engine() as engine:
         return engine.run(shelf.command("k", steps=True), shop.buy).answer.body
 
@@ -195,7 +195,7 @@ def test_only_the_step_that_did_not_happen_runs_again(semel: Run, shelf: Shelf) 
     assert ran.out == "settled: step 'ship' did not happen; a retry continues, and repeats no finished step\n"
     happened = " ".join(semel("explain", operation_id, "--json").document["story"]["happened"])
     assert "olga settled it (did-not-happen step:ship): no parcel" in happened
-    assert retried(shelf, shop) == b"done"
+    assert retry(shelf, shop) == b"done"
     assert shop.calls == ["charge", "ship", "ship"]
 
 
@@ -209,7 +209,7 @@ def test_a_step_settled_as_succeeded_does_not_run_again(semel: Run, shelf: Shelf
         assert "--step-succeeded" in refused.err
     ran = semel(*given, '"parcel 7"', "--json")
     assert (ran.document["state"], ran.document["step"]) == ("CLAIMED", "ship")
-    assert retried(shelf, shop) == b"done"
+    assert retry(shelf, shop) == b"done"
     assert (shop.calls, shop.results) == (["charge", "ship"], ["parcel 7"])
 
 

@@ -236,7 +236,7 @@ COMMANDS = (
 def test_no_command_shows_a_password(
     scheme: str, place: str, capsys: Capture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither where the server is away nor where the URL is wrong."""
+    """Neither if the server is unreachable nor if the URL is wrong."""
     caplog.set_level(logging.DEBUG)
     plain = url_of(scheme, user=f"app:{SECRET}@" if place == "user" else "app@", port=free_port())
     parameter = f"password={SECRET}" if place == "parameter" else "patience_seconds=2"

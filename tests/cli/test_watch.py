@@ -130,13 +130,13 @@ def test_a_slow_poll_is_followed_by_a_long_rest(semel: Run, shelf: Shelf, monkey
 # --- real processes -----------------------------------------------------------------------------
 
 
-def started(shelf: Shelf, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def start_watch(shelf: Shelf, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "semel.cli", "watch", *arguments, "--url", shelf.url]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
 
 
 def test_ctrl_c_ends_it_cleanly(shelf: Shelf) -> None:
-    with started(shelf, "--every", "60") as process:
+    with start_watch(shelf, "--every", "60") as process:
         assert process.stdout is not None
         assert b"0 records" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_it_cleanly(shelf: Shelf) -> None:
 
 
 def test_a_closed_pipe_ends_the_watch_quietly(shelf: Shelf) -> None:
-    with started(shelf, "--every", "0.1") as process:
+    with start_watch(shelf, "--every", "0.1") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -158,7 +158,7 @@ def test_a_terminal_is_redrawn(shelf: Shelf) -> None:
     lost = shelf.unknown("lost", caller="x\x1b[2J" + "y" * 60)
     ours, theirs = pty.openpty()
     try:
-        with started(shelf, "--count", "2", "--every", "0.1", stdout=theirs) as process:
+        with start_watch(shelf, "--count", "2", "--every", "0.1", stdout=theirs) as process:
             os.close(theirs)
             shown = b""
             while True:

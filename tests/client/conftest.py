@@ -1,4 +1,4 @@
-"""Clients on scripted servers, whose clocks stand still."""
+"""Clients on scripted servers, whose clocks do not move."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Colour:
         self.journal = Journal(f"sqlite:///{folder / 'intents.db'}", payloads=True)
 
     def run(self, server: Server, use: Callable[[Any], Any], **options: Any) -> Any:
-        """Call ``use(api)``, where ``api`` has blocking methods whatever its colour is."""
+        """Call ``use(api)``, where ``api`` has blocking methods for both colours."""
         options = {"journal": self.journal, **options}
         transport = httpx.MockTransport(server)
         if self.name == "sync":

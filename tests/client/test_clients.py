@@ -420,7 +420,7 @@ def test_a_url_inside_a_query_is_not_the_whole_url() -> None:
     assert core.make_request("POST", "http://y.example/", json={}).url == "http://y.example/"
 
 
-# --- what nobody may see ---
+# --- secrets ---
 
 
 def test_no_representation_and_no_log_line_shows_a_key_or_a_payload(

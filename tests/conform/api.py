@@ -166,7 +166,7 @@ class Api:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
-        """All at once: nothing that runs goes on, and nobody listens."""
+        """End everything at once: no request continues, and nothing listens."""
         assert self._server is not None
         self._server.close()
         for task in list(self.running):
@@ -242,11 +242,11 @@ class Api:
             lines.append(f"Content-Type: {said.kind}")
         lines += [f"{name}: {value}" for name, value in said.headers.items()] + ["Connection: close"] * closes
         head = "\r\n".join(lines).encode() + b"\r\n\r\n"
-        if self.wrong == "lost-answer" and not gone(reader):
+        if self.wrong == "lost-answer" and not has_left(reader):
             writer.write(head)
             await writer.drain()
             await pause(0.02)
-            if gone(reader):
+            if has_left(reader):
                 self.records.clear()
                 return False
             writer.write(body)
@@ -394,8 +394,8 @@ class Api:
             record.answer = said
         forgets = (
             (wrong == "broken-again" and said.status == 500)
-            or (wrong == "lost-request" and not slow and gone(reader))
-            or (wrong == "lost-running" and slow and gone(reader))
+            or (wrong == "lost-request" and not slow and has_left(reader))
+            or (wrong == "lost-running" and slow and has_left(reader))
         )
         if forgets:
             self.records.pop(place, None)
@@ -694,7 +694,7 @@ class Api:
         return {"paths": {"/payments": {"post": operation}}}
 
 
-def gone(reader: asyncio.StreamReader) -> bool:
+def has_left(reader: asyncio.StreamReader) -> bool:
     """Whether the client has left."""
     return reader.at_eof() or reader.exception() is not None
 

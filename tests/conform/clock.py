@@ -2,7 +2,7 @@
 
 What is tested here waits most of its time, for leases, slow requests and pauses. On this loop a wait costs nothing, and
 a busy machine cannot make one too short: work takes no time at all. Server and client must be on the same loop, so that
-whatever is under way between them is seen before the clock moves.
+traffic between them is detected before the clock moves.
 """
 
 from __future__ import annotations

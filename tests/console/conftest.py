@@ -22,7 +22,7 @@ def new_database() -> str:
     return f"{url.rpartition('/')[0]}/{name}"
 
 
-def migrated(url: str) -> Engine:
+def migrate(url: str) -> Engine:
     engine = Engine.connect(url)
     engine.migrate()
     return engine
@@ -31,11 +31,11 @@ def migrated(url: str) -> Engine:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     url = f"sqlite:///{tmp_path}/semel.db" if request.param == "sqlite" else new_database()
-    with migrated(url) as opened:
+    with migrate(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
-    with migrated(f"sqlite:///{tmp_path}/semel.db") as opened:
+    with migrate(f"sqlite:///{tmp_path}/semel.db") as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""Lists look at a bounded number of records, and lead on: nothing is hidden, whatever the store's size."""
+"""Lists look at a bounded number of records, and lead on: nothing is hidden in a store of any size."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from semel.stores.sqlite.store import SQL, SqliteStore
 from semel.testing.clock import SettableClock
 from semel.testing.redis import redis_subject
 from tests.bulk.fellows import mariadb_home
-from tests.console.conftest import migrated
-from tests.console.test_console import command, console, paid, step_in_doubt, unknown
+from tests.console.conftest import migrate
+from tests.console.test_console import command, console, pay_with_canary, step_in_doubt, unknown
 from tests.servers import redis
 
 
-def made(permit: Permit) -> Answer:
+def make(permit: Permit) -> Answer:
     return Answer(201, (), b"")
 
 
@@ -60,7 +60,7 @@ def test_more_unknown_records_than_a_page_reads_appear_page_by_page(
     look_at_most(4, type(engine.store), monkeypatch)
     lost = {unknown(engine, f"lost-{number}") for number in range(6)}
     for number in range(9):
-        engine.run(command(f"k{number}"), made)
+        engine.run(command(f"k{number}"), make)
     query, clicks, seen = Find(states=(State.UNKNOWN,), limit=50), 0, list[str]()
     while True:
         page = filters.find_bounded(engine, query)
@@ -80,10 +80,10 @@ def test_the_command_prints_how_to_continue(
 ) -> None:
     look_at_most(5, SqliteStore, monkeypatch)
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url) as engine:
-        engine.run(command("k", caller="rare"), paid)
+    with migrate(url) as engine:
+        engine.run(command("k", caller="rare"), pay_with_canary)
         for number in range(7):
-            engine.run(command(f"k{number}"), paid)
+            engine.run(command(f"k{number}"), pay_with_canary)
 
     def listed(*more: str) -> dict[str, Any]:
         assert main(["list", "--caller", "rare", "--url", url, *more]) == 0
@@ -107,9 +107,9 @@ def look_at_most(records: int, store: type[Store], monkeypatch: pytest.MonkeyPat
 def walks_to_the_rare_one(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, others: int = 12) -> None:
     look_at_most(5, type(engine.store), monkeypatch)
     monkeypatch.setattr(pages, "EACH_MOST", 1)
-    engine.run(command("k", caller="rare"), made)
+    engine.run(command("k", caller="rare"), make)
     for number in range(others):
-        engine.run(command(f"k{number}"), made)
+        engine.run(command(f"k{number}"), make)
     lost = unknown(engine, "lost")
     client = console(engine)
     path, clicks = "/records?caller=rare", 0
@@ -134,7 +134,7 @@ def test_a_filtered_walk_finds_each_record_once_with_any_statement_limit(
     monkeypatch.setattr(tables, "STRETCH", stretch)
     lost = {step_in_doubt(engine, f"lost-{number}", [])[0] for number in range(5)}
     for number in range(8):
-        engine.run(command(f"k{number}"), made)
+        engine.run(command(f"k{number}"), make)
     for size in (1, 2, 50):
         few = tables.STEPS._replace(page=size)
         found = list(pages_of(engine, few))
@@ -156,7 +156,7 @@ def test_the_engine_reads_the_store_of_the_bench(tmp_path: Path, capsys: pytest.
 
 
 def test_lists_on_sqlite_walk_an_index(tmp_path: Path) -> None:
-    with migrated(f"sqlite:///{tmp_path}/semel.db") as engine:
+    with migrate(f"sqlite:///{tmp_path}/semel.db") as engine:
         asked: list[str] = []
         with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
             values = {"before": None, "after": 0, "states": ",1,2,", "tenant": None, "caller": "x", "operation": None}

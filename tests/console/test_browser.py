@@ -12,8 +12,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from semel import Engine
 from semel.core.model import State
-from tests.console.conftest import migrated
-from tests.console.test_console import CANARY, EVIL, between_steps, command, paid, state_of, unknown
+from tests.console.conftest import migrate
+from tests.console.test_console import CANARY, EVIL, between_steps, command, pay_with_canary, state_of, unknown
 from tests.servers.needed import needs, program
 
 pytestmark = needs("chromium")
@@ -24,7 +24,7 @@ PATIENCE_MS = 60_000
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Engine, str]]:
     """The page behind the printed link, the store, and the id of what is in doubt."""
     url = f"sqlite:///{tmp_path_factory.mktemp('console')}/semel.db"
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         id = unknown(engine, "lost")
         process = subprocess.Popen(
             [sys.executable, "-m", "semel.cli", "console", "--url", url, "--json"], stdout=subprocess.PIPE, text=True
@@ -78,7 +78,7 @@ def test_a_doubt_can_be_settled_by_keyboard_alone(page: tuple[Page, Engine, str]
     pages.keyboard.press("Enter")
     expect(pages.get_by_role("status")).to_contain_text("Done", timeout=PATIENCE_MS)
     assert state_of(engine, id) is State.FAILED_NOT_REPLAYABLE
-    assert engine.run(command("lost"), paid).answer.status == 201
+    assert engine.run(command("lost"), pay_with_canary).answer.status == 201
     assert CANARY not in pages.content()
     assert errors == []
 

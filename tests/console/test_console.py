@@ -29,7 +29,7 @@ from semel.core.model import Find, State
 from semel.errors import ConfigurationError
 from semel.outbox.store import Events
 from semel.stores.sql.dialect import dialect_of
-from tests.console.conftest import migrated
+from tests.console.conftest import migrate
 
 CANARY = "canary-3d1f0a77"
 EVIL = "<script>alert(1)</script>"
@@ -52,7 +52,7 @@ def unknown(engine: Engine, key: str, operation: str = "payments.create", caller
     return ids[0]
 
 
-def paid(permit: Permit) -> Answer:
+def pay_with_canary(permit: Permit) -> Answer:
     permit.emit("payments.created", {"secret": CANARY})
     return Answer(201, ((b"x-secret", CANARY.encode()),), f"{CANARY} paid".encode())
 
@@ -87,7 +87,7 @@ def state_of(engine: Engine, id: str) -> State:
 
 
 def test_nothing_of_a_key_a_request_or_an_answer_is_on_any_page(engine: Engine) -> None:
-    engine.run(command("done"), paid)
+    engine.run(command("done"), pay_with_canary)
     id = unknown(engine, "lost", EVIL, EVIL)
     unknown(engine, "other")
     client = console(engine)
@@ -122,7 +122,7 @@ def test_an_unknown_command_is_settled_after_a_dry_run_and_the_retry_gets_the_an
     done = client.post("/settle", data={**form, "confirmed": "yes"})
     assert done.status_code == 200
     assert state_of(engine, id) is State.SUCCEEDED
-    again = engine.run(command("lost"), paid)
+    again = engine.run(command("lost"), pay_with_canary)
     assert (again.answer.status, again.replayed) == (201, True)
     page = client.get(f"/records/{id}").text
     assert "olga" in page
@@ -214,7 +214,7 @@ def test_a_command_is_settled_with_a_body_that_comes_out_as_it_was_typed(engine:
     assert (changing.status_code, "&lt;b&gt;ünï" in changing.text) == (200, True)
     assert state_of(engine, id) is State.UNKNOWN
     assert client.post("/settle", data={**form, "confirmed": "yes"}).status_code == 200
-    again = engine.run(command("lost"), paid)
+    again = engine.run(command("lost"), pay_with_canary)
     assert (again.answer.status, again.answer.body.decode()) == (201, TYPED)
     assert again.answer.headers == ((b"content-type", b"application/json"),)
     assert "ch_81" not in client.get(f"/records/{id}").text
@@ -454,7 +454,7 @@ def test_a_settlement_before_the_deadline_needs_confirmation(store: Engine) -> N
     client = console(store)
     refused = client.post("/settle", data=settling(client, id, confirmed="yes", force=""))
     assert (refused.status_code, "confirm that the handler has stopped" in refused.text) == (409, True)
-    assert "you know that it has stopped" not in refused.text  # said twice, in other words
+    assert "you know that it has stopped" not in refused.text  # entered twice, in other words
 
 
 def test_a_visitor_without_a_name_sees_nothing(store: Engine) -> None:
@@ -486,7 +486,7 @@ def test_other_methods_are_refused_and_named(store: Engine, method: str) -> None
 
 def test_damaged_records_are_named_and_cannot_be_settled(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         ids = [unknown(engine, f"k{number}") for number in range(4)]
         with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
             for id, damage in zip(
@@ -506,7 +506,7 @@ def test_damaged_records_are_named_and_cannot_be_settled(tmp_path: Path) -> None
 
 def test_a_refusal_of_the_store_is_shown_as_a_page(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url):
+    with migrate(url):
         pass
     broken = Engine.connect(url, id_secret=b"another store's secret: 32 bytes")
     page = console(broken).get("/")
@@ -530,7 +530,7 @@ def test_a_read_only_console_has_no_form_and_refuses_changes(store: Engine) -> N
 
 
 def test_parked_events_can_be_retried(store: Engine) -> None:
-    store.run(command("done"), paid)
+    store.run(command("done"), pay_with_canary)
     events = Events(dialect_of(store.store, "events"))
     [waiting] = store.perform("events", lambda: events.find(0, 10, parked=False))
     assert store.perform("events", lambda: events.park(waiting.event.id, EVIL))
@@ -615,7 +615,7 @@ def test_an_unreachable_store_is_reported_until_it_is_back(tmp_path: Path) -> No
 
 
 def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the store's size: the pages ask for pages, never for all."""
+    """In a store of any size the pages read pages, never everything."""
     unknown(store, "lost")
     asked: list[int] = []
     found: Callable[[Find], Any] = store.store.find
@@ -634,7 +634,7 @@ def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.
 
 def test_the_link_of_the_command_works_once_and_only_on_this_machine(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url) as made:
+    with migrate(url) as made:
         unknown(made, "lost")
     process = subprocess.Popen(
         [sys.executable, "-m", "semel.cli", "console", "--url", url, "--json"], stdout=subprocess.PIPE, text=True

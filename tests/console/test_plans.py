@@ -20,7 +20,7 @@ from semel.stores.postgres.store import SQL
 from semel.stores.sql.dialect import MARIADB, POSTGRES
 from semel.stores.sql.statements import Statement
 from tests.bulk.fellows import mariadb_home
-from tests.console.conftest import migrated, new_database
+from tests.console.conftest import migrate, new_database
 from tests.servers.mariadb import MARK
 from tests.servers.redis import eventually
 
@@ -44,7 +44,7 @@ def filled() -> str:
 
 
 def scans(url: str) -> dict[str, int]:
-    """How often each large table was read from its beginning, once all sessions have told."""
+    """How often each large table was read from its beginning, once all sessions have reported."""
     with psycopg.connect(url, autocommit=True) as connection:
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         eventually(lambda: connection.execute(others).fetchone() is None)
@@ -93,7 +93,7 @@ def test_postgresql_reads_by_the_index(filled: str, statement: Statement, index:
 
 def test_an_inbox_without_the_index_works(filled: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = new_database()
-    with migrated(url) as engine, psycopg.connect(url, autocommit=True) as connection:
+    with migrate(url) as engine, psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP INDEX semel_inbox_open")
         assert engine.perform("inbox", InboxRows(engine.store, "", 1, 0).backlog).tried == 0
         main(["doctor", "--url", url])

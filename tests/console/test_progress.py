@@ -18,7 +18,7 @@ from semel.imports import Csv, Imports, Row
 from semel.inbox.run import Inbox, Poison
 from semel.inbox.store import Receipt
 from tests.bulk.fellows import mariadb_home
-from tests.console.conftest import migrated
+from tests.console.conftest import migrate
 from tests.console.test_console import CANARY, EVIL, console, token_of
 
 REFRESH = 'http-equiv="refresh"'
@@ -67,7 +67,7 @@ def test_a_bulks_page_reloads_only_while_the_bulk_runs(engine: Engine) -> None:
 
 def test_the_command_line_lists_the_same_bulks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         bulk = Bulk(engine, operation="count", effects="atomic")
         ids = [bulk.run([{"n": 1}], lambda item: None, key=f"k{n}", caller="alice").operation_id for n in range(3)]
         page = console(engine).get("/bulks").text
@@ -85,7 +85,7 @@ def test_the_command_line_lists_the_same_bulks(tmp_path: Path, capsys: pytest.Ca
 
 def test_an_import_shows_its_rows_without_the_files_contents(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         client = console(engine)
         before: list[str] = []
 

@@ -32,7 +32,7 @@ def run_here(engine: Engine, key: str, effects: str = "external") -> str:
     return engine.run(command(key, effects), saying(key), wait_seconds=10).answer.body.decode()
 
 
-def claimed(engine: Engine, key: str, effects: str = "external") -> Permit:
+def claim_one(engine: Engine, key: str, effects: str = "external") -> Permit:
     permit = engine.claim(command(key, effects))
     assert isinstance(permit, Permit), permit
     return permit
@@ -67,10 +67,10 @@ def closing_parent(folder: Folder) -> dict[str, Any]:
 def live_permits(folder: Folder) -> dict[str, Any]:
     """Both sides hold a command longer than a lease, on one engine object; both are renewed and settle."""
     engine = folder.engine()
-    mine = claimed(engine, "parents")
+    mine = claim_one(engine, "parents")
 
     def child(line: Line) -> None:
-        permit = claimed(engine, "childs")
+        permit = claim_one(engine, "childs")
         pause(LONGER_THAN_A_LEASE)
         line.say("left", str(lease_left_us(engine, "childs")))
         line.say("settled", type(engine.settle(permit, Succeeded(Answer(200, HEADERS, b"child")))).__name__)
@@ -118,10 +118,10 @@ def live_loop(folder: Folder) -> dict[str, Any]:
     [worker] = workers
     said = {words[0]: words[1] for words in worker.rest()}
     assert worker.wait() == 0
-    return {"parent": mine, "child": said, "replayed": asyncio.run(asked_again(engine))}
+    return {"parent": mine, "child": said, "replayed": asyncio.run(run_again(engine))}
 
 
-async def asked_again(engine: AsyncEngine) -> str:
+async def run_again(engine: AsyncEngine) -> str:
     async def handler(permit: Permit) -> Answer:
         raise AssertionError("it was done")
 
@@ -143,7 +143,7 @@ except sqlite3.OperationalError as error:
 def atomic_parent(folder: Folder) -> dict[str, Any]:
     """Forked inside an ATOMIC command: the child may not touch the file, and its end leaves the parent's lock alone."""
     engine = folder.engine()
-    permit = claimed(engine, "atomic", "atomic")
+    permit = claim_one(engine, "atomic", "atomic")
     permit.connection.execute("INSERT INTO business VALUES ('atomic', 'parent')")
 
     def child(line: Line) -> None:
@@ -202,7 +202,7 @@ def busy_parent(folder: Folder) -> dict[str, Any]:
 
 
 def reading_parent(folder: Folder) -> dict[str, Any]:
-    """Forks out of a process whose threads read: whatever SQLite locks in memory meanwhile is locked in no child.
+    """Forks out of a process whose threads read: locks in SQLite's memory at the fork are not held in a child.
 
     The child uses SQLite beside Semel, as its own application may, or a tool that keeps its data so.
     """

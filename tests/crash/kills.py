@@ -81,7 +81,7 @@ def acting(folder: Folder, stops: Stops, recorder: Recorder, key: str) -> Callab
     return handler
 
 
-def acked(folder: Folder, stops: Stops, key: str, result: Result) -> None:
+def ack(folder: Folder, stops: Stops, key: str, result: Result) -> None:
     folder.acknowledge(key, result.answer)
     stops.passing("after-ack")
 
@@ -93,7 +93,7 @@ def work_sync(folder: Folder, effects: str, keys: list[str], stops: Stops, line:
         for key in mine:
             line.say("begin", key)
             with contextlib.suppress(CommandError, StoreError):  # the next client asks again
-                acked(folder, stops, key, engine.run(command(key, effects), acting(folder, stops, recorder, key)))
+                ack(folder, stops, key, engine.run(command(key, effects), acting(folder, stops, recorder, key)))
             line.say("end", key)
 
     recorder = folder.recorder()
@@ -119,7 +119,7 @@ def work_async(folder: Folder, effects: str, keys: list[str], stops: Stops, line
 
             line.say("begin", key)
             with contextlib.suppress(CommandError, StoreError):
-                acked(folder, stops, key, await engine.run(command(key, effects), handler))
+                ack(folder, stops, key, await engine.run(command(key, effects), handler))
             line.say("end", key)
 
     async def main() -> None:
@@ -162,7 +162,7 @@ class Round:
 
             plans[Worker(life)] = point
         while plans:
-            # Whoever gets there first dies first: one that is stopped inside an ATOMIC command blocks the others.
+            # The first to arrive dies first: one that is stopped inside an ATOMIC command blocks the others.
             for worker in ready(plans):
                 message = worker.next()
                 if message is not None:

@@ -24,7 +24,7 @@ BUSY_SECONDS = 0.5
 
 
 def hold(folder: Folder, effects: str, style: str, key: str, line: Line) -> None:
-    """Claim, say so, be stopped, do the effect, settle; say what the client would have been told."""
+    """Claim, report it, be stopped, do the effect, settle; report what the client would have got."""
 
     recorder = folder.recorder()
 
@@ -52,7 +52,7 @@ def hold(folder: Folder, effects: str, style: str, key: str, line: Line) -> None
 
 
 class Paused:
-    """Holders that stand still, by key."""
+    """Stopped holders, by key."""
 
     def __init__(self, folder: Folder, effects: str, places: range) -> None:
         self.holders: dict[str, Worker] = {}
@@ -67,7 +67,7 @@ class Paused:
             assert holder.wait_for("holding")
             holder.signal(signal.SIGSTOP)
             while effects != "atomic" and folder.is_locked():
-                # It stands in the middle of a renewal, as on a busy machine: that would stop the file's writers too.
+                # It stops in the middle of a renewal, as on a busy machine: that would stop the file's writers too.
                 holder.signal(signal.SIGCONT)
                 pause(0.01)
                 holder.signal(signal.SIGSTOP)
@@ -78,7 +78,7 @@ class Paused:
         pause(self._stopped + LEASE_SECONDS + seconds - time.monotonic())
 
     def resume(self) -> dict[str, str]:
-        """Let them go on, past their leases, and hear what each told its client."""
+        """Let them continue, past their leases, and return what each sent its client."""
         assert time.monotonic() > self._stopped + LEASE_SECONDS
         found = {}
         for holder in self.holders.values():

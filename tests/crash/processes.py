@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_script(module: str, *, timeout: float = 60, **options: Any) -> dict[str, Any]:
-    """Run a scenario script to its end, and with it whatever it started; its report."""
+    """Run a scenario script and the processes it starts to their end; return its report."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"tests.crash.{module}", json.dumps(options)],
         cwd=ROOT,

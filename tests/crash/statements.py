@@ -38,7 +38,7 @@ class Doom:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def doomed(kind: type[sqlite3.Connection], doom: Doom) -> type[sqlite3.Connection]:
+def doom_connection(kind: type[sqlite3.Connection], doom: Doom) -> type[sqlite3.Connection]:
     """The same connection, mortal."""
 
     class Doomed(kind):  # type: ignore[misc,valid-type]
@@ -63,7 +63,9 @@ def condemn(doom: Doom) -> None:
     def opening(
         path: str, synchronous: str, *, reading: bool = False, factory: type[sqlite3.Connection] = sqlite3.Connection
     ) -> sqlite3.Connection:
-        return sqlite_connection.open_connection(path, synchronous, reading=reading, factory=doomed(factory, doom))
+        return sqlite_connection.open_connection(
+            path, synchronous, reading=reading, factory=doom_connection(factory, doom)
+        )
 
     for module in (sqlite, sqlite_unit):
         module.open_connection = opening  # type: ignore[attr-defined]

@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @contextmanager
-def locked(folder: Folder) -> Iterator[sqlite3.Connection]:
-    """Somebody else holds the file's write lock."""
+def lock_file(folder: Folder) -> Iterator[sqlite3.Connection]:
+    """Another connection holds the file's write lock."""
     other = sqlite3.connect(folder.database, timeout=0, isolation_level=None, check_same_thread=False)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -130,7 +130,7 @@ def test_a_loop_closed_while_it_waited_for_a_transaction(folder: Folder) -> None
     engine = folder.async_engine("?busy_seconds=20")
     driver = engine.backend.driver
     loop = asyncio.new_event_loop()
-    with locked(folder) as other:
+    with lock_file(folder) as other:
         task = loop.create_task(run_async(engine, "cut-off", "atomic"))
         loop.run_until_complete(asyncio.wait({task}, timeout=0.1))
         loop.close()
@@ -158,12 +158,12 @@ def test_an_abandoned_transaction_releases_its_lock(folder: Folder) -> None:
 
 @pytest.mark.parametrize("effects", ["external", "atomic"])
 def test_callers_cancelled_while_the_file_is_busy(folder: Folder, effects: str) -> None:
-    """The write stands or it does not; either way the key is free soon, and the driver works."""
+    """The write is committed or not; either way the key is free soon, and the driver works."""
 
     async def main() -> None:
         async with folder.async_engine("?busy_seconds=10") as engine:
             await run_async(engine, "warm", effects)
-            with locked(folder):
+            with lock_file(folder):
                 tasks = [asyncio.ensure_future(run_async(engine, f"k{place}", effects)) for place in range(5)]
                 done, _ = await asyncio.wait(tasks, timeout=0.1)
                 assert not done
@@ -183,7 +183,7 @@ def test_cancelling_a_driver_call_does_not_split_the_write(folder: Folder) -> No
     async def main() -> None:
         async with folder.async_engine("?busy_seconds=10") as engine:
             claims = [engine.core.attempt(command(f"k{place}", "external")) for place in range(3)]
-            with locked(folder):
+            with lock_file(folder):
                 calls = [
                     asyncio.ensure_future(engine.backend.driver.run_async(lambda one=one: engine.store.claim((one,))))
                     for one in claims
@@ -223,7 +223,7 @@ def test_a_locked_file_is_a_bounded_wait(folder: Folder) -> None:
     engine = folder.engine("?busy_seconds=0.3")
     assert run(engine, "before") == ANSWER
     ran: list[Permit] = []
-    with locked(folder):
+    with lock_file(folder):
         for effects in ("external", "idempotent", "atomic"):
             with pytest.raises(StoreUnavailable, match=r"locked|busy"):
                 engine.run(command("beside", effects), lambda permit: ran.append(permit) or ANSWER)  # type: ignore[func-returns-value]

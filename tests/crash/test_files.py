@@ -103,7 +103,7 @@ def foreign(database: Path) -> None:
     database.write_bytes(b"this is not a database; it is a text of some length\n" * 100)
 
 
-def truncated(database: Path) -> None:
+def truncate(database: Path) -> None:
     database.write_bytes(database.read_bytes()[: 4096 * 3 + 100])
 
 
@@ -118,7 +118,7 @@ def a_directory(database: Path) -> None:
         (missing, SchemaError, "does not exist; run: semel migrate"),
         (empty, SchemaError, "run: semel migrate --url .sqlite:///"),
         (foreign, StoreUnavailable, "not a SQLite database: check the path"),
-        (truncated, StoreUnavailable, "damaged: restore it"),
+        (truncate, StoreUnavailable, "damaged: restore it"),
         (
             a_directory,
             StoreUnavailable,

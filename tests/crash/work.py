@@ -1,7 +1,7 @@
 """The commands that the crash tests run, and the evidence they leave outside Semel.
 
-Whoever may be killed writes its evidence with one ``write`` to an O_APPEND file and syncs it: a line is
-there whole or not at all. The ledger stands for the world outside, the acks for what clients were told.
+A process that may be killed writes its evidence with one ``write`` to an O_APPEND file and syncs it: a line is
+there whole or not at all. The ledger represents the outside world, the acks the clients' answers.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Folder:
         return answer_of(key, token)
 
     def acknowledge(self, key: str, answer: Answer) -> None:
-        """The client was told."""
+        """The client got its answer."""
         append(self.acks, key, json.dumps([answer.status, answer.body.decode()]).replace(" ", ""))
 
     # --- reading the evidence ---

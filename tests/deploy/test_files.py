@@ -33,7 +33,7 @@ def pod(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def named(name: str) -> dict[str, Any]:
+def load_documents(name: str) -> dict[str, Any]:
     [found] = [document for document in DOCUMENTS if document["metadata"]["name"] == name]
     return found
 
@@ -110,7 +110,7 @@ def test_a_manifest_has_the_fields_that_kubernetes_requires(document: dict[str, 
 
 
 def test_the_manifests_probes_are_those_that_the_worker_answers() -> None:
-    [container] = pod(named("shop-worker"))["containers"]
+    [container] = pod(load_documents("shop-worker"))["containers"]
     assert (container["livenessProbe"]["httpGet"]["path"], container["readinessProbe"]["httpGet"]["path"]) == (
         LIVE,
         READY,
@@ -121,7 +121,7 @@ def test_the_manifests_probes_are_those_that_the_worker_answers() -> None:
 
 
 def test_a_rolling_restart_gives_handlers_the_time_that_they_may_take() -> None:
-    spec = pod(named("shop"))
+    spec = pod(load_documents("shop"))
     [container] = spec["containers"]
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     command = (DEPLOY / "Dockerfile").read_text("utf-8").rpartition("CMD ")[2]

@@ -128,7 +128,7 @@ def _narrow(text: str) -> str:
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """This environment's programs first; no proxy stands before loopback, no variable names another store.
+    """This environment's programs first; no proxy is in front of loopback, no variable names another store.
 
     Last come a plain `curl` and `psql` of ours, for machines that have none: the tests need Python and make, nothing
     else.

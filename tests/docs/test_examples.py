@@ -1,4 +1,4 @@
-"""Every example of every page is run as it stands there, and prints what the page shows."""
+"""Every example of every page is run unchanged, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Echo(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """The output is not read."""
 
 
 def test_the_plain_curl_does_what_the_examples_ask_of_it(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

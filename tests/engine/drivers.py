@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def memory(clock: Clock | None = None) -> Backend:
-    """A memory store on a clock that stands still."""
+    """A memory store on a clock that does not move."""
     return Backend("memory", MemoryStore(), LocalDriver(clock=clock or SettableClock()))
 
 

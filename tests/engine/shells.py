@@ -108,7 +108,7 @@ class Shell:
 
 @dataclass
 class Ledger:
-    """The downstream: every call it ever got, by the key it was told to deduplicate on. It never forgets."""
+    """The downstream: every call it ever got, by the key that it deduplicates on. It never forgets."""
 
     calls: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)

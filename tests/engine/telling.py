@@ -1,4 +1,4 @@
-"""Stories that are told once for both engines: coroutines, performed at once where nothing waits."""
+"""Stories written once for both engines: coroutines, which run at once if nothing waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bad request of a batch is its caller's alone: those beside it are served, whatever the driver made of it."""
+"""One bad request of a batch is its caller's alone: the others are served with any driver."""
 
 from __future__ import annotations
 

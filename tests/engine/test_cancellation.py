@@ -88,7 +88,7 @@ def test_a_caller_cancelled_at_any_turn_of_the_loop(effects: str, store: str, tm
 
 
 def test_a_settlement_survives_its_caller() -> None:
-    """Cancelled while the reply is on its way: what was written stands, and the next one replays."""
+    """Cancelled while the reply is on its way: the write stays, and the next attempt replays."""
 
     async def scenario() -> None:
         driver = SlowReplies()
@@ -132,7 +132,7 @@ def test_a_settlement_whose_caller_is_gone_is_repeated_when_the_store_fails() ->
 
 
 def test_closing_does_not_wait_for_a_claim_that_never_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The release cannot be confirmed: it is tried once more, and then the lease runs out."""
+    """The release cannot be confirmed: it is retried once, and then the lease runs out."""
     monkeypatch.setattr(upkeep, "ABANDON_EVERY_SECONDS", 0)
 
     async def scenario() -> None:
@@ -149,7 +149,7 @@ def test_closing_does_not_wait_for_a_claim_that_never_landed(tmp_path: Path, mon
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
 def test_a_renewal_that_crosses_the_settlement_takes_nothing_back(effects: str) -> None:
-    """The settlement is written and its reply on its way; the renewal is told "not yours any more".
+    """The settlement is written and its reply on its way; the renewal gets "not yours any more".
 
     That is no loss: the caller gets its answer, and no handler is cancelled.
     """

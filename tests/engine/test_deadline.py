@@ -1,4 +1,4 @@
-"""One deadline for each store call: a server that hangs is given up on in time, whatever the call was waiting for."""
+"""One deadline for each store call: a call to a server that hangs times out in every phase."""
 
 from __future__ import annotations
 

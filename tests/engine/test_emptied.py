@@ -69,7 +69,7 @@ def test_an_engine_that_is_opened_again_finds_the_store_it_had(mode: Mode, tmp_p
 
 
 def test_a_store_in_a_new_epoch_is_accepted() -> None:
-    """Somebody has said that its records may be lost."""
+    """An operator has declared that its records may be lost."""
     core = Core(None, None, 10, 10)
     _, check = core.first_identity()
     core.check_identity(Identity("one", 3, 1, 1, check))

@@ -1,7 +1,7 @@
 """Every command under every fault: fail, time out or die before and after each ask, once and from then on.
 
 Then a new process recovers on the same file, and the invariants of docs/guarantees.md are checked against what the
-downstream saw. The loop over n ends by itself at the first run that did not come as far.
+downstream saw. The loop over n ends at the first run that did not come as far.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class Story:
-    """One command, told over two processes on one file."""
+    """One command in two processes on one file."""
 
     def __init__(self, mode: Mode, policy: Policy, ends: str, path: Path) -> None:
         self.mode, self.policy, self.ends, self.path = mode, policy, ends, str(path)
@@ -84,7 +84,7 @@ class Story:
         return faults
 
     def attempt(self, shell: Shell) -> str:
-        """One client's try; what it was told."""
+        """One client's attempt, and its answer."""
         try:
             result = shell.run(self.command, self.handler)
         except (Failed, CommandError, StoreError) as error:

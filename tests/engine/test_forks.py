@@ -1,7 +1,7 @@
 """A forked child begins anew before any of its threads can meet what it inherited.
 
 To look at the process id in each call is not enough: threads of one worker that take their first requests at the same
-time replaced each other's state. A permit that is lost so is renewed by nobody, and a parent's connection is spoken on
+time replaced each other's state. A permit that is lost so is not renewed, and a parent's connection is spoken on
 by two.
 """
 

@@ -82,7 +82,7 @@ def test_an_interrupted_call_holds_neither_a_connection_nor_a_lock(backend: Back
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same request", "another"])
 def test_an_attempt_without_a_grant_reports_nothing_about_another(backend: Backend, same: bool) -> None:
-    """Found by a checked history: a retry was told that its key belonged to the request that was refused itself."""
+    """Found by a checked history: a retry learned that its key belonged to a request that was itself refused."""
     told: list[str] = []
 
     def asking(permit: Permit) -> Any:

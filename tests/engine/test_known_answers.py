@@ -1,4 +1,4 @@
-"""A process looks before it claims where it knows of an answer; whatever it finds, a claim would have said the same."""
+"""A process looks before it claims where it knows of an answer; a claim would have given the same verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a connection is woken for each that becomes free, whatever becomes of those who wait beside."""
+"""A waiter is woken for each connection that becomes free, even if other waiters leave."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
 
 LOOPS = 500
-SETTLED = 100  # after so many, whatever is cached once is cached
+SETTLED = 100  # after so many, all caches are filled
 HOLDERS = 4  # engine, driver, units and the present loop: each may still hold the loop that it served last
 STORES = [
     *("memory", "sqlite", "psycopg", "asyncpg", "valkey", "cluster"),
@@ -52,7 +52,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
         case "asyncmy":
             yield mariadb_subject(mariadb.mariadb(), None).backend
         case "sentinel":
-            port, name = sentinel.watched(), sentinel.SERVICE
+            port, name = sentinel.start_watching(), sentinel.SERVICE
             yield redis_subject("127.0.0.1", port, redis.prefix(), clock, service=name).backend
         case store:
             port = redis.valkey() if store == "valkey" else redis.cluster()

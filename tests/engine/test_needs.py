@@ -32,7 +32,7 @@ from tests.servers import redis
 from tests.servers.running import Running, stop
 
 Declares = Callable[[str, str], object]
-NOWHERE = "redis://app:hunter2@127.0.0.1:7/0"  # nobody listens there: what is refused is refused without asking
+NOWHERE = "redis://app:hunter2@127.0.0.1:7/0"  # nothing listens there: the refusal needs no server
 ATOMIC = r"effects='atomic' needs a store in the same database .*Use sqlite:///, postgresql:// or mysql://"
 FORGETS = r"'pay' is effects='external', and the store would lose .*Set appendonly yes.*persistence=none"
 
@@ -173,7 +173,7 @@ def test_an_application_starts_if_the_url_accepts_the_loss(make: Callable[[str],
 
 
 def test_a_wsgi_application_does_not_start_there(url: str) -> None:
-    """Whichever comes first, the declaration or the opening of the engine."""
+    """In both orders of the declaration and the opening of the engine."""
     with closing(Engine.connect(url)) as engine:
         WsgiMiddleware(never_asked, engine, caller=single_caller, operations=[operation("external")])
         with pytest.raises(ConfigurationError, match=FORGETS):

@@ -1,4 +1,4 @@
-"""What an engine holds in memory does not grow with the commands that it has seen, whatever became of them.
+"""What an engine holds in memory does not grow with the commands that it has seen, however they ended.
 
 But for claims that were given up, which it goes on releasing until their leases are over.
 """
@@ -60,7 +60,7 @@ def ended(permit: Permit) -> Answer:
 
 def use(engine: Engine, numbers: range) -> int:
     for what in commands(numbers):
-        for _ in range(2):  # and once more, whatever there is by then
+        for _ in range(2):  # and again, with everything that exists by then
             try:
                 engine.run(what, ended)
             except (SemelError, NothingHappened, ValueError):

@@ -1,4 +1,4 @@
-"""Observers that raise stop nothing; what they are told of unknown outcomes; what is logged where there is none."""
+"""Observers that raise stop nothing; what they get about unknown outcomes; what is logged without one."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_1_2_a_timeout_of_the_provider_releases_nothing(shell: Shell) -> None:
 
 
 def commit_number(n: int) -> Faults:
-    """The reply of the n-th COMMIT is lost; the commit stands."""
+    """The reply of the n-th COMMIT is lost; the commit took effect."""
 
     class LostReply(Faults):
         def _hits(self, needed: object) -> When | None:
@@ -94,7 +94,7 @@ def test_1_9_a_lost_reply_of_the_atomic_commit_is_read_from_the_record(
 
 
 def test_1_9_a_claims_lost_reply_leaves_no_claim_without_an_owner(mode: Mode, file: Path, clock: SettableClock) -> None:
-    """It was written and the caller told "not known yet": it is released by its nonce, not left to be UNKNOWN."""
+    """It was written, and the caller got "not known yet": it is released by its nonce, not left to be UNKNOWN."""
     migrated(file, clock)
     faulty = faulty_sqlite(str(file), clock, commit_number(1))
     shell = Shell(mode, faulty.backend)
@@ -150,7 +150,7 @@ def test_1_9_c_a_late_claim_is_released(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_1_10_a_holder_that_was_late_may_settle(shell: Shell, clock: SettableClock) -> None:
-    """Heartbeat lost, record visible as UNKNOWN, a retry told so; then the holder returns with the truth."""
+    """Heartbeat lost, the record is visible as UNKNOWN, and a retry gets that; then the holder settles."""
     permit = shell.permit(command())
     clock.advance(seconds=31)
     assert [row.doubt for row in shell.reap()] == ["lapsed"]

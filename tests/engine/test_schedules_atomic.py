@@ -199,7 +199,7 @@ def test_1_16_b_a_transaction_that_has_begun_is_not_joined(file: Path, clock: Se
 def test_1_16_c_a_paused_atomic_holder_stops_the_file_and_loses_nothing(
     mode: Mode, file: Path, clock: SettableClock
 ) -> None:
-    """Others are told 503 and did not run; replays go on; when it ends, everything goes on."""
+    """Others get 503 and do not run; replays continue; when it ends, everything continues."""
     paused = Engine(sqlite(file, clock))
     paused.migrate()
     shell = Shell(mode, sqlite(file, clock, busy_seconds=0.02))

@@ -169,7 +169,7 @@ def test_a_waiter_takes_over_what_lapsed_meanwhile(monkeypatch: pytest.MonkeyPat
 
 
 def test_waiters_are_bounded_in_number_for_all_and_for_each_caller() -> None:
-    """A caller for whom no place is left gets its answer at once, whatever its budget."""
+    """A caller for whom no place is left gets its answer at once, with any budget."""
 
     async def scenario() -> None:
         async with await ready(memory(), waiters_max=3, waiters_per_caller_max=2) as engine:

@@ -1,4 +1,4 @@
-"""Starts shops and reconcilers by forking: whatever it imports was imported once, so that a process costs milliseconds.
+"""Starts shops and reconcilers by forking: its imports are shared, so that a process costs milliseconds.
 
 A script of its own, which has one thread and opens nothing. It reads one JSON document a line, what to start, and
 answers with the child's process id; the child serves until it dies or is ended.

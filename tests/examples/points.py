@@ -22,7 +22,7 @@ TURNS = 20  # of the loop, in which a call is sent and its reply is not yet read
 
 
 class Points:
-    """Counts how often each point was passed, and ends the process at the one it was told."""
+    """Counts how often each point was passed, and ends the process at the chosen one."""
 
     def __init__(self, doom: str | None) -> None:
         self._doom = doom

@@ -73,7 +73,7 @@ class Program:
         return self._process is None or self._process.poll() is not None
 
     def wait(self) -> int:
-        """Until it has ended by itself."""
+        """Wait until it has ended."""
         assert self._process is not None
         return self._process.wait(END_SECONDS)
 

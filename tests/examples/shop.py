@@ -1,4 +1,4 @@
-"""Payments and orders as the examples have them, on whatever database Semel's URL names.
+"""Payments and orders as the examples have them, on the database that Semel's URL names.
 
 The examples write on SQLite, because it needs no server. These two write the same rows on PostgreSQL, too: with the
 same provider, steps, keys and events.

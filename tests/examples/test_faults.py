@@ -214,7 +214,7 @@ def test_f_47_the_interpreter_ends_in_the_middle(shop: Ground) -> None:
         asked = pool.submit(shop.post, "/payments", body)
         await_true(lambda: shop.charges(amount) == 1, "the charge")
         os.kill(pid, signal.SIGTERM)
-        assert asked.result().status == 504  # it was waited for, and said what it knew
+        assert asked.result().status == 504  # it was waited for, and reported its outcome
     shop.await_end(pid)
     shop.start()
     assert shop.post("/payments", body).json["code"] == UNKNOWN

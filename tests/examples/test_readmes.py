@@ -1,4 +1,4 @@
-"""Each README is what happens: its commands are run as they stand there, and print what it shows."""
+"""The commands of each README run unchanged, and print what it shows."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from semel.policy import Policy
 from verification.explore import MODES, VARIANTS, Left, Mode, Variant, explore
 from verification.explore.__main__ import main
 from verification.explore.canonical import canonical
-from verification.explore.replacing import NothingToReplace, found, lines_replaced, replaced, text_replaced
+from verification.explore.replacing import NothingToReplace, found, lines_replaced, replace_everywhere, text_replaced
 from verification.explore.steps import steps
 from verification.explore.world import SPANS, World
 
@@ -62,7 +62,7 @@ def test_an_unsafe_variant_is_refused(variant: Variant) -> None:
 
 
 def test_merged_states_have_the_same_futures() -> None:
-    """Whichever world stands for a state, the same states are reached in as many steps."""
+    """With any world as the canonical form of a state, the same states are reached in as many steps."""
     mode = Mode(name="small", policy=Policy.of(effects="idempotent", **SPANS), left=Left(1, 1, 0))
     for world in some_worlds(mode, 400):
         other = world._replace(workers=tuple(reversed(world.workers)))
@@ -86,11 +86,11 @@ def test_a_later_start_is_the_same_state() -> None:
     """Only distances in time count, never the time."""
     mode = MODES[0]
     for world in some_worlds(mode, 200):
-        later = shifted(world, 12_345_000)
+        later = shift(world, 12_345_000)
         assert canonical(later) == canonical(world)
 
 
-def shifted(world: World, by: int) -> World:
+def shift(world: World, by: int) -> World:
     moments = ("created_at", "first_started_at", "lease_until", "deadline_at", "dedup_until", "fence")
     late = ("settled_at", "answer_until", "forget_after")
     row = world.row
@@ -127,7 +127,7 @@ def shifted(world: World, by: int) -> World:
 def test_a_patch_applies_everywhere_and_is_undone() -> None:
     modules = [import_module(f"semel.{name}") for name in ("core.settle", "stores.memory.store", "stores.sqlite.store")]
     before = vars(modules[0])["settle_row"]
-    with replaced("semel.core.settle:settle_row", lambda original: "patched"):
+    with replace_everywhere("semel.core.settle:settle_row", lambda original: "patched"):
         assert [vars(module)["settle_row"] for module in modules] == ["patched"] * 3
     assert [vars(module)["settle_row"] for module in modules] == [before] * 3
 

@@ -150,7 +150,7 @@ def shop(folder: Path, *, lost: bool = False) -> Iterator[Shop]:
 
 
 def busy(shop: Shop) -> None:
-    """Everything that a dashboard shows, once more each time."""
+    """Everything that a dashboard shows, again each time."""
     at = time.time_ns()
     for number in range(20):
         shop.pay(f"{at}-{number}")
@@ -193,14 +193,14 @@ def input_series(before: str, after: str, minutes: int) -> list[dict[str, str]]:
     series = []
     for sample in sorted({*first, *last}):
         name, labels = sample
-        inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels)
+        inside = ",".join(f'{label}="{_escape(value)}"' for label, value in labels)
         old = f"{first[sample]:.9f}x10" if sample in first else "_x10"
         new = f"{last[sample]:.9f}x{minutes - 11}" if sample in last else ""
         series.append({"series": f"{name}{{{inside}}}", "values": f"{old} {new}".strip()})
     return series
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -42,7 +42,7 @@ def command(key: str, operation: str = "pay", caller: str = "alice") -> Command:
     return Command(Scope("demo", caller, operation), key, bytes(32), "test", Policy(lease_seconds=30))
 
 
-def paid(permit: Permit) -> Answer:
+def pay(permit: Permit) -> Answer:
     return Answer(201, (), b"paid")
 
 
@@ -61,7 +61,7 @@ def test_a_census_says_what_is_open_unknown_and_new(store: str, tmp_path: Path) 
         clock.advance(60_000_000)
         engine.claim(command("open"))
         for number in range(5):
-            engine.run(command(f"paid-{number}", caller="bob"), paid)
+            engine.run(command(f"paid-{number}", caller="bob"), pay)
         seen = read_census(engine)
         assert (len(seen.open), len(seen.lapsed), len(seen.unknown), len(seen.newest)) == (2, 1, 1, 8)
         assert (seen.more, seen.more_new) == (False, False)

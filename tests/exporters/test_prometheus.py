@@ -23,7 +23,7 @@ def command(key: str, caller: str = "alice", operation: str = "pay", fingerprint
     return Command(Scope("demo", caller, operation), key, fingerprint, "test", Policy())
 
 
-def paid(permit: Permit) -> Answer:
+def pay(permit: Permit) -> Answer:
     return Answer(201, (), b"paid")
 
 
@@ -112,8 +112,8 @@ def test_odd_names_do_not_break_the_page(name: str) -> None:
 def test_no_key_is_on_the_page() -> None:
     metrics = Prometheus(CollectorRegistry())
     with Engine.connect("memory://", observer=metrics) as engine:
-        engine.run(command("canary-8e03978e"), paid)
-        engine.run(command("canary-8e03978e"), paid)
+        engine.run(command("canary-8e03978e"), pay)
+        engine.run(command("canary-8e03978e"), pay)
     assert value(metrics, "idempotency_replays_total", operation="pay") == 1
     assert "canary" not in page(metrics)
 
@@ -135,7 +135,7 @@ def test_a_failing_exporter_stops_no_command(monkeypatch: pytest.MonkeyPatch) ->
     metrics = Prometheus(CollectorRegistry())
     monkeypatch.setattr(metrics, "_cells", None)
     with Engine.connect("memory://", observer=metrics) as engine:
-        assert engine.run(command("key-1"), paid).answer.body == b"paid"
+        assert engine.run(command("key-1"), pay).answer.body == b"paid"
 
 
 def test_a_store_that_does_not_answer_is_reported_and_the_page_is_whole(tmp_path: Path) -> None:

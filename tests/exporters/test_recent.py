@@ -13,7 +13,7 @@ from semel.admin.census import read_census
 from semel.admin.recent import BARS, HOUR_US, LastHour, last_hour, purge_lag
 from semel.core.timing import PURGE_GRACE_US
 from semel.testing.clock import SettableClock
-from tests.exporters.test_census import command, failing, paid, subject
+from tests.exporters.test_census import command, failing, pay, subject
 from tests.servers.mariadb import MARK
 
 STORES = ["memory", "sqlite", "psycopg", "valkey", pytest.param("mariadb", marks=MARK)]
@@ -54,13 +54,13 @@ def purge(engine: Engine) -> None:
 
 
 def test_an_hour_that_a_census_has_read_is_exact(engine: Engine, clock: SettableClock) -> None:
-    engine.run(command("old"), paid)
+    engine.run(command("old"), pay)
     clock.advance(2 * HOUR_US)
     with pytest.raises(ConnectionError):
         engine.run(command("lost"), failing)
     clock.advance(HOUR_US // 2)
     for number in range(3):
-        engine.run(command(f"now-{number}"), paid)
+        engine.run(command(f"now-{number}"), pay)
     found = last_hour(engine, read_census(engine))
     assert (len(found.new), sum(found.new), found.new[-1], found.new[BARS // 2]) == (BARS, 4, 3, 1)
     assert (sum(found.unended), found.unended[BARS // 2], found.estimated) == (1, 1, False)
@@ -69,16 +69,16 @@ def test_an_hour_that_a_census_has_read_is_exact(engine: Engine, clock: Settable
 def test_a_busy_hour_is_estimated_from_samples(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two hours, the last of which has a busy half and a quiet one; every tenth number of the order is nobody's."""
+    """Two hours, the last of which has a busy half and a quiet one; every tenth number of the order is unused."""
     for number in range(400):  # older than the hour
-        engine.run(command(f"old-{number}"), paid)
+        engine.run(command(f"old-{number}"), pay)
         clock.advance(MINUTE_US // 10)
     clock.advance(HOUR_US)
     for number in range(1200):
-        engine.run(command(f"busy-{number}"), paid)
+        engine.run(command(f"busy-{number}"), pay)
         clock.advance(HOUR_US // 2 // 1200)
     for number in range(300):
-        engine.run(command(f"quiet-{number}"), paid)
+        engine.run(command(f"quiet-{number}"), pay)
         clock.advance(HOUR_US // 2 // 300)
     seen = read_census(engine, 100)
     asked = reads(engine, monkeypatch)
@@ -95,13 +95,13 @@ def test_the_purge_is_late_by_what_it_should_have_taken(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(300):
-        engine.run(command(f"k-{number}"), paid)
+        engine.run(command(f"k-{number}"), pay)
         clock.advance(1_000_000)
     policy = command("k").policy
     assert purge_lag(engine, read_census(engine, 20)).seconds == 0
     clock.advance(int(policy.answer_seconds * 1_000_000) - 300_000_000 + PURGE_GRACE_US + 3 * HOUR_US)
     for number in range(200):
-        engine.run(command(f"new-{number}"), paid)
+        engine.run(command(f"new-{number}"), pay)
     seen = read_census(engine, 20)
     asked = reads(engine, monkeypatch)
     found = purge_lag(engine, seen)

@@ -45,7 +45,7 @@ def unknown(shop: Shop) -> None:
     assert shop.pay("fails", fail="the provider hung up") == 500
 
 
-def settled(shop: Shop) -> None:
+def settle_all(shop: Shop) -> None:
     """Nothing stays UNKNOWN that is settled."""
     unknown(shop)
     with shop.engine(-HOUR_US) as later:
@@ -68,7 +68,7 @@ STORIES: Final[Mapping[str, tuple[Story, set[str], int]]] = {
     "mismatches": (mismatches, {"SemelHighFingerprintMismatchRate"}, EVAL_MINUTES),
     "few mismatches": (few_mismatches, set(), EVAL_MINUTES),
     "unknown": (unknown, {"SemelUnknownOutcome"}, EVAL_MINUTES),
-    "settled": (settled, set(), EVAL_MINUTES),
+    "settled": (settle_all, set(), EVAL_MINUTES),
     "stuck": (lambda shop: shop.abandon("dies"), {"SemelStuckProcessing"}, EVAL_MINUTES),
     "flood": (flood, {"SemelCallerKeyFlood"}, EVAL_MINUTES),
     "late retries": (lambda shop: shop.retry_too_late("late"), {"SemelExpiredBeforeRetry"}, EVAL_MINUTES),

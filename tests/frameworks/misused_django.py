@@ -65,15 +65,15 @@ def ask() -> str:
         logging.getLogger("semel").removeHandler(handler)
 
 
-def checked(**changed: Any) -> str:
+def run_check(**changed: Any) -> str:
     """What ``manage.py check`` says."""
     with override_settings(**changed):
         return "; ".join(f"{each.id} {each.msg}" for each in checks.run_checks())
 
 
-found = {"no tables": ask(), "order": checked(MIDDLEWARE=[CAPTURE, "django.middleware.gzip.GZipMiddleware"])}
-found["no capture"] = checked(MIDDLEWARE=[])
-found["caller"] = checked(SEMEL={})
+found = {"no tables": ask(), "order": run_check(MIDDLEWARE=[CAPTURE, "django.middleware.gzip.GZipMiddleware"])}
+found["no capture"] = run_check(MIDDLEWARE=[])
+found["caller"] = run_check(SEMEL={})
 try:
     semel.command("rest")(api_view(["POST"])(plain))
     found["above drf"] = "silence"
@@ -82,7 +82,7 @@ except ConfigurationError as error:
 semel.command("hidden")(plain)
 urlpatterns.append(path("plain", plain))
 site()._templates = None
-found["above"] = checked()
+found["above"] = run_check()
 urlpatterns.pop()
 site()._templates = None
 print(json.dumps(found))

@@ -87,7 +87,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     end(made)
 
 
-def migrated(url: str) -> Engine:
+def migrate(url: str) -> Engine:
     engine = Engine.connect(url)
     engine.migrate()
     return engine
@@ -432,7 +432,7 @@ def test_a_session_of_another_database_is_refused_at_the_first_request(tmp_path:
     app, db = Flask("apart"), SQLAlchemy()
     app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/one.db"
     db.init_app(app)
-    with migrated(f"sqlite:///{tmp_path}/two.db") as engine:
+    with migrate(f"sqlite:///{tmp_path}/two.db") as engine:
         semel = Semel(app, engine, caller=single_caller)
         app.post("/")(semel.command("it", effects="atomic")(lambda: "made"))
         with pytest.raises(ConfigurationError, match=r"one\.db is not the store .*two\.db"):
@@ -443,7 +443,7 @@ def test_the_applications_own_scoped_session_joins(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
     alchemy = sqlalchemy.create_engine(url)
     sessions = scoped_session(sessionmaker(alchemy))
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         app = Flask("own")
         semel = Semel(app, engine, caller=single_caller, session=sessions)
         sessions.execute(sqlalchemy.text("CREATE TABLE effect (n INTEGER)"))
@@ -473,7 +473,7 @@ def session_app(uri: str, engine: Engine) -> tuple[Flask, SQLAlchemy, Semel]:
     return app, db, Semel(app, engine, caller=single_caller)
 
 
-def closed(app: Flask, db: SQLAlchemy) -> None:
+def close_connections(app: Flask, db: SQLAlchemy) -> None:
     """Close the application's connections, none of which is in use any more."""
     with app.app_context():
         db.engine.dispose()
@@ -486,7 +486,7 @@ def insert(what: str) -> Any:
 @pytest.mark.parametrize("how", ["removed", "nested"])
 def test_a_second_session_cannot_commit_outside_of_the_command(tables: Callable[[], tuple[str, str]], how: str) -> None:
     uri, store = tables()
-    with migrated(store) as engine:
+    with migrate(store) as engine:
         app, db, semel = session_app(uri, engine)
 
         @app.post("/")
@@ -506,12 +506,12 @@ def test_a_second_session_cannot_commit_outside_of_the_command(tables: Callable[
         assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [500, 500]
         with app.app_context():
             assert db.session.execute(text("SELECT what FROM written")).all() == []
-        closed(app, db)
+        close_connections(app, db)
 
 
 def test_a_separate_session_stays_separate(tables: Callable[[], tuple[str, str]]) -> None:
     uri, store = tables()
-    with migrated(store) as engine:
+    with migrate(store) as engine:
         app, db, semel = session_app(uri, engine)
 
         @app.post("/")
@@ -527,7 +527,7 @@ def test_a_separate_session_stays_separate(tables: Callable[[], tuple[str, str]]
         assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [409, 409]
         with app.app_context():
             assert db.session.execute(text("SELECT what FROM written")).scalars().all() == ["audit"]
-        closed(app, db)
+        close_connections(app, db)
 
 
 def _core(db: SQLAlchemy) -> None:
@@ -547,7 +547,7 @@ def test_rows_that_were_written_before_the_command_are_never_lost(
     tables: Callable[[], tuple[str, str]], writes: Callable[[SQLAlchemy], None]
 ) -> None:
     uri, store = tables()
-    with migrated(store) as engine:
+    with migrate(store) as engine:
         app, db, semel = session_app(uri, engine)
         before: list[Callable[[SQLAlchemy], None]] = [writes]
         ran: list[int] = []
@@ -567,14 +567,14 @@ def test_rows_that_were_written_before_the_command_are_never_lost(
         client = app.test_client()
         assert [client.post("/", headers={"Idempotency-Key": "k"}).status_code for _ in range(2)] == [500, 201]
         assert ran == [1]
-        closed(app, db)
+        close_connections(app, db)
 
 
 def test_a_session_closed_after_a_write_is_usable_again(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
     alchemy = sqlalchemy.create_engine(url)
     sessions = scoped_session(sessionmaker(alchemy))
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         app = Flask("own")
         semel = Semel(app, engine, caller=single_caller, session=sessions)
         sessions.execute(text("CREATE TABLE written (what VARCHAR(20))"))
@@ -592,7 +592,7 @@ def test_a_session_closed_after_a_write_is_usable_again(tmp_path: Path) -> None:
 def test_an_http_exception_that_a_view_returns_is_its_answer(tmp_path: Path) -> None:
     """Werkzeug's exceptions are applications too, and Flask calls one that a view returns."""
     url = f"sqlite:///{tmp_path}/shop.db"
-    with migrated(url) as engine:
+    with migrate(url) as engine:
         app, db, semel = session_app(url, engine)
 
         @app.post("/")
@@ -607,7 +607,7 @@ def test_an_http_exception_that_a_view_returns_is_its_answer(tmp_path: Path) -> 
         assert answers[1].headers["Idempotency-Replayed"] == "true"
         with app.app_context():
             assert db.session.execute(text("SELECT what FROM written")).all() == []
-        closed(app, db)
+        close_connections(app, db)
 
 
 # --- misuse -----------------------------------------------------------------------------------------------
@@ -744,7 +744,7 @@ def test_one_semel_protects_the_applications_of_a_factory() -> None:
     for _ in range(2):
         app = Flask("made")
         app.post("/")(declared)
-        semel.init_app(app, Engine.connect("memory://"))  # which nobody opens
+        semel.init_app(app, Engine.connect("memory://"))  # which is never opened
         answers = [app.test_client().post("/", headers={"Idempotency-Key": "k"}) for _ in range(2)]
         assert [each.headers.get("Idempotency-Replayed") for each in answers] == [None, "true"]
 

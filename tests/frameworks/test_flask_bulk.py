@@ -105,7 +105,7 @@ def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(shop: Shop)
     first = shop.post(CASES)
     assert (first.status_code, first.headers.get("Idempotency-Replayed")) == (207, None)
     assert [item["resultId"] for item in first.get_json()["items"]] == ["r-0", "r-1", "r-2", None, "r-4"]
-    again = shop.post(jsonl(CASES), LINES)  # the same list, told otherwise
+    again = shop.post(jsonl(CASES), LINES)  # the same list in another form
     assert (again.status_code, again.data, again.headers["Idempotency-Replayed"]) == (207, first.data, "true")
     assert (shop.seen, shop.effects) == ([0, 1, 2, 3, 4], [0, 1, 2, 4])
     for changed in (shop.post(CASES[::-1]), shop.post(CASES, path="/cases/8"), shop.post(CASES, path="/cases/7?a=1")):

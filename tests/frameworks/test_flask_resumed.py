@@ -168,7 +168,7 @@ def test_a_completer_continues_after_an_error_behind_the_202(shop: Shop, error: 
     right, shop.ends = shop.ends, lambda: _raise(error)
     assert shop.ask(ASYNC).status_code == 202
     shop.close_accepted()
-    assert shop.complete() == 0  # the view raises once more; a page made of it is no success
+    assert shop.complete() == 0  # the view raises again; an error page is not a success
     shop.ends = right
     [completer] = [completer_for(shop.engine, shop.app, _routes(shop))]
     assert completer is not None

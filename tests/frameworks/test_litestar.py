@@ -44,11 +44,11 @@ def caller(request: Request[Any, Any, Any]) -> Caller:
     return Caller("shop", request.headers.get("x-user", "alice"))
 
 
-def halved(n: FromPath[int]) -> float:
+def halve(n: FromPath[int]) -> float:
     return n / 2
 
 
-def made(url: str = "memory://?persistence=none", **options: Any) -> Semel:
+def make_semel(url: str = "memory://?persistence=none", **options: Any) -> Semel:
     options.setdefault("caller", caller)
     return Semel(AsyncEngine.connect(url), reap=False, **options)
 
@@ -86,7 +86,7 @@ class Shop:
 
         class Orders(Controller):
             path = "/orders"
-            dependencies = MappingProxyType({"half": Provide(halved, sync_to_thread=False)})
+            dependencies = MappingProxyType({"half": Provide(halve, sync_to_thread=False)})
 
             @post("/{n:int}")
             @semel.command("orders.ship")
@@ -111,7 +111,7 @@ class Shop:
 
 @pytest.fixture
 def shop() -> Shop:
-    return Shop(made())
+    return Shop(make_semel())
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def ask(client: Client, path: str, body: Any = None, key: str | None = "k", **he
     return client.post(path, json=body, headers=named)
 
 
-def replayed(answer: Any) -> bool:
+def is_replay(answer: Any) -> bool:
     return bool(answer.headers.get("idempotency-replayed") == "true")
 
 
@@ -138,7 +138,7 @@ def test_handlers_of_each_kind_are_protected(client: Client, shop: Shop) -> None
         ("/orders/7", None, {"n": 7, "half": 3.5, "path": "/orders/7"}),
     ):
         first, again = ask(client, path, body), ask(client, path, body)
-        assert (first.json(), again.json(), replayed(again)) == (expected, expected, True)
+        assert (first.json(), again.json(), is_replay(again)) == (expected, expected, True)
     assert ask(client, "/orders/8").status_code == 422  # another path under the key
     assert ask(client, "/orders/007").json()["n"] == 7
     assert client.delete("/orders/7", headers={"Idempotency-Key": "k"}).json() == {"n": 7}
@@ -149,7 +149,7 @@ def test_handlers_of_each_kind_are_protected(client: Client, shop: Shop) -> None
 
 
 def test_from_state_reads_litestars_state() -> None:
-    semel = made(caller=from_state("user"))
+    semel = make_semel(caller=from_state("user"))
 
     @post("/pay")
     @semel.command("pay")
@@ -161,7 +161,7 @@ def test_from_state_reads_litestars_state() -> None:
 
     with TestClient(Litestar([pay], plugins=[semel], before_request=known)) as client:
         assert ask(client, "/pay").status_code == 201
-        assert replayed(ask(client, "/pay"))
+        assert is_replay(ask(client, "/pay"))
 
 
 # --- ATOMIC ---
@@ -171,7 +171,7 @@ def test_from_state_reads_litestars_state() -> None:
 
 
 def test_the_decorators_in_the_wrong_order_are_refused() -> None:
-    semel = made()
+    semel = make_semel()
     with pytest.raises(ConfigurationError, match=r"below @post"):
 
         @semel.command("pay")
@@ -186,7 +186,7 @@ def test_the_decorators_in_the_wrong_order_are_refused() -> None:
 
 
 def test_a_command_by_get_or_from_a_cache_is_refused() -> None:
-    semel = made()
+    semel = make_semel()
 
     @get("/pay")
     @semel.command("pay")
@@ -194,7 +194,7 @@ def test_a_command_by_get_or_from_a_cache_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="routed to by GET"):
         Litestar([pay], plugins=[semel])
-    semel = made()
+    semel = make_semel()
 
     @post("/paid", cache=True)
     @semel.command("paid")
@@ -205,7 +205,7 @@ def test_a_command_by_get_or_from_a_cache_is_refused() -> None:
 
 
 def test_an_application_without_the_plugin_is_refused() -> None:
-    semel = made()
+    semel = make_semel()
 
     @post("/pay")
     @semel.command("pay")
@@ -216,7 +216,7 @@ def test_an_application_without_the_plugin_is_refused() -> None:
 
 
 def test_one_handler_under_two_prefixes_is_two_commands() -> None:
-    semel, done = made(), []
+    semel, done = make_semel(), []
 
     @post("/pay")
     @semel.command("pay")
@@ -228,7 +228,7 @@ def test_one_handler_under_two_prefixes_is_two_commands() -> None:
     with TestClient(app) as client:
         assert ask(client, "/a/pay").status_code == 201
         assert ask(client, "/b/pay").status_code == 422
-        assert replayed(ask(client, "/a/pay"))
+        assert is_replay(ask(client, "/a/pay"))
     assert done == ["/a/pay"]
 
 
@@ -238,4 +238,4 @@ def test_impossible_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="caller"):
         Semel(AsyncEngine.connect("memory://?persistence=none"))
     with pytest.raises(PolicyError, match="did you mean 'lease_seconds'"):
-        made().command("pay", lease_second=3)  # type: ignore[call-arg]
+        make_semel().command("pay", lease_second=3)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Each adapter, misused: what is said when the application is built or started, or else at its first request."""
+"""Each adapter, misused: the error when the application is built or started, or else at its first request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def starlette(url: str = MEMORY, effects: Any = "external", *, installs: bool = 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
     if installs:
         semel.install(app)
-    return asked(TestClient(app), starts=starts)
+    return ask_status(TestClient(app), starts=starts)
 
 
 def fastapi(url: str = MEMORY, effects: Any = "external", *, installs: bool = True, starts: bool = False) -> str:
@@ -71,7 +71,7 @@ def fastapi(url: str = MEMORY, effects: Any = "external", *, installs: bool = Tr
 
     if installs:
         semel.install(app)
-    return asked(TestClient(app), starts=starts)
+    return ask_status(TestClient(app), starts=starts)
 
 
 def litestar(url: str = MEMORY, effects: Any = "external", *, installs: bool = True, starts: bool = False) -> str:
@@ -82,17 +82,17 @@ def litestar(url: str = MEMORY, effects: Any = "external", *, installs: bool = T
     async def pay() -> str:
         return "ok"
 
-    return asked(LitestarClient(Litestar([pay], plugins=[semel] if installs else [], debug=True)), starts=starts)
+    return ask_status(LitestarClient(Litestar([pay], plugins=[semel] if installs else [], debug=True)), starts=starts)
 
 
-def asked(client: Any, *, starts: bool) -> str:
+def ask_status(client: Any, *, starts: bool) -> str:
     if starts:
         with client:
-            return answered(client)
-    return answered(client)
+            return ask_payment(client)
+    return ask_payment(client)
 
 
-def answered(client: Any) -> str:
+def ask_payment(client: Any) -> str:
     answer = client.post("/pay", headers=KEY)
     return f"{answer.status_code} {answer.text}"
 
@@ -108,7 +108,7 @@ def flask(url: str = MEMORY, effects: Any = "external", *, installs: bool = True
     def pay() -> str:
         return "ok"
 
-    return answered(app.test_client())
+    return ask_payment(app.test_client())
 
 
 def quart(url: str = MEMORY, effects: Any = "external", *, installs: bool = True, starts: bool = False) -> str:
@@ -192,7 +192,7 @@ def starlette_above(*, late: bool) -> str:
     semel.command("pay")(pay)
     if not late:
         semel.install(app)
-    return answered(TestClient(app))
+    return ask_payment(TestClient(app))
 
 
 def fastapi_above() -> str:
@@ -204,7 +204,7 @@ def fastapi_above() -> str:
     async def pay() -> str:
         return "ok"
 
-    return answered(TestClient(app))
+    return ask_payment(TestClient(app))
 
 
 def flask_above() -> None:
@@ -367,7 +367,7 @@ def test_a_mistake_is_answered_with_its_remedy(mistake: str, adapter: str, tmp_p
     act, expected = TABLE[mistake][adapter]
     try:
         said = str(act(f"sqlite:///{tmp_path}/bare.db"))
-    except Exception as error:  # noqa: BLE001 - whatever a framework makes of it
+    except Exception as error:  # noqa: BLE001 - frameworks raise different exceptions
         said = innermost(error)
     else:
         assert str(tmp_path) not in said, "a client must not learn where the store is"
@@ -376,7 +376,7 @@ def test_a_mistake_is_answered_with_its_remedy(mistake: str, adapter: str, tmp_p
 
 
 def innermost(error: BaseException) -> str:
-    """What the developer reads at the end of a traceback, whatever a framework has put around it."""
+    """What the developer reads at the end of a traceback, inside a framework's own exceptions."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return str(error)

@@ -151,13 +151,13 @@ DECLARED = [on_starlette, on_fastapi, on_litestar, on_quart, on_flask]
 # --- places -----------------------------------------------------------------------------------
 
 
-def mounted(app: Any) -> Any:
+def mount(app: Any) -> Any:
     """By Starlette, which says what the server's own root was."""
     return Starlette(routes=[Mount("/eu", app), Mount("/us", app), Mount("/", app)])
 
 
-def dispatched(app: Any) -> Any:
-    """By somebody who tells nothing but the root."""
+def dispatch(app: Any) -> Any:
+    """By a server that gives only the root."""
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
@@ -179,28 +179,28 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     done.clear()
     with ExitStack() as ends:
 
-        def served(make: Any, place: Any = mounted, paths: Any = None) -> Ask:
+        def served(make: Any, place: Any = mount, paths: Any = None) -> Ask:
             if make in SYNC:
                 app = make(ends.enter_context(Engine.connect(url)), paths)
                 client = Client(DispatcherMiddleware(app, {"/eu": app, "/us": app}))
-                return lambda path: _told(client.post(path, data=b"[1]", headers=HEADERS))
+                return lambda path: _summarize(client.post(path, data=b"[1]", headers=HEADERS))
             outer = place(make(AsyncEngine.connect(url), paths))
 
             def ask(path: str, root: str = "") -> Asked:
                 client = TestClient(outer, root_path=root)
-                return _told(client.post(root + path, content=b"[1]", headers=HEADERS))
+                return _summarize(client.post(root + path, content=b"[1]", headers=HEADERS))
 
             return ask
 
         yield served
 
 
-def _told(answer: Any) -> Asked:
+def _summarize(answer: Any) -> Asked:
     told = answer.headers
     return answer.status_code, told.get("Semel-Code"), told.get("Idempotency-Replayed") == "true", len(done)
 
 
-EVERYWHERE = [*((make, place) for make in ASYNC for place in (mounted, dispatched)), *((make, None) for make in SYNC)]
+EVERYWHERE = [*((make, place) for make in ASYNC for place in (mount, dispatch)), *((make, None) for make in SYNC)]
 
 
 @pytest.mark.parametrize(("make", "place"), EVERYWHERE)

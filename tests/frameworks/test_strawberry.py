@@ -788,7 +788,7 @@ def test_a_key_in_an_input_object_and_arguments_that_do_not_count() -> None:
     assert code(without) == "MISSING_IDEMPOTENCY_KEY"
 
 
-def nested(parent: Any) -> tuple[AsyncEngine, list[tuple[int, int]], strawberry.Schema]:
+def make_nested_schema(parent: Any) -> tuple[AsyncEngine, list[tuple[int, int]], strawberry.Schema]:
     engine = AsyncEngine.connect("memory://")
     paid: list[tuple[int, int]] = []
 
@@ -820,7 +820,7 @@ def nested(parent: Any) -> tuple[AsyncEngine, list[tuple[int, int]], strawberry.
 
 
 def test_below_another_field_the_parent_counts_and_must_be_named() -> None:
-    engine, paid, schema = nested(lambda account: account.id)
+    engine, paid, schema = make_nested_schema(lambda account: account.id)
 
     async def main() -> list[Any]:
         async with engine:
@@ -842,7 +842,7 @@ def test_below_another_field_the_parent_counts_and_must_be_named() -> None:
     assert "in a query" in queried.errors[0].message
     assert paid == [(5, 1)]
 
-    engine, paid, schema = nested(None)
+    engine, paid, schema = make_nested_schema(None)
 
     async def unnamed() -> Any:
         async with engine:

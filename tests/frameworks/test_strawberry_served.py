@@ -41,14 +41,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def served(folder: Path, story: Callable[[Served], None]) -> None:
+def serve_story(folder: Path, story: Callable[[Served], None]) -> None:
     with serving(folder, *COMMAND) as server:
         story(server)
 
 
 def die(folder: Path, story: Callable[[Served], None]) -> None:
     (folder / "to-die").touch()
-    served(folder, story)
+    serve_story(folder, story)
     assert not (folder / "to-die").exists()
 
 
@@ -89,7 +89,7 @@ def test_a_kill_before_the_commit_of_an_atomic_field_undoes_it(folder: Path) -> 
         [error] = write(server, what="other").json["errors"]
         assert error["extensions"]["code"] == REUSED
 
-    served(folder, again)
+    serve_story(folder, again)
 
 
 def _is_cut(status: int) -> None:
@@ -104,7 +104,7 @@ def test_a_kill_after_the_commit_of_an_atomic_field_loses_only_the_answer(folder
         assert write(server).json == {"data": {"write": "w"}}
         assert server.effects() == ["w"]
 
-    served(folder, again)
+    serve_story(folder, again)
 
 
 def test_files_count_by_their_bytes_also_after_a_kill(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_files_count_by_their_bytes_also_after_a_kill(folder: Path) -> None:
         assert error["extensions"]["code"] == REUSED
         assert server.effects() == ["3 bytes", f"{len(long)} bytes"]
 
-    served(folder, again)
+    serve_story(folder, again)
 
 
 @strawberry.type

@@ -21,7 +21,7 @@ EVERYWHERE: Final = [(mode, where) for mode in ("sync", "async") for where in ("
 
 
 class Driven:
-    """A command, called from ordinary code whatever it is."""
+    """A sync or async command, called from ordinary code."""
 
     def __init__(self, end: Callable[[Any], Any], once: Any) -> None:
         self._end = end
@@ -45,7 +45,7 @@ class Driven:
         """What a caller sees: the result, or the error's type."""
         try:
             return self(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever it is, is what is looked at
+        except Exception as error:  # noqa: BLE001 - the test looks at any exception
             return type(error)
 
 
@@ -90,7 +90,7 @@ def backend(where: Where, folder: Path, clock: Any = None) -> Backend:
 
 
 @contextmanager
-def staged(mode: Mode, where: Where, folder: Path, clock: Any = None, **options: Any) -> Iterator[Stage]:
+def set_stage(mode: Mode, where: Where, folder: Path, clock: Any = None, **options: Any) -> Iterator[Stage]:
     stage = Stage(mode, backend(where, folder, clock), **options).open()
     try:
         yield stage

@@ -24,12 +24,12 @@ from semel.functions.arguments import key_maker
 from semel.functions.fingerprints import Fingerprints
 from semel.keys import KeyFormat
 from semel.policy import Policy
-from tests.functions.stage import Stage, staged
+from tests.functions.stage import Stage, set_stage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with staged("sync", "memory", tmp_path) as made:
+    with set_stage("sync", "memory", tmp_path) as made:
         yield made
 
 
@@ -435,7 +435,7 @@ def test_a_further_field_without_a_default_makes_another_command(stage: Stage) -
 def test_fingerprints_are_keyed_where_the_engine_has_a_secret(tmp_path: Path) -> None:
     prints = []
     for secret in (None, b"0123456789abcdef"):
-        with staged("sync", "memory", tmp_path, id_secret=secret) as made:
+        with set_stage("sync", "memory", tmp_path, id_secret=secret) as made:
             once = made.command(lambda order: 1, key="order")
             once("A")
             prints.append(once.record("A").fingerprint)

@@ -26,20 +26,20 @@ from semel.errors import (
 )
 from semel.functions import Caller, ResultNotKept, command, single_caller, this_permit
 from semel.telemetry import Counting
-from tests.functions.stage import EVERYWHERE, Mode, Stage, Where, staged
+from tests.functions.stage import EVERYWHERE, Mode, Stage, Where, set_stage
 
 
 @pytest.fixture(params=EVERYWHERE, ids="-".join)
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     mode, where = request.param
-    with staged(mode, where, tmp_path) as made:
+    with set_stage(mode, where, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=["sync", "async"])
 def filed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     """On a file, for ATOMIC commands, with a table of their effects."""
-    with staged(request.param, "sqlite", tmp_path) as made:
+    with set_stage(request.param, "sqlite", tmp_path) as made:
         with sqlite3.connect(tmp_path / "semel.db") as db:
             db.execute("CREATE TABLE effect (n TEXT)")
         db.close()
@@ -310,7 +310,7 @@ def test_a_permit_of_an_external_function_has_no_connection(stage: Stage) -> Non
 
 def test_an_unprotected_call_is_counted(tmp_path: Path) -> None:
     counting = Counting()
-    with staged("sync", "memory", tmp_path, observer=counting) as made:
+    with set_stage("sync", "memory", tmp_path, observer=counting) as made:
         ran: list[Any] = []
         once = made.command(lambda order, permit=this_permit: ran.append(permit), key="order")
         once.unprotected("A")
@@ -375,7 +375,7 @@ class Service:
 
 
 def test_methods_are_commands(tmp_path: Path) -> None:
-    with staged("sync", "memory", tmp_path) as made:
+    with set_stage("sync", "memory", tmp_path) as made:
         Service.engine = made.engine
         one, same, other = Service("a"), Service("a"), Service("b")
         assert [one.pay("1"), same.pay("1"), Service.pay(same, "1"), other.pay("1")] == ["a 1", "a 1", "a 1", "b 1"]
@@ -397,7 +397,7 @@ class LaterService:
 
 
 def test_async_methods_are_commands(tmp_path: Path) -> None:
-    with staged("async", "sqlite", tmp_path) as made:
+    with set_stage("async", "sqlite", tmp_path) as made:
         kind = type(
             "Kind", (LaterService,), {"pay": command(made.engine, "pay", key="order", caller=single_caller)(plain)}
         )
@@ -422,6 +422,6 @@ def test_an_engine_may_be_given_as_a_function(mode: Mode, where: Where, tmp_path
 
     late: Any = command(lambda: engines[-1], "pay", key="order", caller=single_caller)
     once = late(charge if mode == "sync" else charge_later)
-    with staged(mode, where, tmp_path) as made:
+    with set_stage(mode, where, tmp_path) as made:
         engines.append(made.engine)
         assert [made.end(once("A")), made.end(once("A"))] == ["A", "A"]

@@ -238,12 +238,12 @@ def test_callers_cannot_pass_the_permit() -> None:
         assert list(inspect.signature(declared).parameters) == ["order"]
 
 
-def renamed(order: str) -> str:
+def rename(order: str) -> str:
     return order
 
 
-pickled = declare(renamed, name="pickled", key="order")
-renamed = pickled
+pickled = declare(rename, name="pickled", key="order")
+rename = pickled
 
 
 def test_a_command_can_be_pickled_for_a_process_pool() -> None:

@@ -18,7 +18,7 @@ from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Fault, Faults, Kind, When, every_fault, faulty_memory, faulty_sqlite
-from tests.functions.stage import EVERYWHERE, Driven, Mode, Stage, Where, backend, staged
+from tests.functions.stage import EVERYWHERE, Driven, Mode, Stage, Where, backend, set_stage
 
 CROWD = 8
 
@@ -32,7 +32,7 @@ def test_parallel_threads_make_one_call(where: Where, tmp_path: Path) -> None:
         ran.append(1)
         return len(ran)
 
-    with staged("sync", where, tmp_path) as stage:
+    with set_stage("sync", where, tmp_path) as stage:
         once = stage.command(charge, key="order", wait_seconds=30)
 
         def client(_: int) -> Any:
@@ -102,7 +102,7 @@ def test_a_duplicate_of_a_running_call_is_refused(mode: Mode, where: Where, tmp_
         met.append(ask())
         return "paid"
 
-    with staged(mode, where, tmp_path) as stage:
+    with set_stage(mode, where, tmp_path) as stage:
         # The nested call runs where the handler does: on the loop, it is another stage's that asks.
         other = Stage("sync", stage.engine.backend)
         once = stage.command(asking_itself, key="order", wait_seconds=0)
@@ -138,7 +138,7 @@ def test_a_lapsed_lease_is_judged_by_effects(mode: Mode, where: Where, effects: 
             met.append(twin.met("A"))
         return f"run {len(keys)}"
 
-    with staged(mode, where, tmp_path, clock) as stage:
+    with set_stage(mode, where, tmp_path, clock) as stage:
         other = Stage("sync", stage.engine.backend)
         settings: dict[str, Any] = {"key": "order", "caller": single_caller, "effects": effects, "wait_seconds": 0}
         twin = Driven(other.end, command(other.engine, "pay", **settings)(charge))

@@ -241,7 +241,7 @@ def same(left: Any, right: Any) -> bool:
         return (left.isoformat(), type(left.tzinfo)) == (right.isoformat(), type(right.tzinfo))
     if isinstance(left, BaseModel | msgspec.Struct):
         return bool(left == right)
-    if is_dataclass(left):  # its set may stand in another order than an equal one
+    if is_dataclass(left):  # its set may have another order than an equal one
         return all(same(getattr(left, each.name), getattr(right, each.name)) for each in fields(left))
     return repr(left) == repr(right)  # of an instance the fields with their types; NaN equals nothing
 
@@ -337,7 +337,7 @@ def test_a_codec_writes_an_applications_class() -> None:
     assert same(through([Fraction(1, 3)], list[Fraction], codec), [Fraction(1, 3)])
 
 
-# --- what has none is refused, and said where ---
+# --- values without a stored form are refused with their place ---
 
 
 class Plain:
@@ -404,15 +404,15 @@ def test_a_value_without_a_stored_form_is_refused(annotation: Any, value: Any, s
         keep_result(value, Shapes().of(annotation, "here"))
 
 
-def broken(_: object) -> Any:
+def raise_no(_: object) -> Any:
     raise RuntimeError("no")
 
 
 @pytest.mark.parametrize(
     ("codec", "says"),
     [
-        (Codec(Fraction, encode=broken, decode=Fraction), "refused by its codec"),
-        (Codec(Fraction, encode=str, decode=broken), "the codec of fractions.Fraction refuses it"),
+        (Codec(Fraction, encode=raise_no, decode=Fraction), "refused by its codec"),
+        (Codec(Fraction, encode=str, decode=raise_no), "the codec of fractions.Fraction refuses it"),
         (Codec(Fraction, encode=str, decode=str), "its codec decodes no fractions.Fraction"),
         (Codec(Fraction, encode=lambda value: value, decode=Fraction), "no safe form"),
     ],
@@ -554,7 +554,7 @@ class Picky(Exception):
         super().__init__(args[0])
 
 
-def slotted() -> Slotted:
+def make_slotted() -> Slotted:
     error = Slotted("x")
     error.code = 7
     return error
@@ -563,7 +563,7 @@ def slotted() -> Slotted:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (slotted(), r"Slotted\.code is not in its args or its attributes; keep it in self.args"),
+        (make_slotted(), r"Slotted\.code is not in its args or its attributes; keep it in self.args"),
         (ImportError("x", name="thing"), r"ImportError\.\w+ is not in its args"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), r"UnicodeDecodeError\.\w+ is not in its args"),
         (Picky(1, 2), r"cannot be read back \(Picky refused its args"),

@@ -36,7 +36,7 @@ class Service:
         return str(order)
 
 
-def checked(service: Service) -> None:
+def check_types(service: Service) -> None:
     """Never called: it is read by the type checker."""
     assert_type(charge(1), Decimal)
     assert_type(charge(order=1, amount=Decimal(2)), Decimal)

@@ -62,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     corpus: Path = options.corpus or Path(tempfile.mkdtemp(prefix=f"semel-fuzz-{options.target}-"))
     corpus.mkdir(parents=True, exist_ok=True)
     words = corpus.with_name(corpus.name + ".dict")
-    words.write_text("".join(f'"{_quoted(token)}"\n' for token in chosen.tokens if 0 < len(token) <= 64))
+    words.write_text("".join(f'"{_quote(token)}"\n' for token in chosen.tokens if 0 < len(token) <= 64))
     arguments = [f"-seed={options.seed}", f"-dict={words}", f"-artifact_prefix={corpus.parent}{os.sep}"]
     arguments += [f"-max_total_time={options.seconds}", f"-max_len={INPUT_BYTES_MAX}", "-timeout=20"]
     arguments += ["-print_final_stats=1", str(corpus), str(seeds)]
     print(f"tests.fuzz: {options.target}, seed {options.seed}, corpus {corpus}", flush=True)
-    atheris.Setup([sys.argv[0], *arguments], _counted(chosen.one), enable_python_coverage=True)
+    atheris.Setup([sys.argv[0], *arguments], _count_judgements(chosen.one), enable_python_coverage=True)
     atheris.Fuzz()  # does not return
     return 0
 
@@ -88,7 +88,7 @@ def _options(argv: Sequence[str] | None) -> Any:
     return options
 
 
-def _counted(one: Any) -> Any:
+def _count_judgements(one: Any) -> Any:
     started = time.monotonic()
     count = 0
 
@@ -105,7 +105,7 @@ def _counted(one: Any) -> Any:
     return judged
 
 
-def _quoted(token: bytes) -> str:
+def _quote(token: bytes) -> str:
     return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in token)
 
 

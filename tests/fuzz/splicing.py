@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 CHANGES_MAX = 5
 
 
-def spliced(seeds: Sequence[bytes], tokens: Sequence[bytes], seed: int, count: int) -> Iterator[bytes]:
+def splice(seeds: Sequence[bytes], tokens: Sequence[bytes], seed: int, count: int) -> Iterator[bytes]:
     """`count` inputs that follow from `seed` alone.
 
     >>> list(spliced([b"ab"], [b"-"], 1, 2)) == list(spliced([b"ab"], [b"-"], 1, 2))
@@ -18,11 +18,11 @@ def spliced(seeds: Sequence[bytes], tokens: Sequence[bytes], seed: int, count: i
     for _ in range(count):
         data = choose.choice(seeds) if choose.random() < 0.7 else b""
         for _ in range(choose.randrange(1, CHANGES_MAX + 1)):
-            data = _changed(data, choose, seeds, tokens)
+            data = _change(data, choose, seeds, tokens)
         yield data
 
 
-def _changed(data: bytes, choose: random.Random, seeds: Sequence[bytes], tokens: Sequence[bytes]) -> bytes:
+def _change(data: bytes, choose: random.Random, seeds: Sequence[bytes], tokens: Sequence[bytes]) -> bytes:
     at = choose.randrange(len(data) + 1)
     match choose.randrange(6):
         case 0 | 1:

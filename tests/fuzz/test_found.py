@@ -110,7 +110,7 @@ def test_the_status_of_a_damaged_operation_is_refused_without_a_traceback() -> N
         web.close()
 
 
-def filled(path: Path) -> SqliteDriver:
+def make_file(path: Path) -> SqliteDriver:
     """A database file with one running record of alice."""
     store, driver = SqliteStore(), SqliteDriver(str(path))
     driver.run(lambda: store.migrate("a-store", b"none"))
@@ -120,7 +120,7 @@ def filled(path: Path) -> SqliteDriver:
 
 
 def test_text_that_is_not_utf8_is_a_damaged_file_and_is_not_repeated(tmp_path: Path) -> None:
-    driver = filled(tmp_path / "semel.db")
+    driver = make_file(tmp_path / "semel.db")
     with closing(sqlite3.connect(driver.path)) as connection, connection:
         connection.execute("UPDATE semel_record SET caller = CAST(x'616c696365ff' AS TEXT)")
     try:
@@ -132,7 +132,7 @@ def test_text_that_is_not_utf8_is_a_damaged_file_and_is_not_repeated(tmp_path: P
 
 
 def test_a_schema_that_is_not_utf8_is_a_damaged_file(tmp_path: Path) -> None:
-    driver = filled(tmp_path / "semel.db")
+    driver = make_file(tmp_path / "semel.db")
     with closing(sqlite3.connect(driver.path)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE").fetchall()
     content = (tmp_path / "semel.db").read_bytes()

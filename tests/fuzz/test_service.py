@@ -76,7 +76,7 @@ def schema_of(app: FastAPI, document: dict[str, Any] | None = None, **phases: bo
     return schema
 
 
-def judged(schema: BaseSchema) -> Report:
+def run_schemathesis(schema: BaseSchema) -> Report:
     """Everything Schemathesis has to say."""
     report = Report()
     for event in from_schema(schema).execute():
@@ -99,7 +99,7 @@ def judged(schema: BaseSchema) -> Report:
 
 
 def test_the_service_conforms_to_its_document(app: FastAPI) -> None:
-    report = judged(schema_of(app, fuzzing=False, stateful=False))
+    report = run_schemathesis(schema_of(app, fuzzing=False, stateful=False))
     assert report.errors == []
     assert report.failures == {}
     # What was not checked would be silent as well.
@@ -111,7 +111,7 @@ def test_the_service_conforms_to_its_document(app: FastAPI) -> None:
 
 
 def test_the_service_conforms_to_its_document_for_random_request_chains(app: FastAPI) -> None:
-    report = judged(schema_of(app, examples=False, coverage=False))
+    report = run_schemathesis(schema_of(app, examples=False, coverage=False))
     assert report.errors == []
     assert report.failures == {}
     assert report.checks["response_headers_conformance"] > 50, report.checks
@@ -143,7 +143,7 @@ def with_a_required_key(document: dict[str, Any]) -> None:
 def test_a_wrong_document_is_detected(app: FastAPI, harm: Callable[[dict[str, Any]], None], check: str) -> None:
     document = app.openapi()
     harm(document)
-    report = judged(schema_of(app, document, fuzzing=False, stateful=False))
+    report = run_schemathesis(schema_of(app, document, fuzzing=False, stateful=False))
     assert check in {name for name, _, _ in report.failures}
 
 

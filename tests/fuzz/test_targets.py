@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import __main__ as command
 from tests.fuzz.corpus import BYTES_MAX, FOLDER, seeds
-from tests.fuzz.splicing import smallest, spliced
+from tests.fuzz.splicing import smallest, splice
 from tests.fuzz.targets import NAMES, target
 
 SEED = 20_260_101
@@ -37,7 +37,7 @@ def test_the_oracles_hold_for_the_seeds(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_oracles_hold_for_spliced_seeds(name: str) -> None:
     chosen = target(name)
-    for data in spliced(seeds(name), chosen.tokens, SEED, INPUTS.get(name, INPUTS_MORE)):
+    for data in splice(seeds(name), chosen.tokens, SEED, INPUTS.get(name, INPUTS_MORE)):
         if breaks(chosen.one, data):
             data = smallest(data, lambda less: breaks(chosen.one, less))
             print(f"{name}, seed {SEED}: the smallest input found that fails is {data!r}")
@@ -45,10 +45,10 @@ def test_the_oracles_hold_for_spliced_seeds(name: str) -> None:
 
 
 def breaks(one: Callable[[bytes], None], data: bytes) -> bool:
-    """Whether the target fails on an input, in whatever way."""
+    """Whether the target fails on an input in any way."""
     try:
         one(data)
-    except Exception:  # noqa: BLE001 - whatever it is, it is judged once more and raised then
+    except Exception:  # noqa: BLE001 - any exception is judged again and raised then
         return True
     return False
 
@@ -77,7 +77,7 @@ def test_a_broken_oracle_is_reported_with_a_minimal_input() -> None:
     def one(data: bytes) -> None:
         assert b'"' not in data
 
-    found = [data for data in spliced(seeds("keys"), target("keys").tokens, SEED, 200) if breaks(one, data)]
+    found = [data for data in splice(seeds("keys"), target("keys").tokens, SEED, 200) if breaks(one, data)]
     assert len(found) > 20
     assert {smallest(data, lambda less: breaks(one, less)) for data in found} == {b'"'}
 

@@ -1,4 +1,4 @@
-"""A service of which two stand behind a proxy: it writes down what it was sent and what it did, and dies on demand."""
+"""A service, of which two run behind a proxy: it records its requests and effects, and dies on demand."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_a_command_in_early_data_has_no_effect(shop: Shop) -> None:
         known = len(shop.seen())
         early = shop.send(method, path, keys=(key(),), json={"order": order}, more={"Early-Data": "1"})
         assert (early.status_code, early.headers["Semel-Code"]) == (425, "IDEMPOTENCY_TOO_EARLY")
-        assert len(shop.seen()) == known + 1  # and no proxy sends it once more
+        assert len(shop.seen()) == known + 1  # and no proxy sends it again
     assert (shop.effects(order), shop.orders(order)) == ([], 0)
 
 

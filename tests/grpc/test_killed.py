@@ -1,4 +1,4 @@
-"""A server is killed around the commit: a retry to the next one gets one effect, whatever the client saw."""
+"""A server is killed around the commit: a retry to the next one leaves one effect, with any answer to the client."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_call_that_runs_when_its_server_stops_is_settled(
     assert gate.effects == ["paid"]
 
 
-def stepped(colour: str, effects: list[str], fails: list[Exception]) -> Callable[[RequestInfo, Any], Any]:
+def make_stepped(colour: str, effects: list[str], fails: list[Exception]) -> Callable[[RequestInfo, Any], Any]:
     """A method of two steps; the second fails as often as ``fails`` has errors."""
 
     def ship() -> str:
@@ -111,7 +111,7 @@ def stepped(colour: str, effects: list[str], fails: list[Exception]) -> Callable
 
 def test_a_retry_repeats_no_finished_step(serve: Serve, colour: str, tmp_path: Path) -> None:
     effects: list[str] = []
-    method = stepped(colour, effects, [ConnectionError("away")])
+    method = make_stepped(colour, effects, [ConnectionError("away")])
     policy = Policy(effects="external", steps=True, wait_seconds=0)
     service = serve(method, f"sqlite:///{tmp_path}/pay.db", operations={METHOD: policy})
     assert service.send().code() is Code.UNKNOWN  # as gRPC has an exception of a method

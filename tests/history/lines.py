@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.history.stories import NOBODY_DIED
-from verification.history.check import judged
+from verification.history.check import select_operations
 from verification.history.linear import Finding, linearize
 from verification.history.reading import Operation
 from verification.history.standing import Terms
@@ -12,7 +12,7 @@ from verification.history.standing import Terms
 def op(
     number: int, start: int, end: int | None, kind: str, process: str = "p", gave_up: str | None = None, **words: object
 ) -> Operation:
-    """An operation between two times in milliseconds; ``to_*`` is what it was told."""
+    """An operation between two times in milliseconds; ``to_*`` is its result."""
     told = {name.removeprefix("to_"): value for name, value in words.items() if name.startswith("to_")}
     asked = {name: value for name, value in words.items() if not name.startswith("to_")}
     made = Operation(process, number, kind, "ab", 1, start * 1_000_000, asked)
@@ -37,4 +37,4 @@ def say(number: int, start: int, end: int | None, fence: int, state: str = "succ
 
 
 def judge(*operations: Operation, terms: Terms = NOBODY_DIED) -> type[Finding]:
-    return type(linearize(judged(list(operations)), terms))
+    return type(linearize(select_operations(list(operations)), terms))

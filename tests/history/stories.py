@@ -40,7 +40,7 @@ STATES = {
 
 
 class Story:
-    """One key's history, told by a seed."""
+    """One key's history, made from a seed."""
 
     def __init__(self, seed: int, effects: str, *, operations: int, clients: int = 4) -> None:
         self.random = random.Random(seed)
@@ -138,7 +138,7 @@ class Story:
             yield reply.grant if isinstance(reply, Proceed) else None
 
     def hold(self, who: int, grant: Grant) -> Generator[None, None, bool]:
-        """Hold a grant for a while, renew it or stand still; settle it, or die. True: died."""
+        """Hold a grant for a while, renew it or pause; settle it, or die. True: died."""
         for _ in range(self.random.randrange(4)):
             if self.random.random() < 0.5:
                 self.do(self.store.renew([renewal(grant)]))

@@ -32,7 +32,7 @@ def copy(op: Operation) -> Operation:
     return twin
 
 
-def shown(operations: list[Operation]) -> list[tuple[object, ...]]:
+def rows_of(operations: list[Operation]) -> list[tuple[object, ...]]:
     return [(op.process, op.kind, op.start_ns, op.end_ns, op.args, op.result) for op in operations]
 
 
@@ -68,7 +68,7 @@ def replays(operations: list[Operation]) -> list[Operation]:
 
 
 def double_win(operations: list[Operation], rng: random.Random) -> bool:
-    """Somebody is granted a command that had been done."""
+    """A command that had been done is granted again."""
     found = replays(operations)
     if found:
         rng.choice(found).result = {"verdict": "proceed", "fence": NEVER, "generation": 0}
@@ -161,7 +161,7 @@ def test_an_impossible_history_never_passes(mutation: Mutation) -> None:
         if mutation(operations, random.Random(seed)):
             tried += 1
             found = linearize(operations, NOBODY_DIED)
-            assert isinstance(found, Stuck), (seed, shown(operations))
+            assert isinstance(found, Stuck), (seed, rows_of(operations))
     print(f"{mutation.__name__}: {tried} histories")
     assert tried >= 10
 
@@ -169,8 +169,8 @@ def test_an_impossible_history_never_passes(mutation: Mutation) -> None:
 # --- stores that break a promise ---
 
 
-def unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever speaks is believed."""
+def remove_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any holder may settle."""
     monkeypatch.setattr("semel.core.settle.holds", lambda row, fence, nonce: row is not None)
 
 
@@ -198,7 +198,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant", [unfenced, blind_rerun, deaf_to_payloads, forgetful], ids=lambda plant: plant.__name__
+    "plant", [remove_fence, blind_rerun, deaf_to_payloads, forgetful], ids=lambda plant: plant.__name__
 )
 def test_a_store_that_breaks_a_promise_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
@@ -257,7 +257,7 @@ def test_the_search_agrees_with_trying_every_order() -> None:
     agreed = {True: 0, False: 0}
     for seed, operations in small_histories():
         found = isinstance(linearize(operations, NOBODY_DIED), Linear)
-        assert found == brute_force(operations), (seed, shown(operations))
+        assert found == brute_force(operations), (seed, rows_of(operations))
         agreed[found] += 1
     print(agreed)
     assert min(agreed.values()) >= 100

@@ -8,7 +8,7 @@ import pytest
 
 from tests.history.lines import ask, judge, op, say
 from tests.history.stories import NOBODY_DIED
-from verification.history.check import judged
+from verification.history.check import select_operations
 from verification.history.linear import Finding, Linear, Stuck, linearize
 from verification.history.reading import Operation
 from verification.history.standing import Terms
@@ -97,7 +97,7 @@ def test_a_record_locked_by_any_atomic_attempt_is_in_progress_where_records_have
     late = ask(3, 10, 12, "in-progress", "atomic", process="r")
 
     def locks(*operations: Operation, failed: Sequence[Operation] = (), **died: int) -> type[Finding]:
-        return type(linearize(judged([*done, *operations], failed, died, row_locks=True), NOBODY_DIED))
+        return type(linearize(select_operations([*done, *operations], failed, died, row_locks=True), NOBODY_DIED))
 
     assert locks(waiting, told) is Linear
     assert locks(waiting, late) is Stuck
@@ -114,7 +114,7 @@ def test_a_claim_that_is_not_committed_yet_hides_that_its_request_is_another() -
     """Found on a Galera node that had lost another: a commit took two seconds, and the lock wait was over after one."""
 
     def locks(*operations: Operation, row_locks: bool = True, **died: int) -> type[Finding]:
-        return type(linearize(judged([*operations], (), died, row_locks=row_locks), NOBODY_DIED))
+        return type(linearize(select_operations([*operations], (), died, row_locks=row_locks), NOBODY_DIED))
 
     told = ask(0, 0, 5, "in-progress", process="p")
     slow = ask(1, 1, 6, "proceed", to_fence=5, request="bb", process="q")
@@ -131,7 +131,7 @@ def test_a_server_that_hangs_in_a_claim_holds_the_lock_of_a_settled_record() -> 
 
     def locks(*operations: Operation, row_locks: bool = True, **died: int) -> type[Finding]:
         done = (ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "succeeded"))
-        return type(linearize(judged([*done, *operations], (), died, row_locks=row_locks), NOBODY_DIED))
+        return type(linearize(select_operations([*done, *operations], (), died, row_locks=row_locks), NOBODY_DIED))
 
     hangs = ask(2, 3, None, "", process="q")
     told = ask(3, 4, 9, "in-progress", process="p")
@@ -160,7 +160,7 @@ def test_a_process_may_answer_a_duplicate_from_its_own_grant() -> None:
     locks = ask(2, 3, 9, "reused", "atomic", request="bb", process="q")
 
     def judge_all(*operations: Operation) -> type[Finding]:
-        return type(linearize(judged([*done, *operations], (), {}, row_locks=True), NOBODY_DIED))
+        return type(linearize(select_operations([*done, *operations], (), {}, row_locks=True), NOBODY_DIED))
 
     assert judge_all(locks, hidden) is Linear
     assert judge_all(locks, hidden, retry) is Stuck  # it is not known yet that the key is the other's
@@ -171,7 +171,7 @@ def test_a_process_may_answer_a_duplicate_from_its_own_grant() -> None:
 
 @pytest.mark.parametrize("state", ["released", "given-back"])
 def test_a_releasing_settlement_may_arrive_after_a_later_claim(state: str) -> None:
-    """Found by lost replies: released, granted to another, settled; then the repetition is told "superseded"."""
+    """Found by lost replies: released, granted to another, settled; then the repetition gets "superseded"."""
     first = ask(0, 0, 1, "proceed", to_fence=5)
     twice = say(1, 2, 9, 5, state, to_settling="superseded")
     other = [ask(2, 3, 4, "proceed", to_fence=6, process="q"), say(3, 5, 6, 6, process="q")]
@@ -181,14 +181,14 @@ def test_a_releasing_settlement_may_arrive_after_a_later_claim(state: str) -> No
 
 
 def test_an_operators_resolution_may_arrive_twice() -> None:
-    """Found by lost replies: one of two settled it, its answer was lost, and both were told "moved on"."""
+    """Found by lost replies: one of two settled it, its answer was lost, and both got "moved on"."""
     doubt = [ask(0, 0, 1, "proceed", to_fence=5), say(1, 1, 2, 5, "unknown")]
     word = {"fence": 5, "happened": False, "answer": None, "to_resolving": "moved-on"}
     told = [op(number, 3, 4, "resolve", **word) for number in (2, 3)]  # type: ignore[arg-type]
     again = ask(4, 5, 6, "proceed", to_fence=7, to_generation=1)
 
     def by_wire(*operations: Operation, wire: bool = True) -> type[Finding]:
-        return type(linearize(judged([*doubt, *operations], row_locks=wire), NOBODY_DIED))
+        return type(linearize(select_operations([*doubt, *operations], row_locks=wire), NOBODY_DIED))
 
     assert by_wire(*told, again) is Linear
     assert by_wire(*told, again, wire=False) is Stuck

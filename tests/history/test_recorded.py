@@ -114,7 +114,7 @@ def sound(folder: Path, *, answer: bytes = b"done") -> Path:
     return recorder.path
 
 
-def broken(folder: Path) -> Path:
+def break_history(folder: Path) -> Path:
     """The same, with a replay that gives another answer."""
     path = sound(folder)
     lines = path.read_text().splitlines()
@@ -252,7 +252,7 @@ def test_check_reports_what_it_judged(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_check_shows_what_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = broken(tmp_path)
+    path = break_history(tmp_path)
     assert main(["check", str(path)]) == BROKEN
     out = capsys.readouterr().out
     assert "not-linearizable: key " in out

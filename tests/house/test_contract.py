@@ -49,15 +49,15 @@ def switch_of(node: ast.AST) -> str | None:
         case ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.Eq() | ast.NotEq()], comparators=[right]):
             if _names(right) & DIALECTS or _names(node.left) & DIALECTS:
                 return "comparison with a dialect"
-            return _compared(node.left, right)
+            return _switch_between(node.left, right)
         case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[right]):
-            return _compared(node.left, right)
+            return _switch_between(node.left, right)
         case ast.Call(func=ast.Attribute(attr="get"), args=[subject, *_]) if _is_name(subject):
             return "table by a database's name"
     return None
 
 
-def _compared(left: ast.expr, right: ast.expr) -> str | None:
+def _switch_between(left: ast.expr, right: ast.expr) -> str | None:
     if _is_name(left) or _is_name(right):
         return "comparison of a database's or a statement's name"
     return None

@@ -378,7 +378,7 @@ def test_a_name_that_is_gone_is_noticed() -> None:
 # --- all of them are listed ---------------------------------------------------------------------
 
 
-def touched(module: Module, modules: Mapping[str, Module]) -> set[str]:
+def find_private_names(module: Module, modules: Mapping[str, Module]) -> set[str]:
     """The private names that a module takes of objects which are not its own."""
     own = _names_defined(module.tree)
     found = set()
@@ -478,7 +478,7 @@ def test_every_private_name_is_listed() -> None:
         (module.name, name)
         for module in modules.values()
         if module.name.split(".")[1:2] != ["testing"]
-        for name in touched(module, modules) - OURS
+        for name in find_private_names(module, modules) - OURS
     }
     assert found - listed == set()
 
@@ -506,13 +506,13 @@ def test_every_listed_name_is_in_its_module() -> None:
 )
 def test_a_new_private_name_is_found(text: str, name: str) -> None:
     modules = parse({"semel/x.py": text})
-    assert touched(modules["semel.x"], modules) == {name}
+    assert find_private_names(modules["semel.x"], modules) == {name}
 
 
 def test_semels_own_names_are_not_listed() -> None:
     text = "class A:\n    def __init__(self):\n        self._a = 1\n    def f(self, other):\n        return other._a"
     modules = parse({"semel/x.py": text})
-    assert touched(modules["semel.x"], modules) == set()
+    assert find_private_names(modules["semel.x"], modules) == set()
 
 
 # --- and the libraries are bounded --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Imports on every database that has an async client: one suite, told once."""
+"""Imports on every database that has an async client: one suite."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_the_tools_report_an_import_that_no_process_runs(
 def test_explain_describes_rows_by_their_import(
     place: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No client has its key: nobody is told to retry with it, and nothing is said of effects that it has not."""
+    """No client has its key: the output suggests no retry with it, and names no effects."""
     url = _url(place, tmp_path)
     job = _abandon(place)
     assert job.bulk_id is not None

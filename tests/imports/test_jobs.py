@@ -363,7 +363,7 @@ def test_a_handler_that_fails_for_every_row_is_tried_again_and_then_given_up(her
 
     @imports.row
     async def book(row: object) -> int:
-        return 7  # neither a text nor None: wrong whatever the row
+        return 7  # neither a text nor None: wrong for any row
 
     async def story() -> None:
         job = await imports.submit(csv_of(1), supplier="ACME")

@@ -39,7 +39,7 @@ OLD, NEW = bytes(32), bytes(range(32))
 BOTH = {"2026": NEW, "2025": OLD}
 
 
-def sealed_by(place: Place, ring: dict[str, bytes]) -> None:
+def set_ring(place: Place, ring: dict[str, bytes]) -> None:
     place.engine.core.sealer = Sealer(ring)
 
 
@@ -71,7 +71,7 @@ def file_of(canary: str, first: int) -> bytes:
     return csv_of(*(f"{first + n},{kind}{canary}" for n, kind in enumerate(kinds)), header="n,what")
 
 
-def told(imports: Imports, place: Place, job: ImportJob) -> str:
+def dump_rows(imports: Imports, place: Place, job: ImportJob) -> str:
     rows, _ = place.tell(imports.outcomes(job.id))
     return json.dumps([row.document() for row in rows])
 
@@ -81,7 +81,7 @@ def test_a_secret_of_a_file_is_in_no_file_of_the_store(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    sealed_by(place, {"2026": NEW})
+    set_ring(place, {"2026": NEW})
     folder = FolderContent(tmp_path / "kept")
     plain = imports_of(place, "plain", content=folder)
     sealed = imports_of(place, "sealed", answers="seal")
@@ -98,7 +98,7 @@ def test_a_secret_of_a_file_is_in_no_file_of_the_store(
     assert (ended.state, ended.counts.booked, ended.counts.failed) == (ImportState.DONE, 1, 3)
     assert ended.key == f"ACME:{ended.sha256}"  # the content's address is no secret
     for imports, job in ((sealed, jobs[0]), (in_folder, jobs[1])):
-        said = told(imports, place, job)  # to a process that has the key
+        said = dump_rows(imports, place, job)  # to a process that has the key
         for what in ("made of Booked", "is Checked", "is Refused", "Failed"):
             assert f"{what}CanarySealed" in said
     files = files_of(place.kind, tmp_path)
@@ -167,7 +167,7 @@ def double(path: Path, home: Home) -> None:
 def test_a_changed_sealed_file_is_never_booked_and_repaired_by_the_next_upload(
     here: Place, tmp_path: Path, spoil: Callable[[Path, Home], None]
 ) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = here.imports(answers="seal")
     job = here.tell(imports.submit(LARGE, supplier="ACME"))
     assert [place for place, _ in parts(here.home)] == [FORM_PLACES + n for n in range(4)]
@@ -194,7 +194,7 @@ async def _check_opens(imports: Imports, job: ImportJob) -> None:
 
 
 def test_the_frames_of_another_file_do_not_open(here: Place, tmp_path: Path) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     folder = FolderContent(tmp_path / "kept")
     imports = here.imports(answers="seal", content=folder)
     one = here.tell(imports.submit(csv_of(1, 2), supplier="ACME"))
@@ -210,7 +210,7 @@ def test_the_frames_of_another_file_do_not_open(here: Place, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("ring", [{"2027": NEW}, {"2026": OLD}, None])
 def test_a_key_that_is_missing_is_named_and_nothing_is_lost(here: Place, ring: dict[str, bytes] | None) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = here.imports(answers="seal")
     job = here.tell(imports.submit(csv_of(1, 2), supplier="ACME"))
     here.engine.core.sealer = None if ring is None else Sealer(ring)
@@ -222,14 +222,14 @@ def test_a_key_that_is_missing_is_named_and_nothing_is_lost(here: Place, ring: d
     assert (failed.state, failed.error_code) == (ImportState.FAILED, "CONTENT_UNREADABLE")
     assert ("its key is another one" if ring == {"2026": OLD} else "'2026'") in (failed.reason or "")
     assert here.home.effects() == []
-    sealed_by(here, {"2027": NEW, "2026": NEW})
+    set_ring(here, {"2027": NEW, "2026": NEW})
     here.tell(imports.retry(job.id, reason="the key is back", actor="olga"))
     here.tell(imports.run_due())
     assert here.home.effects() == [1, 2]
 
 
 def test_a_process_without_a_sealer_drops_no_sealed_file(here: Place) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     job = here.tell(here.imports(answers="seal").submit(csv_of(1, 2), supplier="ACME"))
     here.home.fetch("UPDATE semel_import SET state = 5, error_code = 'CONTENT_UNREADABLE'")
     kept = parts(here.home)
@@ -237,7 +237,7 @@ def test_a_process_without_a_sealer_drops_no_sealed_file(here: Place) -> None:
     with pytest.raises(ConfigurationError, match="are sealed: give the engine its sealer"):
         here.tell(here.imports().submit(csv_of(1, 2), supplier="ACME"))
     assert parts(here.home) == kept
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = here.imports(answers="seal")
     here.tell(imports.retry(job.id, reason="the key is back", actor="olga"))
     here.tell(imports.run_due())
@@ -246,7 +246,7 @@ def test_a_process_without_a_sealer_drops_no_sealed_file(here: Place) -> None:
 
 @pytest.mark.parametrize("code", ["CONTENT_MISSING", "CONTENT_UNREADABLE"])
 def test_a_file_that_is_sent_again_after_its_time_is_not_kept_in_clear(here: Place, code: str) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = here.imports(answers="seal", keep_content_seconds=0)
     job = here.tell(imports.submit(csv_of(1, 2), supplier="ACME"))
     here.home.fetch(f"UPDATE semel_import SET state = 5, error_code = '{code}', content_until = 1")
@@ -258,7 +258,7 @@ def test_a_file_that_is_sent_again_after_its_time_is_not_kept_in_clear(here: Pla
 
 
 def test_the_same_bytes_are_stored_plain_and_sealed_side_by_side(place: Place) -> None:
-    sealed_by(place, {"2026": NEW})
+    set_ring(place, {"2026": NEW})
     plain = place.imports(operation="plain", keep_content_seconds=0)
     sealed = place.imports(operation="sealed", answers="seal", keep_content_seconds=0)
     place.tell(plain.submit(csv_of(1), supplier="ACME"))
@@ -289,7 +289,7 @@ def test_an_applications_detail_is_inside_the_sealed_one(detail: bytes) -> None:
 
 
 def test_a_sealed_rows_own_detail_has_the_limit_of_every_detail(here: Place) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = Imports(here.engine, operation="stock.import", answers="seal", formats=[Csv()])
 
     @imports.row
@@ -309,7 +309,7 @@ def test_a_sealed_rows_own_detail_has_the_limit_of_every_detail(here: Place) -> 
 def test_a_wrong_declaration_is_refused(here: Place) -> None:
     with pytest.raises(ConfigurationError, match="has no sealer"):
         here.imports(answers="seal")
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     with pytest.raises(PolicyError, match="answers must be 'keep' or 'seal'"):
         here.imports(answers="forget")
     with pytest.raises(ImportRefused, match="empty"):
@@ -317,7 +317,7 @@ def test_a_wrong_declaration_is_refused(here: Place) -> None:
 
 
 def test_a_header_with_the_same_name_twice_is_refused_without_the_name(here: Place) -> None:
-    sealed_by(here, {"2026": NEW})
+    set_ring(here, {"2026": NEW})
     imports = here.imports(answers="seal")
     job = here.tell(imports.submit(b"n,SecretName,SecretName\n1,2,3\n", supplier="ACME"))
     here.tell(imports.run_due())
@@ -410,7 +410,7 @@ def test_reseal_covers_files_rows_items_and_steps(
     def missing() -> list[str]:
         return [each["detail"] for each in semel("doctor")[1]["findings"] if each["check"] == "sealed-parts"]
 
-    sealed_by(place, {"2025": OLD})
+    set_ring(place, {"2025": OLD})
     imports = imports_of(place, "sealed", answers="seal", chunk_items=2)
     job = place.tell(imports.submit(file_of("Canary", 10), supplier="ACME"))
     waiting = place.tell(imports.submit(file_of("Waiting", 30), supplier="BETA"))
@@ -433,8 +433,8 @@ def test_reseal_covers_files_rows_items_and_steps(
     assert missing() == []
     code, said = semel("reseal")
     assert (code, set(said["resealedBeside"].values()), list(said["foundUnder"])) == (0, {0}, ["2026"])
-    sealed_by(place, {"2026": NEW})  # the old key may go
-    assert "is CheckedCanary" in told(imports, place, job)
+    set_ring(place, {"2026": NEW})  # the old key may go
+    assert "is CheckedCanary" in dump_rows(imports, place, job)
     home.fetch("UPDATE semel_import SET next_at = 0")
     place.tell(imports.run_due())
     done = place.tell(imports.job(waiting.id))

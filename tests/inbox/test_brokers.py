@@ -236,7 +236,7 @@ def test_a_message_that_makes_an_impossible_event_is_parked_and_ends_no_consumer
 
 
 def test_invalid_ids_stop_no_consumer(home: Home) -> None:
-    """Whoever may publish could end it otherwise, again and again."""
+    """Otherwise any publisher could end it, again and again."""
     given = [b"x" * 600, b"x" * 599 + b"y", b"\xff", b"\xfe", "\U0001f600".encode() * 500, b"x" * 600]
 
     async def story() -> None:

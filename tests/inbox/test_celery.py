@@ -68,13 +68,13 @@ def _story(broker: str, port: int, home: Home, folder: Path) -> list[str]:
     with (folder / "log").open("wb") as log:
         worker = subprocess.Popen(command, env={**os.environ, **known}, stdout=log, stderr=log)
     try:
-        return _ended(worker, folder, port)
+        return _end_worker(worker, folder, port)
     finally:
         worker.kill()
         worker.wait(30)
 
 
-def _ended(worker: subprocess.Popen[bytes], folder: Path, port: int) -> list[str]:
+def _end_worker(worker: subprocess.Popen[bytes], folder: Path, port: int) -> list[str]:
     """Wait until nothing is left, and end the worker."""
     told, log = folder / "told", folder / "log"
     ends = time.monotonic() + 60

@@ -60,7 +60,7 @@ def test_a_worker_is_killed_between_effect_and_acknowledgement(inbox: Inbox, hom
     assert (parked.message_id, parked.tries, parked.reason) == ("m-4", 2, "ValueError: no luck with 4")
 
 
-def _asked(asked: Any, *messages: Any) -> None:
+def _run_worker(asked: Any, *messages: Any) -> None:
     """A worker takes them, in a thread."""
     broker = asked.broker
     for message in messages:
@@ -86,7 +86,7 @@ def test_a_duplicate_calls_no_callback_and_a_business_key_identifies_a_message(i
     def after(message: Any, result: str) -> None:
         ran.append(result)
 
-    _asked(bill, *(bill.message_with_options(args=(7,), on_success=after) for _ in range(2)))
+    _run_worker(bill, *(bill.message_with_options(args=(7,), on_success=after) for _ in range(2)))
     assert ran == ["order-7"]
     assert bill(8) == "order-8"  # called, and it has a name of its own
     assert bill(8) is None  # which skips no message whose actor calls it
@@ -102,7 +102,7 @@ def test_a_message_without_a_business_id_is_retried_and_parked_under_its_own_id(
         raise AssertionError("this must not run")
 
     sent = bill.message({})
-    _asked(bill, sent)
+    _run_worker(bill, sent)
     [parked] = inbox.find_parked()
     assert (parked.message_id, parked.tries, parked.reason) == (sent.message_id, 2, "KeyError: 'id'")
     with pytest.raises(KeyError):
@@ -124,7 +124,7 @@ def test_an_actor_that_another_one_calls_is_not_handled_as_its_message(inbox: In
                 bill()
             told.append(str(error.value))
 
-    _asked(month, month.message())
+    _run_worker(month, month.message())
     assert len(told) == 2
     assert home.fetch("SELECT count(*) FROM semel_inbox") == [(0,)]
 
@@ -137,7 +137,7 @@ def test_a_message_beyond_its_time_limit_is_counted(inbox: Inbox, home: Home) ->
     def bill(message: Message) -> None:
         raise dramatiq.middleware.TimeLimitExceeded
 
-    _asked(bill, bill.message().copy(message_id="m-1"))
+    _run_worker(bill, bill.message().copy(message_id="m-1"))
     assert [(each.message_id, each.reason) for each in inbox.find_parked()] == [
         ("m-1", "TimeoutError: it took longer than its time limit")
     ]

@@ -37,7 +37,7 @@ def home(tmp_path: Path) -> Home:
     return sqlite_home(str(tmp_path / "inbox.db"))
 
 
-def told(story: Callable[[], Awaitable[None]]) -> None:
+def run_story(story: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         async with asyncio.timeout(60):
             await story()
@@ -62,7 +62,7 @@ class Lines:
             await self._grew.wait()
 
 
-async def _told(stream: Any, name: str, holds: Callable[[Any], bool]) -> Any:
+async def _await_consumer(stream: Any, name: str, holds: Callable[[Any], bool]) -> Any:
     """What JetStream says of the consumer, once it holds."""
     for _ in range(5000):  # not for ever
         if holds(info := await stream.consumer_info(name, "billing")):
@@ -107,7 +107,9 @@ def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: 
                 for id, body in (("0", 0), ("0", 0), ("1", 1), ("2", 2), ("bad", "x"), ("3", 3), ("last", 9)):
                     await broker.publish(body, f"{name}.in", stream=name, headers={"semel-id": id})
                 await lines.has(6)
-                info = await _told(stream, name, lambda info: not info.num_ack_pending and not info.num_pending)
+                info = await _await_consumer(
+                    stream, name, lambda info: not info.num_ack_pending and not info.num_pending
+                )
             assert info.delivered.consumer_seq == 9  # 1 and "bad" came twice, and each was acknowledged
             assert sorted(lines.said) == ["0 ran", "1 failed", "1 ran", "3 ran", "bad failed", "last ran"]
             parked = {each.message_id: each.reason for each in await inbox.find_parked()}
@@ -118,7 +120,7 @@ def test_a_subscriber_handles_each_message_once(policy: AckPolicy | None, home: 
         assert (await out.consumer_info()).num_pending == 0  # a repetition published nothing again
         await client.close()
 
-    told(story)
+    run_story(story)
     assert home.effects() == [0, 1, 3, 9]
 
 
@@ -148,11 +150,11 @@ def test_a_lost_acknowledgement_causes_no_second_effect(home: Home, monkeypatch:
             async with broker:
                 await broker.start()
                 await stream.publish(f"{name}.in", b"7")  # it has a place, and no name
-                info = await _told(stream, name, lambda info: info.ack_floor.stream_seq == 1)
+                info = await _await_consumer(stream, name, lambda info: info.ack_floor.stream_seq == 1)
             assert info.delivered.consumer_seq == 2  # it came twice
         await client.close()
 
-    told(story)
+    run_story(story)
     assert home.effects() == [7]
 
 
@@ -180,7 +182,7 @@ def test_kafka_records_are_retried_in_place(home: Home) -> None:
             assert lines.said == ["orders:0:0 ran 0", "orders:0:1", "orders:0:1 ran 1", "orders:0:2 ran 2"]
 
     with kafka.cluster("orders") as cluster:
-        told(lambda: story(cluster.servers))
+        run_story(lambda: story(cluster.servers))
     assert home.effects() == [0, 1, 2]
 
 
@@ -221,7 +223,7 @@ def test_a_failed_message_is_redelivered_on_other_brokers(kind: str, home: Home)
                 await lines.has(3)
             assert sorted(lines.said) == ["m-0 ran 0", "m-1", "m-1 ran 1"]
 
-    told(story)
+    run_story(story)
     assert home.effects() == [0, 1]
 
 
@@ -236,7 +238,7 @@ def test_a_policy_that_acknowledges_first_is_reported(home: Home, caplog: pytest
             with pytest.raises(NackMessage):
                 await middleware.consume(_never, SimpleNamespace(headers={"semel-id": "1"}, raw_message=None), context)  # type: ignore[arg-type]
 
-    told(story)
+    run_story(story)
     assert "ack_policy=AckPolicy.ACK_FIRST does not acknowledge after the inbox" in caplog.text
 
 
@@ -247,9 +249,9 @@ def test_a_message_without_an_id_is_redelivered(home: Home, caplog: pytest.LogCa
             middleware = InboxMiddleware(inbox, retry_seconds=0, id_of=lambda seen: str(seen.headers["order"]))
             context = SimpleNamespace(get_local=lambda name: None)
             with pytest.raises(NackMessage):
-                await middleware.consume(_never, _seen(None), context)
+                await middleware.consume(_never, _wrap_raw(None), context)
 
-    told(story)
+    run_story(story)
     assert "KeyError: 'order'" in caplog.text
 
 
@@ -261,32 +263,32 @@ def test_a_message_without_an_id_is_parked_under_its_position(home: Home) -> Non
             context = SimpleNamespace(get_local=lambda name: None, scope=lambda name, value: nullcontext())
             place = SimpleNamespace(topic="t", partition=2, offset=7)
             with pytest.raises(NackMessage):
-                await middleware.consume(_never, _seen(place), context)
+                await middleware.consume(_never, _wrap_raw(place), context)
             with pytest.raises(AckMessage):
-                await middleware.consume(_never, _seen(place), context)
+                await middleware.consume(_never, _wrap_raw(place), context)
             assert [each.message_id for each in await inbox.find_parked()] == ["t:2:7"]
 
-    told(story)
+    run_story(story)
 
 
 async def _never(message: Any) -> None:
     raise AssertionError("this must not run")
 
 
-def _seen(raw: Any, **headers: str) -> Any:
+def _wrap_raw(raw: Any, **headers: str) -> Any:
     return SimpleNamespace(raw_message=raw, headers=headers, message_id="made up", correlation_id="of many")
 
 
 def test_an_id_is_the_publishers_or_the_position() -> None:
-    assert message_id(_seen(None, **{"semel-id": "e-1", "Nats-Msg-Id": "n-1"})) == "e-1"
-    assert message_id(_seen(None, **{"Nats-Msg-Id": "n-1"})) == "n-1"
-    assert message_id(_seen(SimpleNamespace(message_id="a-1"))) == "a-1"
-    assert message_id(_seen(SimpleNamespace(topic="t", partition=2, offset=7))) == "t:2:7"
-    assert message_id(_seen({"channel": "orders", "message_ids": [b"1-0"]})) == "orders:1-0"
+    assert message_id(_wrap_raw(None, **{"semel-id": "e-1", "Nats-Msg-Id": "n-1"})) == "e-1"
+    assert message_id(_wrap_raw(None, **{"Nats-Msg-Id": "n-1"})) == "n-1"
+    assert message_id(_wrap_raw(SimpleNamespace(message_id="a-1"))) == "a-1"
+    assert message_id(_wrap_raw(SimpleNamespace(topic="t", partition=2, offset=7))) == "t:2:7"
+    assert message_id(_wrap_raw({"channel": "orders", "message_ids": [b"1-0"]})) == "orders:1-0"
     called = SimpleNamespace(topic=lambda: "t", partition=lambda: 2, offset=lambda: 7)  # confluent-kafka's
-    assert message_id(_seen(called)) == "t:2:7"
+    assert message_id(_wrap_raw(called)) == "t:2:7"
     with pytest.raises(ConfigurationError, match="neither an id nor a place"):
-        message_id(_seen(SimpleNamespace(message_id=None)))
+        message_id(_wrap_raw(SimpleNamespace(message_id=None)))
 
 
 @pytest.mark.parametrize(
@@ -300,4 +302,4 @@ def test_an_id_is_the_publishers_or_the_position() -> None:
 )
 def test_a_batch_is_not_identified_by_its_first_message(raw: Any) -> None:
     with pytest.raises(ConfigurationError, match="batch=False"):
-        message_id(_seen(raw, **{"semel-id": "that-of-its-first"}))
+        message_id(_wrap_raw(raw, **{"semel-id": "that-of-its-first"}))

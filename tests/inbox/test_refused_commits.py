@@ -20,7 +20,7 @@ from tests.inbox.conftest import Consumer
 Make = Callable[..., Consumer]
 
 
-async def refused(message: Message) -> None:
+async def break_commit(message: Message) -> None:
     await write(message, 1)  # it has a connection, too
     await breaks_the_commit(message.connection, 1)
 
@@ -33,9 +33,9 @@ def test_a_refused_commit_is_counted_as_a_failure_and_parks_in_the_end(make_cons
     worker = make_consumer(tries_max=3)
     for _ in range(2):
         with pytest.raises(HandlerRefused):
-            worker.handle("m-1", refused)
+            worker.handle("m-1", break_commit)
         assert home.effects() == []
-    assert worker.handle("m-1", refused) is Receipt.PARKED
+    assert worker.handle("m-1", break_commit) is Receipt.PARKED
     assert [(each.tries, each.reason.partition(":")[0]) for each in worker.parked()] == [(3, "HandlerRefused")]
     assert worker.handle("m-1", sound) is Receipt.PARKED
     assert worker.handle("m-2", sound) is Receipt.HANDLED
@@ -45,7 +45,7 @@ def test_a_refused_commit_is_counted_as_a_failure_and_parks_in_the_end(make_cons
 def test_a_handler_that_is_corrected_handles_the_next_delivery(make_consumer: Make, home: Home) -> None:
     worker = make_consumer(tries_max=3)
     with pytest.raises(HandlerRefused):
-        worker.handle("m-1", refused)
+        worker.handle("m-1", break_commit)
     assert worker.handle("m-1", sound) is Receipt.HANDLED
     assert home.effects() == [2]
 
@@ -56,13 +56,13 @@ def test_a_refused_commit_is_not_reported_as_an_outage(make_consumer: Make) -> N
     told: list[str] = []
 
     async def handler(message: Message, delivery: Any) -> None:
-        await refused(message)
+        await break_commit(message)
 
     deliveries = Deliveries(worker.inbox, handler, lambda _, error: told.append(type(error).__name__))
     assert worker.runner is not None
     assert (
         worker.runner.run(deliveries.take("m-1", None, 1)) is False
-    )  # deliver again; None would be: the store is away
+    )  # deliver again; None would mean an unavailable store
     assert worker.runner.run(deliveries.take("m-1", None, 2)) is True
     assert told == ["HandlerRefused"]
 

@@ -29,7 +29,7 @@ from tests.servers.sqs import make_queue, sqs_client
 
 
 class Client:
-    """boto3's client, of which calls are counted, and fail as they are told to."""
+    """boto3's client, which counts its calls and fails those that a test chooses."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

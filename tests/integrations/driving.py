@@ -53,7 +53,7 @@ class Asked:
 
 @asynccontextmanager
 async def in_one_task(life: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
-    """Enter and leave a lifespan in one task, whichever tasks enter and leave this."""
+    """Enter and leave a lifespan in one task, even if different tasks enter and leave this."""
     over, begun = asyncio.Event(), asyncio.Event()
 
     async def live() -> None:
@@ -116,7 +116,7 @@ class Web:
         leaves: bool = False,
     ) -> Response:
         """One request. ``body``: a JSON value, bytes, or the chunks of a chunked body; ``leaves`` before its end."""
-        pieces, own = _encoded(body)
+        pieces, own = _encode(body)
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -156,7 +156,7 @@ class Web:
         return [State(record.state).name for record in self.records()]
 
 
-def _encoded(body: Any) -> tuple[list[bytes], Headers]:
+def _encode(body: Any) -> tuple[list[bytes], Headers]:
     if body is None:
         return [b""], [("Content-Length", "0")]
     if isinstance(body, bytes):

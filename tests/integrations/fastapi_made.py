@@ -20,7 +20,7 @@ class Payment(BaseModel):
     amount: int
 
 
-def authenticated(request: Request) -> None:
+def authenticate(request: Request) -> None:
     if caller_of(request) is None:
         raise HTTPException(401, "who are you?", {"WWW-Authenticate": "Bearer"})
 
@@ -36,7 +36,7 @@ class Made:
         self.semel = semel = Semel(engine, caller=caller_of)
         self.app = app = FastAPI()
 
-        @app.post("/payments", status_code=201, dependencies=[Depends(authenticated)])
+        @app.post("/payments", status_code=201, dependencies=[Depends(authenticate)])
         @semel.command("payments.create", **options)
         async def create_payment(payment: Payment, response: Response, permit: Permit = semel.permit) -> dict[str, int]:
             self.ran.append(payment.amount)
@@ -48,5 +48,5 @@ class Made:
             response.headers["Location"] = f"/payments/{len(self.ran)}"
             return {"amount": payment.amount, "attempt": permit.attempt}
 
-        semel.install(app, dependencies=[Depends(authenticated)])
+        semel.install(app, dependencies=[Depends(authenticate)])
         self.web = serve(app, engine)

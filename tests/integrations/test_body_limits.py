@@ -77,7 +77,7 @@ def application(**settings: Any) -> tuple[FastAPI, list[str]]:
 
 
 @contextlib.contextmanager
-def served(app: Any) -> Iterator[int]:
+def serve_app(app: Any) -> Iterator[int]:
     config = uvicorn.Config(app, port=free_port(), log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server._serve()))
@@ -110,7 +110,7 @@ def answer_of(line: socket.socket) -> bytes:
 def test_a_body_model_does_not_take_more_than_the_operation_does(spools: Spools) -> None:
     app, _ = application()
     chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-    with served(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
+    with serve_app(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head("/payments", "Transfer-Encoding: chunked"))
         with contextlib.suppress(OSError):
             for _ in range(48 * 16):  # 48 MiB, which the server throws away
@@ -123,7 +123,7 @@ def test_a_body_model_does_not_take_more_than_the_operation_does(spools: Spools)
 
 def test_a_body_with_a_too_large_content_length_is_not_read(spools: Spools) -> None:
     app, _ = application()
-    with served(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
+    with serve_app(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head("/payments", f"Content-Length: {300 * MIB}") + b"x" * 1000)
         assert answer_of(line).startswith(b"HTTP/1.1 413 ")
     assert spools.bytes == 0
@@ -133,7 +133,7 @@ def test_a_body_with_a_too_large_content_length_is_not_read(spools: Spools) -> N
 @pytest.mark.parametrize("begun", [b"", b'{"note":'])
 def test_a_body_that_takes_too_long_is_refused(path: str, begun: bytes) -> None:
     app, done = application(body_seconds_max=1)
-    with served(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
+    with serve_app(app) as port, socket.create_connection(("127.0.0.1", port)) as line:
         line.sendall(head(path, "Content-Length: 100") + begun)
         got = answer_of(line)
         assert got.startswith(b"HTTP/1.1 408 "), got

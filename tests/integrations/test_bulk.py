@@ -175,7 +175,7 @@ def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(
     assert [item["resultId"] for item in told["items"]] == ["r-0", "r-1", "r-2", None, "r-4"]
     again = shop.post(CASES)
     assert (again.status, again.body, again.replayed) == (207, first.body, True)
-    lines = shop.post([jsonl(CASES)[:37], b"\n", jsonl(CASES)[37:]][::2], LINES)  # the same list, told otherwise
+    lines = shop.post([jsonl(CASES)[:37], b"\n", jsonl(CASES)[37:]][::2], LINES)  # the same list in another form
     assert (lines.body, lines.replayed) == (first.body, True)
     assert (shop.seen, shop.effects) == ([0, 1, 2, 3, 4], [0, 1, 2, 4])
     other = shop.post(CASES[::-1])
@@ -302,7 +302,7 @@ def test_an_accepted_list_interrupted_by_shutdown_continues(serve: Serve, tmp_pa
     shop = Shop(webs.serve, tmp_path)
 
     async def story() -> None:
-        shop.gate = asyncio.Event()  # which nobody opens
+        shop.gate = asyncio.Event()  # which is never opened
         assert (await shop.web.ask("/cases", CASES, headers=ASYNC)).status == 202
         await until(lambda: shop.seen == [0])
 

@@ -120,7 +120,7 @@ def test_declared_headers_count(serve: Serve, tmp_path: Path, framework: str, se
 
 
 def test_a_former_record_is_never_used_for_another_request(serve: Serve, tmp_path: Path, framework: str) -> None:
-    """Nobody knows under which path it was made: its retry is refused loudly, and nothing runs again."""
+    """Its record does not name its path: its retry is refused, and nothing runs again."""
     imports = Imports(serve, tmp_path, framework)
     imports.post()
     imports.former()
@@ -158,7 +158,7 @@ def test_the_items_may_be_in_an_object(serve: Serve, tmp_path: Path, framework: 
     imports = Imports(serve, tmp_path, framework, items_at="/items")
     first = imports.post(b'{"items": %s}' % LIST)
     assert (first.status, json.loads(first.body)["total"]) == (200, 2)
-    assert imports.post(LIST).replayed  # by itself it is the same list
+    assert imports.post(LIST).replayed  # alone it is the same list
     assert imports.post(b'{"items": %s, "dryRun": true}' % LIST).code == REUSED
     assert imports.post(b'{"dryRun":true,"items":%s}' % LIST, key="b").status == 200
     assert imports.post(b'{ "items": %s, "dryRun": true }' % LIST, key="b").replayed

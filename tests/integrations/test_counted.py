@@ -30,7 +30,7 @@ PACKED, PACKED_ANEW = (gzip.compress(BODY, mtime=clock) for clock in (1, 2))
 GZIP = [("Content-Encoding", "gzip")]
 
 
-def made(serve: Serve, framework: str, engine: AsyncEngine, policy: Any = None, **settings: Any) -> Web:
+def make_web(serve: Serve, framework: str, engine: AsyncEngine, policy: Any = None, **settings: Any) -> Web:
     calls: list[int] = []
     kind: Any = Semel if framework == "starlette" else FastSemel
     semel = kind(engine, caller=caller_of, **settings)
@@ -56,7 +56,7 @@ BOTH = pytest.mark.parametrize("framework", ["starlette", "fastapi"])
 @BOTH
 @pytest.mark.parametrize("settings", [{"policy": {"counts": ("stripe-account",)}}, {"counts": ("Stripe-Account",)}])
 def test_a_declared_header_counts(serve: Serve, framework: str, engine: AsyncEngine, settings: Any) -> None:
-    web = made(serve, framework, engine, **settings)
+    web = make_web(serve, framework, engine, **settings)
     first, second = ([*JSON, ("Stripe-Account", f"acct_{n}")] for n in (1, 2))
     assert web.call("/pay", BODY, headers=first).status == 201
     assert web.call("/pay", BODY, headers=first).replayed
@@ -70,7 +70,7 @@ def digest(body: bytes) -> Headers:
 @BOTH
 @pytest.mark.parametrize("pieces", [False, True])
 def test_codings_parameters_and_digests(serve: Serve, framework: str, engine: AsyncEngine, pieces: bool) -> None:
-    web = made(serve, framework, engine, policy={"json": "any"})
+    web = make_web(serve, framework, engine, policy={"json": "any"})
 
     def call(body: bytes, headers: Headers, key: str) -> Any:
         return web.call("/pay", [body[:9], body[9:]] if pieces else body, headers=headers, key=key)
@@ -88,6 +88,6 @@ def test_codings_parameters_and_digests(serve: Serve, framework: str, engine: As
 
 @BOTH
 def test_a_body_that_does_not_count(serve: Serve, framework: str, engine: AsyncEngine) -> None:
-    web = made(serve, framework, engine, policy={"fingerprint": NoBody(), "json": "any"})
+    web = make_web(serve, framework, engine, policy={"fingerprint": NoBody(), "json": "any"})
     assert web.call("/pay", b"one", headers=JSON).status == 201
     assert web.call("/pay", b"two", headers=JSON).replayed

@@ -1,4 +1,4 @@
-"""FastAPI: the claim is made inside the endpoint, so what the application refuses is nobody's business but its own."""
+"""FastAPI: the claim is made inside the endpoint, so a request that the application refuses leaves no record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BAD = {"amount": "much"}
 @pytest.mark.parametrize(
     ("body", "how", "status", "code"),
     [
-        # Authentication and validation are the application's own: they come before anything is said about the key.
+        # Authentication and validation are the application's own: they come before any answer about the key.
         (BAD, {"caller": None, "key": None}, 401, None),
         (PAYMENT, {"caller": None, "key": "a b\x01"}, 401, None),
         (BAD, {"key": None}, 422, None),

@@ -38,7 +38,7 @@ class Moved(Exception):
 
 
 class Lost(Exception):
-    """Nobody knows."""
+    """The outcome is unknown."""
 
 
 def application(engine: AsyncEngine, endpoint: Endpoint, depends: Any = None, **options: Any) -> FastAPI:
@@ -50,7 +50,7 @@ def application(engine: AsyncEngine, endpoint: Endpoint, depends: Any = None, **
     return app
 
 
-def protected(serve: Serve, engine: AsyncEngine, endpoint: Endpoint, depends: Any = None, **options: Any) -> Web:
+def protect(serve: Serve, engine: AsyncEngine, endpoint: Endpoint, depends: Any = None, **options: Any) -> Web:
     app = application(engine, endpoint, depends, **options)
     app.state.semel.install(app)
     return serve(app, engine)
@@ -82,7 +82,7 @@ def test_an_answer_whose_commit_fails_afterwards_is_never_stored_as_success(
         ran.append("paid")
         return "paid"
 
-    web = protected(serve, engine, pay, effects=effects)
+    web = protect(serve, engine, pay, effects=effects)
     first = web.call("/")
     assert (first.status, str(web.raised)) == (500, "the commit failed")
     second = web.call("/")
@@ -105,7 +105,7 @@ def test_a_commit_that_succeeds_is_followed_by_the_settlement_and_only_then_by_t
     async def pay() -> str:
         return "paid"
 
-    webs.append(protected(serve, engine, pay, session))
+    webs.append(protect(serve, engine, pay, session))
     assert webs[0].call("/").status == 200
     assert (states, webs[0].states) == ([["PROCESSING"]], ["SUCCEEDED"])
 
@@ -124,7 +124,7 @@ def test_background_tasks_belong_to_the_command(serve: Serve, engine: AsyncEngin
         tasks.add_task(mail)
         return "paid"
 
-    webs.append(protected(serve, engine, pay))
+    webs.append(protect(serve, engine, pay))
     first, second = webs[0].call("/"), webs[0].call("/")
     assert states == [["PROCESSING"]]
     if fails:
@@ -162,7 +162,7 @@ def test_an_http_exception_of_the_handler_settles_by_its_status(
         ran.append(1)
         raise HTTPException(status, "no", {"Retry-After": "7", "X-Mine": "x", "Set-Cookie": "a=b"})
 
-    web = protected(serve, engine, fail, effects=effects)
+    web = protect(serve, engine, fail, effects=effects)
     first = web.call("/")
     assert (first.status, first.header("x-mine"), web.states) == (status, "x", [state])
     assert (first.link() is None) == (effects == "atomic" and state != "SUCCEEDED"), first.headers
@@ -231,7 +231,7 @@ def test_an_unhandled_exception_is_500_and_unknown(serve: Serve, engine: AsyncEn
     async def fail() -> None:
         raise Lost("where")
 
-    web = protected(serve, engine, fail)
+    web = protect(serve, engine, fail)
     first = web.call("/")
     assert (first.status, type(web.raised)) == (500, Lost)
     assert web.call("/").code == UNKNOWN
@@ -246,7 +246,7 @@ def test_an_exception_before_the_effect_frees_the_key_and_after_it_does_not(serv
         with permit.effect():
             raise Lost("after")
 
-    web = protected(serve, engine, pay, marks_effects=True)
+    web = protect(serve, engine, pay, marks_effects=True)
     assert (web.call("/").status, web.states) == (500, ["FAILED_NOT_REPLAYABLE"])
     assert (web.call("/").status, web.states) == (500, ["UNKNOWN"])
 
@@ -264,7 +264,7 @@ def test_a_stream_is_kept_up_to_the_limit_and_reaches_its_first_client_whole(
         ran.append(1)
         return StreamingResponse((b"x" * 100 for _ in range(pieces)), media_type="text/plain")
 
-    web = protected(serve, engine, stream, answer_bytes_max=1000)
+    web = protect(serve, engine, stream, answer_bytes_max=1000)
     first, second = web.call("/"), web.call("/")
     assert (first.status, len(first.body)) == (200, 100 * pieces)
     assert (second.body == first.body and second.replayed) == kept
@@ -281,7 +281,7 @@ def test_an_event_stream_is_sent_at_once_and_never_runs_again(serve: Serve, engi
     async def listen() -> StreamingResponse:
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    web = protected(serve, engine, listen)
+    web = protect(serve, engine, listen)
     assert web.call("/").body == b"data: 1\n\ndata: 2\n\n"
     assert web.call("/").code == NOT_REPLAYABLE
 
@@ -294,7 +294,7 @@ def test_a_stream_that_breaks_is_unknown(serve: Serve, engine: AsyncEngine) -> N
     async def stream() -> StreamingResponse:
         return StreamingResponse(pieces())
 
-    web = protected(serve, engine, stream)
+    web = protect(serve, engine, stream)
     web.call("/")
     assert (type(web.raised), web.call("/").code) == (Lost, UNKNOWN)
 
@@ -326,7 +326,7 @@ async def streaming(request: Request, call_next: Any) -> Response:
 
 
 class Copying:
-    """A middleware that hands on a scope of its own, so that nobody outside learns what the router finds."""
+    """A middleware that hands on a scope of its own, so that outer layers do not see what the router finds."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -425,7 +425,7 @@ def test_a_cookie_is_never_replayed(serve: Serve, engine: AsyncEngine) -> None:
         response.set_cookie("session", "secret")
         return "in"
 
-    first, second = both(protected(serve, engine, login, replay_headers={"x-request-id"}), "/")
+    first, second = both(protect(serve, engine, login, replay_headers={"x-request-id"}), "/")
     assert first.header("set-cookie") is not None
     assert second.header("set-cookie") is None
     assert b"secret" not in second.body
@@ -524,7 +524,7 @@ def test_the_first_answer_keeps_all_its_headers_and_the_replay_the_allowed_ones(
         headers = {"Location": "/1", "X-Request-Id": "7", "ETag": '"e"', "X-Mine": "m", "Server": "s", "Date": "d"}
         return JSONResponse({"a": 1}, 201, headers)
 
-    first, second = both(protected(serve, engine, it, replay_headers={"x-mine"}), "/")
+    first, second = both(protect(serve, engine, it, replay_headers={"x-mine"}), "/")
     assert {"location", "x-request-id", "etag", "x-mine", "server", "date"} <= {name for name, _ in first.headers}
     assert sorted(name for name, _ in second.headers) == [
         *("cache-control", "content-length", "content-type", "etag", "idempotency-key-lifetime"),
@@ -537,5 +537,5 @@ def test_an_answer_without_a_body_is_replayed_without_one(serve: Serve, engine: 
     async def it() -> Response:
         return Response(status_code=status)
 
-    _, second = both(protected(serve, engine, it), "/")
+    _, second = both(protect(serve, engine, it), "/")
     assert (second.body, second.header("content-length")) == (b"", None)

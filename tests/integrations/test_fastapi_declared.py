@@ -1,4 +1,4 @@
-"""FastAPI: what may be declared a command, and where its permit stands."""
+"""FastAPI: what may be declared a command, and which parameter is its permit."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from semel import AsyncEngine, Permit
 from semel.integrations.fastapi import Semel
 from tests.integrations.conftest import Serve
 from tests.integrations.driving import both, caller_of
-from tests.integrations.fastapi_made import PAYMENT, Made, Payment, authenticated
+from tests.integrations.fastapi_made import PAYMENT, Made, Payment, authenticate
 
 REUSED = "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
 
@@ -27,32 +27,32 @@ def _direct(app: FastAPI) -> tuple[Any, str]:
     return app, "/payments"
 
 
-def _included(app: FastAPI) -> tuple[Any, str]:
+def _include(app: FastAPI) -> tuple[Any, str]:
     router = APIRouter()
     app.include_router(router)
     return router, "/payments"
 
 
-def _prefixed(app: FastAPI) -> tuple[Any, str]:
+def _prefix(app: FastAPI) -> tuple[Any, str]:
     router = APIRouter(prefix="/api")
     app.include_router(router, prefix="/v1")
     return router, "/v1/api/payments"
 
 
-def _nested(app: FastAPI) -> tuple[Any, str]:
+def _nest(app: FastAPI) -> tuple[Any, str]:
     inner, outer = APIRouter(prefix="/inner"), APIRouter(prefix="/outer")
     outer.include_router(inner, prefix="/between")
     app.include_router(outer, prefix="/v1")
     return inner, "/v1/outer/between/inner/payments"
 
 
-def _mounted(app: FastAPI) -> tuple[Any, str]:
+def _mount(app: FastAPI) -> tuple[Any, str]:
     sub = FastAPI()
     app.mount("/sub", sub)
     return sub, "/sub/payments"
 
 
-PLACES = [_direct, _included, _prefixed, _nested, _mounted]
+PLACES = [_direct, _include, _prefix, _nest, _mount]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -172,7 +172,7 @@ def test_path_parameters_and_query_are_part_of_the_request(serve: Serve, engine:
 
 
 def test_dependency_overrides_still_work(made: Made) -> None:
-    made.app.dependency_overrides[authenticated] = lambda: None
+    made.app.dependency_overrides[authenticate] = lambda: None
     assert made.web.call("/payments", PAYMENT, caller=None).code == "IDEMPOTENCY_CALLER_UNKNOWN"
     assert made.web.call("/payments", PAYMENT).status == 201
 

@@ -17,7 +17,7 @@ from tests.integrations.driving import Web, caller_of
 from tests.web.test_limits_of_today import BODY, CODES, STRICTER
 
 
-def served(serve: Serve, engine: AsyncEngine, policy: Policy, ran: list[int]) -> Web:
+def serve_app(serve: Serve, engine: AsyncEngine, policy: Policy, ran: list[int]) -> Web:
     semel = Semel(engine, caller=caller_of)
 
     async def pay(request: Request, permit: Permit = Semel.permit) -> Response:
@@ -32,8 +32,8 @@ def served(serve: Serve, engine: AsyncEngine, policy: Policy, ran: list[int]) ->
 @pytest.mark.parametrize("limit", STRICTER)
 def test_an_endpoint_that_claims_itself_replays(serve: Serve, engine: AsyncEngine, limit: str) -> None:
     ran: list[int] = []
-    assert served(serve, engine, Policy(), ran).call("/pay", json.loads(BODY), key="order-1").status == 201
-    stricter = served(serve, engine, STRICTER[limit](Policy()), ran)
+    assert serve_app(serve, engine, Policy(), ran).call("/pay", json.loads(BODY), key="order-1").status == 201
+    stricter = serve_app(serve, engine, STRICTER[limit](Policy()), ran)
     again = stricter.call("/pay", json.loads(BODY), key="order-1")
     assert (again.status, again.body, again.replayed) == (201, b"paid", True)
     new = stricter.call("/pay", json.loads(BODY), key="order-2")

@@ -1,4 +1,4 @@
-"""Where a command stands: found by its operation id or its key, by its own caller only; also mounted by hand."""
+"""The status of a command: found by its operation id or its key, by its own caller only; also mounted by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNKNOWN_CALLER = "IDEMPOTENCY_CALLER_UNKNOWN"
 
 
 class Failing(Exception):
-    """Nobody knows."""
+    """The outcome is unknown."""
 
 
 async def payment(request: Request, permit: Permit = Semel.permit) -> Response:

@@ -54,7 +54,7 @@ def starlette(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = Non
     return app
 
 
-def mounted(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None, **options: Any) -> Starlette:
+def mount(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None, **options: Any) -> Starlette:
     semel = Semel(engine, caller=caller_of)
 
     @semel.command("payments.create", effects="idempotent", paths=paths, **options)
@@ -66,7 +66,7 @@ def mounted(engine: AsyncEngine, prefixes: tuple[str, ...], paths: Paths = None,
     return app
 
 
-MAKERS = [fastapi, starlette, mounted]
+MAKERS = [fastapi, starlette, mount]
 TWO = ("/eu", "/us")
 
 
@@ -102,7 +102,7 @@ def test_a_trailing_slash_is_not_a_second_path(serve: Serve, engine: AsyncEngine
     assert web.call("/payments/").replayed
 
 
-def swapped(web: Web, app: Any) -> None:
+def swap(web: Web, app: Any) -> None:
     """A release: another application over the same store, whose lifespan has looked at its routes."""
     web.app = app
     web.runner.run(web._lifespan.__aexit__(None, None, None))
@@ -119,14 +119,14 @@ def test_records_from_before_the_second_path_are_replayed(
     asyncio.run(_migrate(engine))
     web = serve(make(engine, ("/eu",), fingerprint=recipe), engine)
     assert not web.call("/eu/payments", {"amount": 1}).replayed
-    swapped(web, make(engine, TWO, fingerprints_known=(recipe,)))
+    swap(web, make(engine, TWO, fingerprints_known=(recipe,)))
     assert web.call("/eu/payments", {"amount": 1}).replayed
     assert web.call("/eu/payments", {"amount": 2}).code == REUSED
     assert not web.call("/us/payments", {"amount": 1}, key="later").replayed
     # The second path goes again: "apart" still knows what was recorded meanwhile.
-    swapped(web, make(engine, ("/us",), "apart"))
+    swap(web, make(engine, ("/us",), "apart"))
     assert web.call("/us/payments", {"amount": 1}, key="later").replayed
-    swapped(web, make(engine, ("/us",)))
+    swap(web, make(engine, ("/us",)))
     assert web.call("/us/payments", {"amount": 1}, key="later").code == "IDEMPOTENCY_RECORD_UNREADABLE"
 
 

@@ -1,4 +1,4 @@
-"""What Semel itself answers leaves from the capture, whatever the application does with it on its way out."""
+"""Semel's own answers are sent from the capture, whatever the application does with them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_handler_that_listens_for_the_disconnect_of_a_replay_does_not_hang(ser
     assert (again.body, again.replayed) == (first.body, True)
 
 
-# --- errors that nobody handles ---
+# --- unhandled errors ---
 
 
 @pytest.mark.parametrize("custom", [False, True])

@@ -49,7 +49,7 @@ class Instance:
         return plain_sync(request, permit)
 
 
-def undecorated(endpoint: Any) -> Any:
+def pass_through(endpoint: Any) -> Any:
     @functools.wraps(endpoint)
     def passing(*args: Any, **kwargs: Any) -> Any:
         return endpoint(*args, **kwargs)  # not async itself; what it returns is awaitable
@@ -63,7 +63,7 @@ ENDPOINTS = [
     (lambda: functools.partial(with_more, "!"), b"1 3!"),
     (Instance, b"1 3"),
     (lambda: Instance().sync, b"1 3"),
-    (lambda: undecorated(plain), b"1 3"),
+    (lambda: pass_through(plain), b"1 3"),
 ]
 
 
@@ -123,7 +123,7 @@ def test_an_impossible_command_is_refused_when_it_is_declared(engine: AsyncEngin
     assert "did you mean 'key_header'" in refuses(lambda: Semel(engine, caller=caller_of, key_heder="Key"))  # type: ignore[call-arg]
 
 
-def _mounted(endpoint: Any) -> Starlette:
+def _mount(endpoint: Any) -> Starlette:
     return Starlette(routes=[Mount("/outer", routes=[Mount("/inner", app=Router([_route(endpoint)]))])])
 
 
@@ -135,7 +135,7 @@ def _route(endpoint: Any) -> Route:
     return Route("/{number:int}", endpoint, methods=["POST"])
 
 
-@pytest.mark.parametrize("place", [_mounted, _applications])
+@pytest.mark.parametrize("place", [_mount, _applications])
 def test_a_command_may_be_mounted(serve: Serve, engine: AsyncEngine, place: Callable[[Any], Starlette]) -> None:
     semel = Semel(engine, caller=caller_of)
     app = place(semel.command("it")(plain))

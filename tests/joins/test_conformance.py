@@ -21,7 +21,7 @@ CASES = [
 def test_the_contract_of_joined_transactions(
     subject: type[Subject], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # the cases are told on a loop of their own
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # the cases run on a separate loop
     joins.run(name, subject(tmp_path))
 
 

@@ -16,7 +16,7 @@ from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, Writes, made, never, plain, prepared
 from tests.servers.mariadb import MARK, at, start
 from tests.servers.relay import Relay
-from tests.servers.running import alone, shared
+from tests.servers.running import alone, share_server
 
 pytestmark = MARK
 
@@ -24,7 +24,7 @@ pytestmark = MARK
 @pytest.fixture
 def server() -> Iterator[MariadbServer]:
     with alone("mariadb-settings"):
-        yield prepared(at(shared("mariadb-settings", start)))
+        yield prepared(at(share_server("mariadb-settings", start)))
 
 
 def levels(server: MariadbServer) -> dict[str, str]:

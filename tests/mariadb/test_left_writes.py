@@ -16,9 +16,9 @@ from semel.errors import EarlyCommit, OutcomeUnknownError
 from semel.inbox.run import Message
 from semel.inbox.store import Receipt
 from tests.bulk.fellows import Fellow, Home, mariadb_home, write
-from tests.bulk.lists import numbered
+from tests.bulk.lists import number_items
 from tests.inbox.conftest import Consumer
-from tests.steps.conftest import Process, Run, stepped
+from tests.steps.conftest import Process, Run, step_command
 
 KINDS = ("pymysql", "asyncmy")
 DEADLOCK = pymysql.err.OperationalError(1213, "Deadlock found")  # after which a unit's work is done over
@@ -86,9 +86,9 @@ def test_items_whose_writes_remain_are_unknown_and_never_run_again(
 ) -> None:
     handler = fails_at(1, error)
     with pytest.raises(EarlyCommit, match="2 items are UNKNOWN"):
-        fellow.run(numbered(4), handler)
+        fellow.run(number_items(4), handler)
     assert (home.effects(), logged(home)) == ([], [0, 1])
-    done = fellow.run(numbered(4), handler)
+    done = fellow.run(number_items(4), handler)
     assert done.tally == Tally(4, 4, 2, 0, 0, 2)
     assert [(each.state, each.error_code) for each in fellow.outcomes(done)] == [
         (ItemState.UNKNOWN, "not-rolled-back"),
@@ -101,8 +101,8 @@ def test_items_whose_writes_remain_are_unknown_and_never_run_again(
 
 def test_items_of_an_interrupted_run_whose_writes_remain_are_unknown(fellow: Fellow, home: Home) -> None:
     with pytest.raises(Killed):
-        fellow.run(numbered(3), fails_at(1, Killed()))
-    done = fellow.run(numbered(3), fails_at(9, Failed()))
+        fellow.run(number_items(3), fails_at(1, Killed()))
+    done = fellow.run(number_items(3), fails_at(9, Failed()))
     assert done.tally == Tally(3, 3, 1, 0, 0, 2)
     assert (home.effects(), logged(home)) == ([2], [0, 1, 2])
 
@@ -113,7 +113,7 @@ def test_a_chunk_rolled_back_without_remaining_writes_is_repeated(fellow: Fellow
         if item.value["n"] == 1:
             raise ItemFailed("NO")
 
-    assert fellow.run(numbered(4), handler).tally == Tally(4, 4, 3, 1, 0, 0)
+    assert fellow.run(number_items(4), handler).tally == Tally(4, 4, 3, 1, 0, 0)
     assert home.effects() == [0, 2, 3]
 
 
@@ -150,7 +150,7 @@ def test_a_message_whose_commit_is_refused_and_whose_writes_remain_is_parked(con
 @pytest.mark.parametrize("error", [Failed(), DEADLOCK], ids=["raises", "deadlock"])
 def test_a_local_step_whose_writes_remain_makes_the_operation_unknown(kind: Any, home: Home, error: Exception) -> None:
     process = Process(kind, home.backend(kind))
-    what = stepped()
+    what = step_command()
 
     async def handler(run: Run) -> Answer:
         async def writes(connection: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from verification.explore.replacing import found
 from verification.mutants import MUTANTS, PARTS, Finding, Mutant
 from verification.mutants.__main__ import main
-from verification.mutants.catalogue import tried
+from verification.mutants.catalogue import try_mutant
 
 INVARIANTS = {f"I{number}" for number in range(1, 9)}
 
@@ -28,7 +28,7 @@ def test_a_mutant_is_found(mutant: Mutant) -> None:
 @pytest.mark.no_cover  # the smaller runs below measure the same parts
 @pytest.mark.parametrize("part", PARTS)
 def test_the_unchanged_code_passes(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No part is wrong by itself. That no state and no seed beyond these is, tests/explore and tests/simulate
+    """No part fails on the unchanged code. That no state and no seed beyond these is, tests/explore and tests/simulate
     prove: they begin with the same ones, in the same order, and go further."""
     monkeypatch.setattr("verification.mutants.kit.STATES_MAX", 200)
     monkeypatch.setattr("verification.mutants.kit.SEEDS", range(50))
@@ -82,8 +82,8 @@ def test_the_parts_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("orders", 3, "interleavings", "seen")
     parts = dict.fromkeys(PARTS, lambda: None) | {"orders": lambda: finding, "http": lambda: finding}
     monkeypatch.setattr("verification.mutants.catalogue.PARTS", parts)
-    assert len(tried(MUTANTS[0]).findings) == 1
-    assert len(tried(MUTANTS[0], everything=True).findings) == 2
+    assert len(try_mutant(MUTANTS[0]).findings) == 1
+    assert len(try_mutant(MUTANTS[0], everything=True).findings) == 2
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel import Answer, Engine, Permit
 from semel.errors import CommandError, StoreError, StoreUnavailable
-from tests.nemeses.processes import ended
+from tests.nemeses.processes import await_end
 from tests.servers.redis import answers, eventually
 from verification.nemeses.stage import Stage, Verdict
 from verification.soak.command import soak_command
@@ -60,7 +60,7 @@ def fill(place: Path) -> Path:
 
 
 def full_disk(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
-    """Nobody restarts a worker; the server itself is started again where it has ended over it."""
+    """No worker restarts; the server itself is started again if the full disk ended it."""
     place = ground(server.url(), folder, seed)
     beside = ground(server.url(), folder / "beside", seed)  # its requests are not recorded
     beside.prepare()
@@ -77,7 +77,7 @@ def full_disk(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
         asking.close()
         pause(FULL_SECONDS)
         if server.setting == "log":  # PostgreSQL panics, and cannot recover without room either
-            assert ended(server.running.pid)
+            assert await_end(server.running.pid)
         filler.unlink()
         if server.store == "redis":
             if not answers(server.running.port):

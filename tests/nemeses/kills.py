@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.nemeses.scripts import given, tell
+from tests.nemeses.scripts import read_arguments, tell
 from verification.soak.round import Outcome, Round
 
 LIFE_SECONDS_MAX = 0.015
@@ -12,7 +12,7 @@ KILLS_AT_ONCE = 70
 
 
 def main() -> None:
-    options = given()
+    options = read_arguments()
     rounds: list[Outcome] = []
     while (missing := options["kills"] - sum(each.kills for each in rounds)) > 0:
         place = Path(options["folder"]) / str(len(rounds))

@@ -101,7 +101,7 @@ def play_line(folder: Path, line: Line, seed: int) -> dict[str, Any]:
     return verdict
 
 
-def broken(line: Line, verdict: dict[str, Any]) -> str | None:
+def find_violation(line: Line, verdict: dict[str, Any]) -> str | None:
     """What the documents do not allow of this; None where all is as they say."""
     if verdict["undecided"]:
         return f"undecided: {verdict['undecided']}"
@@ -109,7 +109,7 @@ def broken(line: Line, verdict: dict[str, Any]) -> str | None:
         return f"it did not recover: {verdict['after']} operations after it, {verdict['effects']} effects in all"
     if line in RISKY:
         return _more_than_a_moment(verdict)
-    return _unsound(line, verdict) if line in SOUND else _unpredicted(line, verdict)
+    return _unsound(line, verdict) if line in SOUND else _find_missing_loss(line, verdict)
 
 
 def _unsound(line: Line, verdict: dict[str, Any]) -> str | None:
@@ -136,7 +136,7 @@ def _more_than_a_moment(verdict: dict[str, Any]) -> str | None:
     return _young(verdict)
 
 
-def _unpredicted(line: Line, verdict: dict[str, Any]) -> str | None:
+def _find_missing_loss(line: Line, verdict: dict[str, Any]) -> str | None:
     """The documents say that something is lost here, and a checker that is to be believed must see it."""
     kinds = verdict["kinds"]
     if line.store == "galera":  # both nodes run it, and one is refused its commit

@@ -33,8 +33,8 @@ def end(pids: Iterable[int], how: signal.Signals = signal.SIGKILL) -> None:
         os.close(process)
 
 
-def ended(pid: int, seconds: float = 30.0) -> bool:
-    """Wait until this process has ended by itself; whether it has."""
+def await_end(pid: int, seconds: float = 30.0) -> bool:
+    """Wait until this process has ended; whether it has."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -52,9 +52,9 @@ def server_of(guard: int) -> int:
 
 
 def crash(guard: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """End a server that cannot prepare for it, with all that it has started; its guard ends by itself after it.
+    """End a server that cannot prepare for it, with all that it has started; its guard ends after it.
 
-    The guard is not killed: a server that nobody has waited for keeps its process id, and PostgreSQL refuses to start
+    The guard is not killed: a server without a waiting parent keeps its process id, and PostgreSQL refuses to start
     beside a lock file that names an id in use.
     """
     main = server_of(guard)

@@ -25,7 +25,7 @@ REFUSED: Final = ("masteruser nobody", "masterauth nothing")  # a replica that c
 
 
 def options(setting: str) -> str:
-    """Of the URL: ``wait 2`` is said to each claim and settlement, and an operator mends what is broken."""
+    """Of the URL: each claim and settlement gets ``wait 2``, and an operator repairs what is broken."""
     return f"?wait_replicas={setting.partition(' ')[2]}" if setting.startswith("wait ") else ""
 
 

@@ -16,7 +16,7 @@ import redis
 
 from tests.nemeses import full_disk, galera_nodes, redis_failover
 from tests.nemeses.processes import children, crash, end, server_of
-from tests.nemeses.scripts import given, tell
+from tests.nemeses.scripts import read_arguments, tell
 from tests.servers import mariadb, postgres, standby
 from tests.servers import redis as valkey
 from tests.servers.running import ENVIRONMENT, Running, stop
@@ -105,7 +105,7 @@ def server_killed(stage: Stage, server: Server, how: signal.Signals = signal.SIG
 
 
 def backend_killed(stage: Stage, server: Server) -> Verdict:
-    """One process that serves a worker: PostgreSQL ends all of them, and recovers by itself."""
+    """One process that serves a worker: PostgreSQL ends all of them, and recovers."""
 
     def nemesis() -> None:
         postmaster = server_of(server.running.pid)
@@ -136,7 +136,7 @@ def connections_killed(stage: Stage, server: Server) -> Verdict:
                 cursor = connection.cursor()
                 cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db <> ''")
                 for (id,) in cursor.fetchall():
-                    with suppress(pymysql.OperationalError):  # gone by itself
+                    with suppress(pymysql.OperationalError):  # it has ended
                         cursor.execute(f"KILL {id}")
             pause(0.1)
 
@@ -167,7 +167,7 @@ def lost_replies(folder: Path, server: Server, effects: str, seed: int) -> Verdi
 
 
 def partition(folder: Path, server: Server, effects: str, seed: int) -> Verdict:
-    """Two of four workers hear nothing of the server for longer than a lease; what they had said arrives afterwards."""
+    """Two of four workers receive nothing from the server for longer than a lease; their requests arrive afterwards."""
     with Proxy(server.running.port, seed=seed) as proxy:
         place = ground(server.url(), folder, seed)
         through = ground(server.url(proxy.port), folder, seed).url
@@ -225,7 +225,7 @@ def replica_promoted(folder: Path, server: Server, effects: str, seed: int) -> V
 
 
 def main() -> None:
-    options: dict[str, Any] = given()
+    options: dict[str, Any] = read_arguments()
     folder, name, effects, seed = Path(options["folder"]), options["name"], options["effects"], options["seed"]
     os.environ.setdefault("SEMEL_TEST_OWNER", str(os.getpid()))
     # The servers refuse root, and their users may not enter a folder of pytest's; the histories stay there.

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def play(module: str, folder: Path, *, seconds: float = 600, **options: Any) -> Any:
-    """Run ``tests.nemeses.MODULE`` to its end in an empty folder, and with it whatever it started; its report."""
+    """Run ``tests.nemeses.MODULE`` and the processes it starts to their end in an empty folder; return its report."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"tests.nemeses.{module}", json.dumps({"folder": str(folder), **options})],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def play(module: str, folder: Path, *, seconds: float = 600, **options: Any) -> 
     return json.loads(out.splitlines()[-1])
 
 
-def given() -> dict[str, Any]:
+def read_arguments() -> dict[str, Any]:
     """What the test has given to this script."""
     options: dict[str, Any] = json.loads(sys.argv[1])
     return options

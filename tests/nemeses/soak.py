@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.nemeses.lines import LOSING, RISKY, SOUND, broken, play_line
+from tests.nemeses.lines import LOSING, RISKY, SOUND, find_violation, play_line
 from tests.servers import mariadb, postgres
 from tests.servers import redis as valkey
 from tests.servers.needed import is_here
@@ -78,7 +78,7 @@ def _play_nemeses(stores: Sequence[str], folder: Path, times: int) -> int:
             place = folder / f"nemesis-{seed}-{str(line).replace(' ', '-')}"
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            found = broken(line, play_line(place, line, seed))
+            found = find_violation(line, play_line(place, line, seed))
             print(
                 f"{line}, seed {seed}: {'as the documents say' if found is None else found}",
                 file=sys.stderr,

@@ -26,7 +26,7 @@ SERVERS: dict[str, Callable[[], str]] = {
 def test_a_store_on_a_server_is_prepared(tmp_path: Path, store: str) -> None:
     ours = ground(SERVERS[store](), tmp_path, 0)
     again = ground(SERVERS[store](), tmp_path, 1)
-    assert ours.url == again.url  # the folder's own, for whoever goes on with it
+    assert ours.url == again.url  # the folder's own, for a later run
     assert ours.url != ground(SERVERS[store](), tmp_path / "other", 0).url
     assert ours.kinds == (KINDS if store in ("postgresql", "mariadb") else KINDS[:2])
     answer = Answer(201, (), b"done")

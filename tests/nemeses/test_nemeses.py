@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.nemeses.lines import LOSING, RISKY, SOUND, Line, broken, play_line
+from tests.nemeses.lines import LOSING, RISKY, SOUND, Line, find_violation, play_line
 from tests.nemeses.scripts import ROOT
 from tests.servers.needed import needs
 
@@ -45,7 +45,7 @@ def as_the_documents_say(folder: Path, line: Line, record_property: Callable[[st
     told = {word: verdict[word] for word in ("operations", "unanswered", "effects", "after", "kinds", "more")}
     print(f"{line}: {told}")
     record_property("judged", told)
-    assert broken(line, verdict) is None
+    assert find_violation(line, verdict) is None
 
 
 @pytest.mark.no_cover

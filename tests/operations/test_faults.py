@@ -17,7 +17,7 @@ from tests.operations.worlds import Cashier, World, paying
 HELD = {State.CLAIMED, State.PROCESSING, State.SUCCEEDED, State.UNKNOWN}
 
 
-def written(world: World) -> list[tuple[bytes, int]]:
+def read_states(world: World) -> list[tuple[bytes, int]]:
     """What the records say; the operations must say the same."""
     with world.outside() as execute:
         records = execute("SELECT operation_id, state FROM semel_record ORDER BY operation_id")
@@ -52,15 +52,15 @@ def test_both_or_neither_at_every_ask(effects: str, kind: Kind, when: When, once
         if kind is not Kind.CRASH:
             engine._upkeep.close()
         backend.bury()
-        written(world)
-        ended(world, policy, act)
+        read_states(world)
+        end_story(world, policy, act)
         effects_made = len(world.effects()) if effects == "atomic" else len(cashier.ran)
         assert effects_made <= 1, str(fault)
         if faults.clean:
             return
 
 
-def ended(world: World, policy: Policy, act: object) -> None:
+def end_story(world: World, policy: Policy, act: object) -> None:
     """Everybody asks again when the lease is over: the first key, and another one with the same reference."""
     world.clock.advance(seconds=31)
     shell = world.shell()

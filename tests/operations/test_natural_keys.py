@@ -252,7 +252,7 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[tuple[Any, Shop]]:
-    asyncio.run(_migrated(f"sqlite:///{tmp_path}/app.db"))
+    asyncio.run(_migrate(f"sqlite:///{tmp_path}/app.db"))
     engine = AsyncEngine.connect(f"sqlite:///{tmp_path}/app.db")
     webs, made = Webs(), Shop(engine)
     app: Starlette = made.app
@@ -260,7 +260,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[Any, Shop]]:
     webs.close()
 
 
-async def _migrated(url: str) -> None:
+async def _migrate(url: str) -> None:
     engine = AsyncEngine.connect(url)
     await engine.migrate()
     await engine.close()

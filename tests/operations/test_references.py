@@ -1,4 +1,4 @@
-"""A business reference is had by one open, unknown or successful operation, whatever became of the keys."""
+"""One open, unknown or successful operation has a business reference, even after its key is forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an execution stands, by each of its names: over HTTP for its own caller, from Python, from the command line."""
+"""The status of an execution, by each name: over HTTP for its own caller, from Python, from the command line."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_running_execution_has_retry_after(bank: tuple[Web, Bank]) -> None:
         return told, refused
 
     told, refused = web.runner.run(story())
-    # The store's clock stands still here; what is shown to people goes by this process's own.
+    # The store's clock does not move here; output for people uses this process's clock.
     assert json.loads(told.body)["state"] == "PROCESSING"
     assert (refused.status, refused.code) == (409, "IDEMPOTENCY_REQUEST_IN_PROGRESS")
     assert refused.header("Retry-After") == "1"

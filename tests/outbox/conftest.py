@@ -163,7 +163,7 @@ def in_order(events: Sequence[Event]) -> bool:
     return all(numbers == sorted(numbers) for numbers in first_arrivals(events).values())
 
 
-def ordered(permit: Permit) -> Answer:
+def emit_one(permit: Permit) -> Answer:
     """A handler that emits one event."""
     permit.emit("orders.placed", {"n": 1}, aggregate=("order", "7"))
     return Answer(201, (), b"ordered")

@@ -21,7 +21,7 @@ def event(topic: str, payload: Any = b"\x00\xffbytes", **options: Any) -> Event:
     return own_event(None, topic, payload, None, ("order", options.pop("id", "7é")), options.pop("headers", None), "")
 
 
-def told(story: Callable[[], Awaitable[None]]) -> None:
+def run_story(story: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         async with asyncio.timeout(60):
             await story()
@@ -38,7 +38,7 @@ async def sink_of(url: str) -> AsyncIterator[Sink]:
         await sink.close()
 
 
-def refused(reply: Reply, says: str, *, for_good: bool = False) -> None:
+def assert_refused(reply: Reply, says: str, *, for_good: bool = False) -> None:
     assert isinstance(reply, Refused), reply
     assert says in reply.reason
     assert reply.for_good == for_good

@@ -56,7 +56,7 @@ def write(place: Place, *named: tuple[str, str]) -> list[Event]:
 
 
 def each_in_order(place: Place, sink: Routed) -> bool:
-    """Whether the events of each aggregate arrived in the order of their writing, whatever their topics."""
+    """Whether the events of each aggregate arrived in the order of their writing, over all topics."""
     written = {id: at for at, id in enumerate(place.ids)}
     orders: dict[str, list[int]] = {}
     for event in sink.arrived:
@@ -69,7 +69,7 @@ def test_a_stream_with_more_than_a_batch_waiting_is_skipped(place: Place) -> Non
     mixed = write(
         place, *(("mails", "mixed"), ("orders", "mixed"), ("mails", "mixed")), ("mails", "own"), ("Orders", "b")
     )
-    behind = write(place, ("mails", "5"))  # of an aggregate whose events are away
+    behind = write(place, ("mails", "5"))  # of an aggregate whose topic is unavailable
     refused = write(place, ("mails", "refused"), ("mails", "refused"))
     sink = Routed()
     sink.down.add("orders")
@@ -80,7 +80,7 @@ def test_a_stream_with_more_than_a_batch_waiting_is_skipped(place: Place) -> Non
             relay = Relay(engine, sink, batch=BATCH)
             assert await relay.run_once() == 3
             assert sink.brokers["mails"].ids == [mixed[0].id, mixed[3].id]
-            assert sink.brokers["Orders"].ids == [mixed[4].id]  # another topic than the one that is away
+            assert sink.brokers["Orders"].ids == [mixed[4].id]  # another topic than the unavailable one
             assert relay.outage == "orders has no leader"
             assert sink.asked.count("orders") == 1
             assert place.waiting == [event.id for event in [*away, mixed[1], mixed[2], *behind, *refused]]
@@ -89,7 +89,7 @@ def test_a_stream_with_more_than_a_batch_waiting_is_skipped(place: Place) -> Non
             assert relay.outage is None
 
     asyncio.run(story())
-    # The one that is refused, once or, where its rest was over by then, twice; nothing that was away.
+    # The refused one, once or, if its pause was over by then, twice; nothing of the unavailable topic.
     assert place.rows("SELECT count(*) FROM semel_event WHERE tries > 0") == [(1,)]
     assert place.waiting == [event.id for event in refused]
     assert each_in_order(place, sink)
@@ -145,7 +145,7 @@ def test_an_unavailable_topic_is_retried_with_growing_pauses() -> None:
     )
     assert away.note_outcome({"a"}, (), 101.0, 1.0)
     assert (away.find_passed_over(101.1), away.topics) == (["a"], ["a", "b"])
-    assert not away.note_outcome({"b"}, {"b"}, 101.1, 1.0)  # a partition of it is away
+    assert not away.note_outcome({"b"}, {"b"}, 101.1, 1.0)  # a partition of it is unavailable
     assert (away.find_passed_over(101.1), away.topics) == ([], ["a"])
     away.keep({"b"})
     assert not away

@@ -54,7 +54,7 @@ def _router(configuration: dict[str, str]) -> dict[str, str]:
     return {**COLUMNS, **OTHERS, **given}
 
 
-def _placed(router: dict[str, str]) -> list[tuple[str, str, str]]:
+def _read_placement(router: dict[str, str]) -> list[tuple[str, str, str]]:
     """Columns, where they go and under which name."""
     trios = (each.split(":") for each in router["table.fields.additional.placement"].split(","))
     return [(column, placement, alias) for column, placement, alias in trios]
@@ -76,12 +76,12 @@ def _row(place: Place) -> dict[str, Any]:
     return dict(zip(names, row, strict=True))
 
 
-def _routed(router: dict[str, str], row: dict[str, Any]) -> tuple[str, str, bytes, dict[str, Any]]:
+def _route(router: dict[str, str], row: dict[str, Any]) -> tuple[str, str, bytes, dict[str, Any]]:
     """What the router makes of an inserted row: the message's topic, key, value and headers."""
     assert router["route.topic.regex"] == OTHERS["route.topic.regex"]
     topic = router["route.topic.replacement"].replace("${routedByValue}", row[router["route.by.field"]])
     headers = {"id": str(row[router["table.field.event.id"]])}
-    for column, placement, alias in _placed(router):
+    for column, placement, alias in _read_placement(router):
         assert placement == "header"
         headers[alias] = row[column] if column != "id" else str(row[column])
     return topic, row[router["table.field.event.key"]], bytes(row[router["table.field.event.payload"]]), headers
@@ -93,10 +93,10 @@ def test_the_router_sends_the_same_as_the_kafka_sink(place: Place) -> None:
         engine.perform("write", lambda: Events(engine.store.dialect).write([event]))  # type: ignore[attr-defined]
     configuration = _configurations()[place.kind]
     router, row = _router(configuration), _row(place)
-    named = {router[option] for option in COLUMNS} | {column for column, _, _ in _placed(router)}
+    named = {router[option] for option in COLUMNS} | {column for column, _, _ in _read_placement(router)}
     assert named - {""} <= set(row)
     assert re.fullmatch(r"\w+\.semel_event", configuration["table.include.list"])
-    topic, key, value, headers = _routed(router, row)
+    topic, key, value, headers = _route(router, row)
     assert (topic, key, value) == (event.topic, event.aggregate_id, event.payload)
     sent = message_headers(event)
     own = json.loads(headers.pop("semel-headers"))

@@ -20,7 +20,7 @@ from semel.testing.clock import SettableClock
 from semel.testing.faults import Crash, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
-from tests.outbox.conftest import POSTGRES, SQLITE, Place, make_place, ordered
+from tests.outbox.conftest import POSTGRES, SQLITE, Place, emit_one, make_place
 
 ATOMIC = Policy(effects="atomic")
 EXTERNAL = Policy(effects="external")
@@ -34,7 +34,7 @@ def test_an_event_is_committed_with_its_command_and_a_replay_writes_none(
     what = command(policy=policy)
 
     def handler(permit: Permit) -> Answer:
-        answer = ordered(permit)
+        answer = emit_one(permit)
         assert place.ids == []  # not before the command is settled
         return answer
 
@@ -59,7 +59,7 @@ def test_async_engines_write_them_in_the_same_commit(asyncpg: bool, tmp_path: Pa
             async def handler(permit: Permit) -> Answer:
                 if permit.unit is not None:
                     await permit.connection.execute("INSERT INTO effect VALUES (1)")
-                return ordered(permit)
+                return emit_one(permit)
 
             for policy in (ATOMIC, EXTERNAL):
                 what = command(str(policy.effects), policy=policy)
@@ -72,17 +72,17 @@ def test_async_engines_write_them_in_the_same_commit(asyncpg: bool, tmp_path: Pa
 
 
 def refuse(permit: Permit) -> Any:
-    ordered(permit)
+    emit_one(permit)
     return Refused(Answer(409, (), b"sold out"))
 
 
 def fail(permit: Permit) -> Answer:
-    ordered(permit)
+    emit_one(permit)
     raise RuntimeError("after the event")
 
 
 def release(permit: Permit) -> Answer:
-    ordered(permit)
+    emit_one(permit)
     raise NothingHappened("not now")
 
 
@@ -154,7 +154,7 @@ def test_an_invalid_event_is_refused_at_once(emit: Callable[[Permit], object], s
 
 def test_a_store_without_an_outbox_is_refused() -> None:
     with Engine.connect("memory://") as engine, pytest.raises(PolicyError, match="SQL database"):
-        engine.run(command(policy=EXTERNAL), ordered)
+        engine.run(command(policy=EXTERNAL), emit_one)
 
 
 def test_an_event_after_the_settlement_is_refused(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_event_after_the_settlement_is_refused(tmp_path: Path) -> None:
     with Engine.connect(place.url) as engine:
         engine.run(command(policy=EXTERNAL), lambda permit: permits.append(permit) or MADE)  # type: ignore[func-returns-value]
         with pytest.raises(PolicyError, match="after its command was settled"):
-            ordered(permits[0])
+            emit_one(permits[0])
 
 
 @pytest.mark.parametrize("policy", [ATOMIC, EXTERNAL], ids=["atomic", "external"])
@@ -181,7 +181,7 @@ def test_a_crash_at_every_ask_leaves_the_event_iff_the_command_succeeded(
         faulty = faulty_sqlite(str(path), clock, Faults(fault))
         engine = Engine(faulty.backend)
         try:
-            engine.run(command(policy=policy), ordered)
+            engine.run(command(policy=policy), emit_one)
         except (Crash, StoreError):
             died += 1
         faulty.bury()
@@ -208,7 +208,7 @@ def test_an_atomic_event_costs_no_round_trip_on_postgresql(tmp_path: Path) -> No
         patch.setattr(psycopg.Connection, "wait", watched)
         for emits in (False, True):
             trips.clear()
-            engine.run(command(f"k{emits}", policy=ATOMIC), ordered if emits else lambda permit: MADE)
+            engine.run(command(f"k{emits}", policy=ATOMIC), emit_one if emits else lambda permit: MADE)
             counts[emits] = len(trips)
     assert counts[True] == counts[False] > 0
     assert len(place.ids) == 1
@@ -221,11 +221,11 @@ def test_a_superseded_holder_publishes_nothing_and_its_successor_publishes_the_s
     first, second = Engine(sqlite(tmp_path / "app.db", clock)), Engine(sqlite(tmp_path / "app.db", clock))
     late = first.claim(what)
     assert isinstance(late, Permit)
-    ordered(late)
+    emit_one(late)
     clock.advance(seconds=1800)
     holder = second.claim(what)
     assert isinstance(holder, Permit)
-    ordered(holder)
+    emit_one(holder)
     assert isinstance(first.settle(late, Succeeded(MADE)), Superseded)
     assert place.ids == []
     assert isinstance(second.settle(holder, Succeeded(MADE)), Settled)

@@ -1,4 +1,4 @@
-"""A function as a sink: which of its errors refuse an event, and which show that its broker is away. 1 s."""
+"""A function as a sink: which of its errors refuse an event, and which show that its broker is unavailable. 1 s."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from semel.outbox.sinks.base import Refused, Reply, SinkUnreached, Unreached
 from semel.outbox.sinks.function import FunctionSink
 from semel.outbox.worker import Relay
 from tests.outbox.conftest import Place
-from tests.outbox.sink_stories import event, told
+from tests.outbox.sink_stories import event, run_story
 from tests.servers.running import free_port
 
 
@@ -37,7 +37,7 @@ def _raise(error: Exception, cause: Exception | None = None, *, hides: bool = Fa
     if hides:
         try:
             raise cause
-        except Exception:  # noqa: BLE001 - whatever a test wants to have hidden
+        except Exception:  # noqa: BLE001 - any exception that a test wants hidden
             raise error from None
     raise error from cause
 
@@ -77,7 +77,7 @@ def _replies(each: Callable[[], None], *, awaits: bool) -> list[Reply]:
     async def story() -> None:
         found.extend(await FunctionSink(later if awaits else lambda _: each()).publish([event("a")]))
 
-    told(story)
+    run_story(story)
     return found
 
 
@@ -150,7 +150,7 @@ def test_an_outage_of_a_functions_broker_parks_nothing(place: Place) -> None:
             assert await relay.run_once() == 4
             assert relay.parked == 0
 
-    told(story)
+    run_story(story)
     assert sorted(arrived) == sorted(event.id for event in made)
 
 
@@ -175,4 +175,4 @@ def test_an_outage_that_an_own_sink_raises_parks_nothing(quick_place: Place) -> 
             assert await relay.run_once() == 0
             assert (relay.parked, relay.outage) == (0, "ConnectionRefusedError: [Errno 111] Connection refused")
 
-    told(story)
+    run_story(story)

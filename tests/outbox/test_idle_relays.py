@@ -300,7 +300,7 @@ def test_an_idle_relay_listens_again_after_a_store_outage(quick_place: Place, mo
                 rest = await relay._round(notified=False)
                 assert relay._idle
                 assert rest > 0.1
-                assert relay._struck or relay._idle_seconds() > 0.1  # struck: it rests whatever it hears
+                assert relay._struck or relay._idle_seconds() > 0.1  # after a failure it rests despite notifications
             monkeypatch.setattr(relay._turns, "_perform", turns)
             await relay._round(notified=False)
             assert (relay._idle, relay._struck) == (True, False)

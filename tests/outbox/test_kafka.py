@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer
 
 from semel.outbox.event import Event
 from semel.outbox.sinks.base import Unreached
-from tests.outbox.sink_stories import event, refused, sink_of, told
+from tests.outbox.sink_stories import assert_refused, event, run_story, sink_of
 from tests.servers import kafka
 from tests.servers.running import free_port
 
@@ -34,14 +34,14 @@ async def records(cluster: kafka.Cluster, count: int) -> list[Any]:
         await client.stop()
 
 
-def numbered(count: int, aggregates: int = 3) -> list[Event]:
+def number_events(count: int, aggregates: int = 3) -> list[Event]:
     return [event("orders", {"n": n}, id=str(n % aggregates)) for n in range(count)]
 
 
 @pytest.mark.parametrize("idempotence", ["yes", "no"])
 def test_kafka_has_the_events_of_an_aggregate_in_one_partition(idempotence: str, cluster: kafka.Cluster) -> None:
     async def story() -> None:
-        sent = [event("orders", headers={"trace": "1"}, id="7é"), *numbered(6)]
+        sent = [event("orders", headers={"trace": "1"}, id="7é"), *number_events(6)]
         async with sink_of(f"kafka://{cluster.servers}?idempotence={idempotence}") as sink:
             for each in sent:
                 assert await sink.publish([each]) == [None]
@@ -55,7 +55,7 @@ def test_kafka_has_the_events_of_an_aggregate_in_one_partition(idempotence: str,
             partitions.setdefault(record.key, set()).add(record.partition)
         assert all(len(each) == 1 for each in partitions.values())
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_kafka_reports_which_event_it_refuses(error: int, says: str, for_good: b
         async with sink_of(f"kafka://{cluster.servers}") as sink:
             cluster.fail(kafka.PRODUCE, error)
             [reply] = await sink.publish([event("orders")])
-            refused(reply, says, for_good=for_good)
+            assert_refused(reply, says, for_good=for_good)
             assert await sink.publish([event("orders")]) == [None]
 
-    told(story)
+    run_story(story)
 
 
 def test_kafka_without_a_topic_refuses_only_its_events(cluster: kafka.Cluster) -> None:
@@ -79,14 +79,14 @@ def test_kafka_without_a_topic_refuses_only_its_events(cluster: kafka.Cluster) -
         cluster.say("young", kafka.LEADER_NOT_AVAILABLE)
         async with sink_of(f"kafka://{cluster.servers}") as sink:
             replies = await sink.publish([event("missing"), event("orders"), event("young")])
-            refused(replies[0], "there is no topic 'missing'")
+            assert_refused(replies[0], "there is no topic 'missing'")
             assert replies[1] is None
             assert isinstance(replies[2], Unreached)
             cluster.say("missing", 0)
             cluster.say("young", 0)
             assert await sink.publish([event("missing"), event("young")]) == [None, None]
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("error", [45, 47, 56])  # what it knows of the producer, and its disk
@@ -97,7 +97,7 @@ def test_an_error_of_kafka_itself_uses_up_no_attempt(error: int, cluster: kafka.
             [reply] = await sink.publish([event("orders")])
             assert isinstance(reply, Unreached)
 
-    told(story)
+    run_story(story)
 
 
 def test_kafka_gets_each_event_after_a_new_leader_or_missing_replicas(
@@ -106,12 +106,12 @@ def test_kafka_gets_each_event_after_a_new_leader_or_missing_replicas(
     async def story() -> None:
         async with sink_of(f"kafka://{cluster.servers}") as sink:
             cluster.fail(kafka.PRODUCE, kafka.NOT_LEADER, kafka.NOT_ENOUGH_REPLICAS)
-            assert await sink.publish(numbered(1)) == [None]
+            assert await sink.publish(number_events(1)) == [None]
             for partition in (0, 1):
                 cluster.lead("orders", partition, 2)
-            assert await sink.publish(numbered(3)) == [None] * 3
+            assert await sink.publish(number_events(3)) == [None] * 3
 
-    told(story)
+    run_story(story)
 
 
 def test_events_reach_kafka_after_an_outage(cluster: kafka.Cluster) -> None:
@@ -130,4 +130,4 @@ def test_events_reach_kafka_after_an_outage(cluster: kafka.Cluster) -> None:
             [reply] = await sink.publish([event("a")])
             assert isinstance(reply, Unreached)
 
-    told(story)
+    run_story(story)

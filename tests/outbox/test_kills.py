@@ -44,7 +44,7 @@ def commands(place: Place, count: int = EVENTS) -> Iterator[subprocess.Popen[byt
         process.wait()
 
 
-async def published(url: str) -> list[dict[str, Any]]:
+async def read_stream(url: str) -> list[dict[str, Any]]:
     """Everything the stream has, repetitions included."""
     client = await nats_client.connect(url)
     context = client.jetstream()
@@ -86,7 +86,7 @@ def _until(place: Place, query: str, at_least: int, process: subprocess.Popen[by
             process.wait(0.05)
 
 
-def checked(place: Place, found: list[dict[str, Any]]) -> int:
+def check_arrivals(place: Place, found: list[dict[str, Any]]) -> int:
     """How many repetitions there were; everything else is asserted."""
     seen: dict[str, dict[str, Any]] = {}
     for each in found:
@@ -126,8 +126,8 @@ def test_two_relays_are_killed_again_and_again_while_commands_commit(kind: str, 
         for each in relays:
             each.send_signal(signal.SIGTERM)
         assert [each.wait(30) for each in relays] == [0, 0]
-        found = asyncio.run(published(url))
-        print("repetitions:", checked(place, found))
+        found = asyncio.run(read_stream(url))
+        print("repetitions:", check_arrivals(place, found))
     finally:
         for each in relays:
             if each.poll() is None:
@@ -155,8 +155,8 @@ def test_a_broker_that_is_down_for_a_while_delays_events_and_loses_none(tmp_path
         until_published(place, EVENTS, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        found = asyncio.run(published(url))
-        checked(place, found)
+        found = asyncio.run(read_stream(url))
+        check_arrivals(place, found)
         assert place.rows("SELECT sum(tries) FROM semel_event") == [(0,)]
     finally:
         if process.poll() is None:

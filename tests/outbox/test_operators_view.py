@@ -17,7 +17,7 @@ from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
 from semel.outbox.partitions import Partitions, registration
 from tests.outbox.conftest import Place
-from tests.outbox.test_receivers import BANK, SHOP, Shore, relayed
+from tests.outbox.test_receivers import BANK, SHOP, Shore, relay_once
 
 
 class Ran:
@@ -51,7 +51,7 @@ def findings(ran: Ran) -> dict[str, tuple[str, str, str]]:
     }
 
 
-def poisoned(message: Message) -> None:
+def raise_poison(message: Message) -> None:
     raise Poison("the currency is unknown\x1b[2J")
 
 
@@ -100,7 +100,7 @@ def test_doctor_and_events_name_the_receiver_that_is_behind(place: Place, semel:
     shore = Shore()
     shore.away.add("shop")
     place.fill(3)
-    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, BANK, wait_seconds=30))
     assert findings(semel("doctor", "--json"))["events"][0] == "ok"  # not for long
     place.change("UPDATE semel_event SET created_at = created_at - 480000000")
     ran = semel("doctor")
@@ -144,7 +144,7 @@ def test_doctor_names_parked_events_and_the_remedy(place: Place, semel: Run) -> 
 def test_doctor_and_messages_name_parked_messages(place: Place, semel: Run) -> None:
     with Engine.connect(place.url) as engine:
         billing, stock = Inbox(engine, consumer="billing"), Inbox(engine, consumer="stock")
-        assert billing.handle("m-1", poisoned) is Receipt.PARKED
+        assert billing.handle("m-1", raise_poison) is Receipt.PARKED
         assert billing.handle("m-2", lambda message: None) is Receipt.HANDLED
         with pytest.raises(ValueError, match="not today"):
             stock.handle("m-1", stumbling)

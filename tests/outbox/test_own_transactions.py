@@ -1,4 +1,4 @@
-"""Events in transactions of the user's own: committed with them, whatever client library they use. 5 s."""
+"""Events in transactions of the user's own: committed with them, through every client library. 5 s."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSERT = "INSERT INTO effect VALUES (1)"
 
 
 def connect(place: Place) -> Any:
-    """A connection of the database's usual library, which begins by itself and does not commit."""
+    """A connection of the database's usual library, which begins implicitly and does not commit."""
     if place.kind == SQLITE:
         return sqlite3.connect(place.url.removeprefix("sqlite:///"))
     if place.kind == POSTGRES:

@@ -67,7 +67,7 @@ def engine_events(engine: AsyncEngine) -> Events:
     return Events(dialect_of(engine.store, "events"))
 
 
-async def relayed(place: Place, shore: Shore, *receivers: Receiver, **options: Any) -> Relay:
+async def relay_once(place: Place, shore: Shore, *receivers: Receiver, **options: Any) -> Relay:
     """One pass of a relay over what is there."""
     async with AsyncEngine.connect(place.url) as engine:
         sink = Receivers(engine, receivers, connect=shore.connect, **options)
@@ -80,12 +80,12 @@ async def relayed(place: Place, shore: Shore, *receivers: Receiver, **options: A
 def test_each_receiver_gets_its_topics_unchanged(place: Place) -> None:
     made = [*place.fill(6, aggregates=2), *place.fill(2, topic="stock.low")]
     shore = Shore()
-    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, BANK, wait_seconds=30))
     assert sorted(shore.brokers["shop"].arrived) == sorted(made[:6])
     assert sorted(shore.brokers["bank"].arrived) == sorted(made)
     assert in_order(shore.brokers["shop"].arrived)
     assert place.waiting == []
-    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, BANK, wait_seconds=30))
     assert shore.brokers["shop"].arrived == []  # a new one, to which nothing was sent again
 
 
@@ -136,12 +136,12 @@ def test_a_refusal_parks_one_receivers_event_and_not_the_others(quick_place: Pla
 def test_copies_that_were_written_before_a_crash_are_not_written_again(quick_place: Place) -> None:
     [made] = quick_place.fill(1)
     shore = Shore()
-    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, wait_seconds=30))
     where = f"WHERE id = '{made.id}'"
     quick_place.change(
         f"UPDATE semel_event SET published_at = NULL {where}"
     )  # as if the relay had died before its mark
-    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, wait_seconds=30))
     assert quick_place.ids == [made.id, copy_for("shop", made).id]
     assert shore.brokers["shop"].arrived == []
 
@@ -153,9 +153,9 @@ def test_events_of_a_receiver_that_is_no_longer_declared_are_parked_with_the_rem
     place.fill(3, aggregates=3)
     shore = Shore()
     shore.away.update(("shop", "bank"))
-    asyncio.run(relayed(place, shore, SHOP, BANK))
+    asyncio.run(relay_once(place, shore, SHOP, BANK))
     shore.away.clear()
-    asyncio.run(relayed(place, shore, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, BANK, wait_seconds=30))
     assert len(shore.brokers["bank"].arrived) == 3
 
     def semel(*arguments: str) -> Any:
@@ -170,7 +170,7 @@ def test_events_of_a_receiver_that_is_no_longer_declared_are_parked_with_the_rem
     assert "semel events drop --topic receiver.shop" in listed[0]["reason"]
     assert semel("events", "--topic", "receiver.bank")["events"] == []
     assert semel("events", "retry", "--topic", "receiver.shop")["events"] == 3
-    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, BANK, wait_seconds=30))
     assert len(shore.brokers["shop"].arrived) == 3
     assert main(["--url", place.url, "events", "drop", "--topic", "receiver.shop"]) == 4
     assert "no event of the topic 'receiver.shop' is parked" in capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_a_relay_with_another_sink_parks_copies_and_publishes_none(tmp_path: Pat
     made = place.fill(2)
     shore = Shore()
     shore.away.add("shop")
-    asyncio.run(relayed(place, shore, SHOP))
+    asyncio.run(relay_once(place, shore, SHOP))
     [later] = place.fill(1, topic="stock.low")
     broker = Broker()
 
@@ -195,19 +195,19 @@ def test_a_relay_with_another_sink_parks_copies_and_publishes_none(tmp_path: Pat
     asyncio.run(story())
     assert broker.arrived == [later]
     shore.away.clear()
-    asyncio.run(relayed(place, shore, SHOP, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, wait_seconds=30))
     assert shore.brokers["shop"].arrived == made
 
 
 def test_a_new_receiver_gets_stored_events_in_order_and_once(place: Place) -> None:
     made = [*place.fill(5, aggregates=2), *place.fill(1, topic="stock.low")]
     shore = Shore()
-    asyncio.run(relayed(place, shore, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, BANK, wait_seconds=30))
     with Engine.connect(place.url) as engine:
         found = replay_to(engine, SHOP)
         assert found[:3] == (5, 0, 0)
         assert replay_to(engine, SHOP)[:3] == (0, 5, 0)
-    asyncio.run(relayed(place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, shore, SHOP, BANK, wait_seconds=30))
     assert sorted(shore.brokers["shop"].arrived) == sorted(made[:5])
     assert in_order(shore.brokers["shop"].arrived)
     assert shore.brokers["bank"].arrived == []
@@ -218,20 +218,20 @@ def test_a_new_receiver_gets_stored_events_in_order_and_once(place: Place) -> No
 def test_a_replay_leaves_out_events_that_would_arrive_out_of_order(quick_place: Place) -> None:
     early = quick_place.fill(4, aggregates=2)
     shore = Shore()
-    asyncio.run(relayed(quick_place, shore, BANK, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, BANK, wait_seconds=30))
     quick_place.fill(1, aggregates=2)  # of the aggregate of two of the others
-    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, BANK, wait_seconds=30))
     with Engine.connect(quick_place.url) as engine:
         assert replay_to(engine, SHOP)[:3] == (2, 1, 2)
         assert replay_to(engine, SHOP, late=True)[:3] == (2, 3, 0)
-    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, BANK, wait_seconds=30))
     assert sorted(shore.brokers["shop"].arrived) == sorted(early)
 
 
 def test_replay_starts_at_a_time_and_reports_deleted_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_place(SQLITE, tmp_path)
     place.fill(3)
-    asyncio.run(relayed(place, Shore(), BANK, wait_seconds=30))
+    asyncio.run(relay_once(place, Shore(), BANK, wait_seconds=30))
     file = tmp_path / "receivers.toml"
     file.write_text('[[receiver]]\nname = "shop"\nurl = "https://shop.example"\nsecret_env = "NOT_SET_HERE"\n')
 
@@ -310,13 +310,13 @@ def test_a_damaged_copy_is_parked_and_the_others_go_on(quick_place: Place) -> No
     made = quick_place.fill(2, aggregates=2)
     shore = Shore()
     shore.away.add("shop")
-    asyncio.run(relayed(quick_place, shore, SHOP))
+    asyncio.run(relay_once(quick_place, shore, SHOP))
     shore.away.clear()
     damaged = copy_for("shop", made[0]).id
     headers = '{"semel-receiver":"shop"}'
     written = f"CAST('{headers}' AS BLOB)" if quick_place.kind == SQLITE else f"'{headers}'"
     quick_place.change(f"UPDATE semel_event SET headers = {written} WHERE id = '{damaged}'")
-    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, wait_seconds=30))
     assert shore.brokers["shop"].ids == [made[1].id]
     [(reason,)] = quick_place.rows(f"SELECT reason FROM semel_event WHERE id = '{damaged}' AND parked_at IS NOT NULL")
     assert "semel-of-id" in reason
@@ -325,9 +325,9 @@ def test_a_damaged_copy_is_parked_and_the_others_go_on(quick_place: Place) -> No
 def test_a_new_receiver_gets_events_from_then_on(quick_place: Place) -> None:
     quick_place.fill(2)
     shore = Shore()
-    asyncio.run(relayed(quick_place, shore, SHOP, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, wait_seconds=30))
     later = quick_place.fill(1)
-    asyncio.run(relayed(quick_place, shore, SHOP, BANK, wait_seconds=30))
+    asyncio.run(relay_once(quick_place, shore, SHOP, BANK, wait_seconds=30))
     assert shore.brokers["bank"].arrived == later
 
 

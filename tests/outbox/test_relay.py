@@ -26,7 +26,7 @@ from tests.outbox.conftest import SQLITE, Broker, Place, first_arrivals, in_orde
 ALL = 2**32 - 1
 
 
-def told(story: Coroutine[Any, Any, None]) -> None:
+def run_story(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(story)
 
 
@@ -40,7 +40,7 @@ def test_everything_arrives_once_in_order_and_is_marked(place: Place) -> None:
             assert await relay.run_once() == 230
             assert await relay.run_once() == 0
 
-    told(story())
+    run_story(story())
     assert sorted(broker.ids) == sorted(event.id for event in made)
     assert in_order(broker.arrived)
     assert max(broker.waves) == 7  # of each aggregate one at a time
@@ -63,7 +63,7 @@ def test_a_refused_event_holds_its_aggregate_back_and_no_other(place: Place) -> 
             place.change("UPDATE semel_event SET next_at = 0")
             assert await relay.run_once() == 3
 
-    told(story())
+    run_story(story())
     assert in_order(broker.arrived)
 
 
@@ -81,7 +81,7 @@ def test_once_continues_after_a_batch_of_which_nothing_was_published(
         async with AsyncEngine.connect(quick_place.url) as engine:
             assert await Relay(engine, broker, **options).run_once() == 1
 
-    told(story())
+    run_story(story())
     assert broker.ids == [behind.id]
 
 
@@ -111,7 +111,7 @@ def test_an_event_that_is_refused_too_often_is_parked_with_its_reason(hold: bool
             assert await engine.perform("retry", lambda: events.retry(poison.id))
             assert await relay.run_once() == 1 + hold
 
-    told(story())
+    run_story(story())
     assert place.waiting == []
     assert counting.total("events_parked") == 1
     assert counting.total("events_refused") == 3
@@ -132,7 +132,7 @@ def test_an_event_that_can_never_fit_is_parked_at_once_and_can_be_dropped(quick_
             assert await engine.perform("drop", lambda: events.drop(made[0].id))
             assert await relay.run_once() == 1
 
-    told(story())
+    run_story(story())
     assert quick_place.ids == [made[1].id]
 
 
@@ -153,7 +153,7 @@ def test_an_outage_uses_up_no_attempt_and_loses_nothing(place: Place) -> None:
             assert await relay.run_once() == 8
             assert relay.outage is None
 
-    told(story())
+    run_story(story())
     assert place.rows("SELECT sum(tries) FROM semel_event") == [(0,)]
     assert in_order(broker.arrived)
 
@@ -176,7 +176,7 @@ def test_an_unavailable_stream_does_not_delay_others(quick_place: Place) -> None
             assert await relay.run_once() == 4
             assert relay.outage is None
 
-    told(story())
+    run_story(story())
     assert quick_place.rows("SELECT sum(tries) FROM semel_event") == [(0,)]
     assert in_order(broker.arrived)
 
@@ -202,7 +202,7 @@ def test_a_sink_that_raises_stops_one_event_alone(quick_place: Place) -> None:
         async with AsyncEngine.connect(quick_place.url) as engine:
             assert await Relay(engine, broker, tries_max=1).run_once() == 4
 
-    told(story())
+    run_story(story())
     assert quick_place.waiting == [made[2].id]
     assert quick_place.rows("SELECT reason FROM semel_event WHERE parked_at IS NOT NULL") == [
         ("ZeroDivisionError: a bug",)
@@ -229,7 +229,7 @@ def test_killed_between_publish_and_mark_it_publishes_again_under_the_same_ids(p
             assert len(place.waiting) == 40
             assert await Relay(engine, broker).run_once() == 40
 
-    told(story())
+    run_story(story())
     assert len(broker.ids) == 60
     assert set(broker.ids) == {event.id for event in made}
     assert in_order(broker.arrived)
@@ -260,7 +260,7 @@ def test_two_relays_that_ignore_each_other_keep_the_order_of_first_arrivals(quic
                 relays = [greedy(engine, pausing(), batch=13) for _ in range(2)]
                 await asyncio.gather(*(relay.run_once() for relay in relays))
 
-        told(story())
+        run_story(story())
         assert set(broker.ids) == {event.id for event in made}, seed
         assert in_order(broker.arrived), (seed, first_arrivals(broker.arrived))
         quick_place.change("DELETE FROM semel_event")
@@ -290,7 +290,7 @@ def test_partitions_are_shared_and_those_of_dead_relays_are_taken_over(place: Pl
             place.change("UPDATE semel_relay SET lease_until = 1 WHERE holder = 'c'")
             assert await attend("a") == ALL
 
-    told(story())
+    run_story(story())
 
 
 def test_relays_with_different_sinks_report_each_other(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -311,7 +311,7 @@ def test_relays_with_different_sinks_report_each_other(place: Place, caplog: pyt
             await alone.run_once()
             assert alone.rivals == ()
 
-    told(story())
+    run_story(story())
     [record] = [each for each in caplog.records if "another sink" in each.getMessage()]
     assert "test" in record.getMessage()
     assert second.name in record.getMessage()
@@ -340,7 +340,7 @@ def test_an_idle_relay_with_another_sink_is_seen_for_ten_minutes(place: Place) -
             place.change("UPDATE semel_relay SET lease_until = lease_until + 601000000 WHERE lease_until < 0")
             assert await sinks() == []
 
-    told(story())
+    run_story(story())
 
 
 def test_the_registration_fits_its_column_whatever_the_sink_is_called() -> None:
@@ -363,7 +363,7 @@ def test_only_what_was_published_long_enough_ago_is_forgotten(place: Place) -> N
             gone = await relay.sweep()
             assert gone == len(made) - len(place.ids) > 0
 
-    told(story())
+    run_story(story())
     assert made[4].id in place.ids
 
 
@@ -377,7 +377,7 @@ def test_a_batch_is_bounded_in_bytes_but_never_empty(quick_place: Place) -> None
                 due = await engine.perform("due", partial(events.due, ALL, 100, size, hold=True))
                 assert len(due) == count, size  # seven bytes each
 
-    told(story())
+    run_story(story())
 
 
 def test_a_running_relay_wakes_at_a_commit_and_ends_at_stop(quick_place: Place) -> None:
@@ -393,7 +393,7 @@ def test_a_running_relay_wakes_at_a_commit_and_ends_at_stop(quick_place: Place) 
                     await broker.has(n + 1)
             assert broker.closed == 1
 
-    told(story())
+    run_story(story())
     assert quick_place.waiting == []
     assert quick_place.rows("SELECT count(*) FROM semel_relay") == [(0,)]
 
@@ -428,7 +428,7 @@ def test_a_failing_store_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             async with relay:
                 await broker.has(3)
 
-    told(story())
+    run_story(story())
     assert place.waiting == []
 
 

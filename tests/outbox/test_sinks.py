@@ -22,7 +22,7 @@ from semel.outbox.sinks.base import Unreached
 from semel.outbox.sinks.urls import connect_sink
 from semel.outbox.sinks.webhook import VARIABLE
 from tests.outbox.conftest import unique
-from tests.outbox.sink_stories import WRITTEN, event, refused, sink_of, told
+from tests.outbox.sink_stories import WRITTEN, assert_refused, event, run_story, sink_of
 from tests.servers import nats, rabbitmq, redis, running
 from tests.servers.running import free_port, stop
 
@@ -48,7 +48,7 @@ def test_nats_jetstream_has_the_event_once_however_often_it_is_sent() -> None:
         assert (await stream.stream_info(name)).state.messages == 2
         await client.close()
 
-    told(story)
+    run_story(story)
 
 
 def test_nats_reports_which_event_it_refuses() -> None:
@@ -59,11 +59,11 @@ def test_nats_reports_which_event_it_refuses() -> None:
         async with sink_of(nats.nats()) as sink:
             replies = await sink.publish([event(f"{name}.a"), event("no.stream.here"), event(f"{name}.b", b"x" * 1000)])
         assert replies[0] is None
-        refused(replies[1], "no stream takes the subject no.stream.here")
-        refused(replies[2], "maximum", for_good=True)
+        assert_refused(replies[1], "no stream takes the subject no.stream.here")
+        assert_refused(replies[2], "maximum", for_good=True)
         await client.close()
 
-    told(story)
+    run_story(story)
 
 
 def test_events_reach_nats_after_an_outage(tmp_path: Any) -> None:
@@ -83,7 +83,7 @@ def test_events_reach_nats_after_an_outage(tmp_path: Any) -> None:
             finally:
                 await asyncio.to_thread(running.stop, again)
 
-    told(story)
+    run_story(story)
 
 
 def test_nats_without_jetstream_is_an_outage(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_nats_without_jetstream_is_an_outage(tmp_path: Path) -> None:
 
     server = nats.start(tmp_path, jetstream=False)
     try:
-        told(story)
+        run_story(story)
     finally:
         stop(server)
 
@@ -123,7 +123,7 @@ def test_a_nats_stream_without_its_server_is_an_outage(tmp_path: Path) -> None:
                     break
             assert isinstance(replies[0], Unreached)
             assert "the stream 's', which takes the subject s.a, does not answer" in replies[0].reason
-            refused(replies[1], "no stream takes the subject none.b")
+            assert_refused(replies[1], "no stream takes the subject none.b")
 
     async def _made(stream: Any) -> bool:
         try:
@@ -134,7 +134,7 @@ def test_a_nats_stream_without_its_server_is_an_outage(tmp_path: Path) -> None:
 
     servers = nats.start_cluster(tmp_path)
     try:
-        told(lambda: story(servers))
+        run_story(lambda: story(servers))
     finally:
         for server in servers:
             stop(server)
@@ -153,7 +153,7 @@ def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_unroutable_events() -> 
         async with sink_of(url) as sink:
             replies = await sink.publish([event(name, {"n": 2}), event("nobody.listens")])
             assert replies[0] is None
-            refused(replies[1], "no queue for the routing key 'nobody.listens'")
+            assert_refused(replies[1], "no queue for the routing key 'nobody.listens'")
             assert await sink.publish([event(name, {"n": 3})]) == [None]  # the channel is as good as before
         async with sink_of(f"{url}?exchange=missing") as sink:
             [reply] = await sink.publish([sent])
@@ -171,7 +171,7 @@ def test_rabbitmq_confirms_in_a_quorum_queue_and_returns_unroutable_events() -> 
             assert message.headers["semel-aggregate-id"] == "7é"
             assert message.headers["trace"] == "1"
 
-    told(story)
+    run_story(story)
 
 
 @rabbitmq.MARK
@@ -191,7 +191,7 @@ def test_a_full_rabbitmq_queue_is_an_outage_for_its_events() -> None:
                 assert await sink.publish([event(name)]) == [None]
             await queue.delete(if_unused=False, if_empty=False)
 
-    told(story)
+    run_story(story)
 
 
 @rabbitmq.MARK
@@ -211,7 +211,7 @@ def test_a_type_too_long_for_amqp_is_cut_at_a_whole_character() -> None:
             assert (message.type, message.headers["semel-type"]) == ("é" * 127, long)
             await queue.delete(if_unused=False, if_empty=False)
 
-    told(story)
+    run_story(story)
 
 
 def test_an_unreachable_rabbitmq_is_an_outage() -> None:
@@ -220,7 +220,7 @@ def test_an_unreachable_rabbitmq_is_an_outage() -> None:
             [reply] = await sink.publish([event("a")])
             assert isinstance(reply, Unreached)
 
-    told(story)
+    run_story(story)
 
 
 # --- Redis ---
@@ -235,7 +235,7 @@ def test_redis_streams_have_the_payload_and_the_id() -> None:
         async with sink_of(f"{url}?prefix={unique('p')}:&maxlen=1000") as sink:
             replies = await sink.publish(sent)
         assert replies[0] is None
-        refused(replies[1], "WRONGTYPE")
+        assert_refused(replies[1], "WRONGTYPE")
         entries: Any = await client.xrange(f"{unique('p')}:{name}")
         [(_, fields)] = entries
         assert fields[b"payload"] == sent[0].payload
@@ -243,10 +243,10 @@ def test_redis_streams_have_the_payload_and_the_id() -> None:
         assert fields[b"semel-aggregate-id"] == "7é".encode()
         async with sink_of(f"{url}?create=no") as sink:
             [reply] = await sink.publish([event("never.made")])
-            refused(reply, "there is no stream 'never.made'")
+            assert_refused(reply, "there is no stream 'never.made'")
         await client.aclose()
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_redis_that_takes_no_writes_is_an_outage(begin: tuple[str, ...], end: tu
 
     server = redis.start(tmp_path / "redis")
     try:
-        told(lambda: story(server.port))
+        run_story(lambda: story(server.port))
     finally:
         stop(server)
 
@@ -281,7 +281,7 @@ def test_an_unreachable_redis_is_an_outage() -> None:
             [reply] = await sink.publish([event("a")])
             assert isinstance(reply, Unreached)
 
-    told(story)
+    run_story(story)
 
 
 # --- URLs ---
@@ -382,8 +382,8 @@ def test_a_function_is_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
             good = event("good")
             replies = await sink.publish([good, event("bad")])
             assert replies[0] is None
-            refused(replies[1], "ValueError: no")
+            assert_refused(replies[1], "ValueError: no")
             assert os.environ["SEMEL_TEST_DELIVERED"] == good.id
 
-    told(story)
+    run_story(story)
     monkeypatch.delenv("SEMEL_TEST_DELIVERED", raising=False)

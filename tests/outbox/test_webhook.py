@@ -11,13 +11,13 @@ import pytest
 from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Unreached
 from semel.outbox.sinks.webhook import VARIABLE, WebhookSink, is_public, look_up, signature
-from tests.outbox.sink_stories import SECRET, WRITTEN, event, refused, sink_of, told
+from tests.outbox.sink_stories import SECRET, WRITTEN, assert_refused, event, run_story, sink_of
 
 # --- webhooks ---
 
 
 class Receiver:
-    """An HTTP server that answers what it is told to, and remembers what it was sent."""
+    """An HTTP server with scripted answers that records its requests."""
 
     def __init__(self, status: int = 204, extra: str = "") -> None:
         self.status, self.extra = status, extra
@@ -57,7 +57,7 @@ def test_a_webhook_is_signed_and_carries_its_id_as_idempotency_key() -> None:
         assert headers["semel-topic"] == "orders.placed"
         assert headers["semel-aggregate-id"] == "7%C3%A9"
 
-    told(story)
+    run_story(story)
 
 
 def test_a_secret_is_rotated_with_both_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_secret_is_rotated_with_both_signatures(monkeypatch: pytest.MonkeyPatc
         at = int(headers["webhook-timestamp"])
         assert headers["webhook-signature"].split() == [signature(each, sent.id, at, body) for each in (new, SECRET)]
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_a_refusal_of_a_receiver_is_reported(status: int, for_good: bool) -> Non
             sink = WebhookSink(receiver.url, SECRET, private=True)
             [reply] = await sink.publish([event("a")])
             await sink.close()
-        refused(reply, str(status), for_good=for_good)
+        assert_refused(reply, str(status), for_good=for_good)
         assert len(receiver.requests) == 1  # no redirect was followed
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -100,7 +100,7 @@ def test_a_busy_receiver_is_an_outage(status: int) -> None:
             await sink.close()
         assert reply == Unreached(f"the receiver answered {status}", wait_seconds=120)
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_header_that_http_cannot_carry_stops_no_other_event(name: str, value: 
             assert headers["host"].startswith("127.0.0.1")  # the event has no say in where it goes
             assert len(body) == int(headers["content-length"])
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_webhook_reaches_no_private_address(host: str) -> None:
         assert "not a public one" in reply.reason
         assert receiver.requests == []
 
-    told(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_an_invalid_host_is_an_outage(host: str) -> None:
         await sink.close()
         assert isinstance(reply, Unreached)
 
-    told(story)
+    run_story(story)
 
 
 def test_an_address_is_looked_up_by_the_sink_itself() -> None:
     async def story() -> None:
         assert await look_up("127.0.0.1", 80, private=True) == "127.0.0.1"
 
-    told(story)
+    run_story(story)

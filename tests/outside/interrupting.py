@@ -72,7 +72,7 @@ class Victim:
         return f"v-{self.number}"
 
     def work(self) -> None:
-        """To the end, whatever interrupts it. An exception that comes between two keys is one more interruption."""
+        """To the end, despite interruptions. An exception that comes between two keys is one more interruption."""
         while not self.over.is_set():
             with suppress(Interrupt):  # one that comes while another is noted
                 self._work_and_note()
@@ -184,7 +184,7 @@ class Bystander:
             kind: Kind = "external" if self._kind == "external" else "atomic"
             try:
                 self._engine.run(command(f"{self._name}-{number}", policy=policy(kind)), lambda permit: MADE)
-            except BaseException as error:  # noqa: BLE001 -- whatever it is, it is wrong
+            except BaseException as error:  # noqa: BLE001 -- any exception here is wrong
                 self._round.wrong.append(f"bystander {self._name}: {error!r}")
             self._round.bystanders += 1
             self.over.wait(0.002)

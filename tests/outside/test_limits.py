@@ -47,7 +47,7 @@ def test_celerys_soft_limit_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def _worked(broker: str, folder: Path) -> list[str]:
-    """Each key twice: with a handler that meets the limit, and as its retry; and one once more."""
+    """Each key twice: with a handler that meets the limit, and as its retry; and one again."""
     asked = [(f"k-{n}", slow) for slow in (True, False) for n in range(SLOW)]
     with Celery(broker=broker) as sender:
         for key, slow in (*asked, ("k-0", False)):

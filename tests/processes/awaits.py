@@ -1,4 +1,4 @@
-"""A coroutine whose task is cancelled at its k-th wait, whatever it waits for there."""
+"""A coroutine whose task is cancelled at its k-th wait of any kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scenario: the n-th system call on the store's files fails, for every n, once or from then on until there is room.
 
 One process does a command, meets the failure, and asks for the same command again when the disk works again: no
-restart. What it was told each time, and how often its handler ran, is judged by the test.
+restart. The test judges its answers and how often its handler ran.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Disk:
         return Fail(self._error)
 
 
-def told(result: Result) -> list[str]:
+def describe_result(result: Result) -> list[str]:
     return ["replayed" if result.replayed else "ran", result.answer.body.decode()]
 
 
-def refused(error: Exception) -> list[str]:
+def describe_error(error: Exception) -> list[str]:
     return [type(error).__name__, str(error)]
 
 
@@ -101,9 +101,9 @@ class Life:
         engine = self._folder.engine(OPTIONS, confirm_seconds=CONFIRM_SECONDS)
         for wait_seconds in (0, WAIT_SECONDS, 0):
             try:
-                self.say(told(engine.run(self._command, self.act, wait_seconds=wait_seconds)))
+                self.say(describe_result(engine.run(self._command, self.act, wait_seconds=wait_seconds)))
             except EXPECTED_ERRORS as error:
-                self.say(refused(error))
+                self.say(describe_error(error))
             self.heal()
         engine.close()
 
@@ -111,9 +111,9 @@ class Life:
         engine = self._folder.async_engine(OPTIONS, confirm_seconds=CONFIRM_SECONDS)
         for wait_seconds in (0, WAIT_SECONDS, 0):
             try:
-                self.say(told(await engine.run(self._command, self.act_async, wait_seconds=wait_seconds)))
+                self.say(describe_result(await engine.run(self._command, self.act_async, wait_seconds=wait_seconds)))
             except EXPECTED_ERRORS as error:
-                self.say(refused(error))
+                self.say(describe_error(error))
             self.heal()
         await engine.close()
 

@@ -37,7 +37,7 @@ def hold_in_thread(folder: Folder, effects: str, line: Line) -> None:
         return folder.perform_effect(permit, "k")
 
     with folder.engine() as engine:
-        line.say("told", *told(lambda: engine.run(command("k", effects), handler)))
+        line.say("told", *describe_run(lambda: engine.run(command("k", effects), handler)))
 
 
 def is_resting(thread: threading.Thread) -> bool:
@@ -66,7 +66,7 @@ def hold_in_loop(folder: Folder, effects: str, line: Line) -> None:
     asyncio.run(main())
 
 
-def told(run: Any) -> list[str]:
+def describe_run(run: Any) -> list[str]:
     try:
         result = run()
     except CommandError as error:
@@ -80,12 +80,15 @@ def ask(folder: Folder, effects: str, line: Line) -> None:
         for _ in range(2):
             line.hear()
             act = command("k", effects, wait_seconds=0)
-            line.say("told", *told(lambda act=act: engine.run(act, lambda permit: folder.perform_effect(permit, "k"))))
+            line.say(
+                "told",
+                *describe_run(lambda act=act: engine.run(act, lambda permit: folder.perform_effect(permit, "k"))),
+            )
 
 
 def stop_heartbeat(folder: Folder, holder: Worker, task: int) -> StoppedThread:
     """Stop that thread between two beats. Within one it may hold the interpreter's lock, the store's or the file's:
-    then all would stand still.
+    then all would stop.
     """
     for _ in range(STOPS_MAX):
         wait_until_resting(holder)

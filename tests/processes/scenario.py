@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_scenario(module: str, *, timeout: float = 120, **options: Any) -> dict[str, Any]:
-    """Run ``tests.processes.<module>`` to its end, and with it whatever it started; its report.
+    """Run ``tests.processes.<module>`` and the processes it starts to their end; return its report.
 
     Its workers are killed and stopped at their system calls, among which the coverage tool's own would be counted: they
     are not measured.

@@ -30,7 +30,7 @@ UNKNOWN = "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 @dataclass(frozen=True)
 class Told:
-    """What a client was told; status 0 is a connection that was cut."""
+    """The answer of a client; status 0 is a connection that was cut."""
 
     status: int
     body: bytes = b""
@@ -71,7 +71,7 @@ def sender(port: int, headers: dict[str, str], body_of: Callable[[str], bytes]) 
 
 @dataclass
 class Load:
-    """Clients that ask for every command twice at the same time, and again until they are told how it ended.
+    """Clients that ask for every command twice at the same time, and again until they learn how it ended.
 
     There are ``keys`` commands of each kind, and more until the disturbance is over.
     """
@@ -145,7 +145,7 @@ class Load:
         return {key for (_, key), said in self.told.items() if any(one.status != 201 for one in said)}
 
     def check_answers(self) -> None:
-        """Every duplicate was told the same, the store's refusals say when to come back, and all of it stands."""
+        """Every duplicate got the same answer, the store's refusals have Retry-After, and all effects stay."""
         wrong = [one for one in self.refused if one.status != 503 or one.retry_after is None]
         assert not wrong, wrong
         for (kind, key), said in self.told.items():

@@ -127,7 +127,7 @@ async def read_and_find(world: World) -> None:
     await world.engine.run(world.command, world.handler)
 
 
-async def joined(world: World) -> None:
+async def join_transaction(world: World) -> None:
     """In the caller's own transaction, which the caller ends."""
     connection = sqlite3.connect(world.folder.database)
     try:
@@ -209,7 +209,7 @@ STORIES: list[tuple[Story, str, Callable[..., Awaitable[None]], int]] = [
     *((request, effects, by_request, 6) for effects in EFFECTS),
     *((long_answer, effects, by_request, 6) for effects in EFFECTS[:2]),
     (read_and_find, "external", by_command, 3),
-    (joined, "atomic", by_command, 2),
+    (join_transaction, "atomic", by_command, 2),
 ]
 
 

@@ -50,7 +50,7 @@ def test_every_call_fails(error: str, on: bool, effects: str, style: str, places
 
 
 def check(effects: str, life: dict[str, Any]) -> None:
-    """One failure: what the three attempts were told, and how often the handler had run by then."""
+    """One failure: the answers of the three attempts, and how often the handler had run by then."""
     assert life["code"] == 0, life
     assert life["intact"] == "ok", life
     first, second, third = life["said"]

@@ -47,14 +47,14 @@ def test_killed_at_every_system_call(effects: str, style: str, beside: bool, tmp
 
 
 def check(effects: str, place: dict[str, Any]) -> None:
-    """One kill: what was found at once, and what a retry was told after the lease."""
+    """One kill: what was found at once, and the answer of a retry after the lease."""
     assert place["intact"] == "ok", place
     stage = (place["state"], place["effects"])
     asked, again = place["asked"], place["again"]
     expected = REPLAYED if stage == DONE else EXPECTED[effects].get(stage)
     assert (asked[0], again[0]) == expected, place
     assert asked[0] == UNKNOWN[0] or asked[1] == again[1], place
-    if place["acked"]:  # what a client was told stands
+    if place["acked"]:  # a client's answer stays valid
         assert stage == DONE, place
         assert place["acked"] == [asked[1]], place
     # A second effect only where the other side deduplicates, and then under the same derived key.

@@ -60,7 +60,7 @@ def evidence(service: Served, kind: str) -> int:
     return len(service.get(f"/{kind}").json)
 
 
-def replaced(pid: int) -> Callable[[dict[str, Any]], bool]:
+def is_replacement_of(pid: int) -> Callable[[dict[str, Any]], bool]:
     return lambda event: pid not in event.get("pids", [pid]) and len(event["pids"]) == 3
 
 
@@ -80,7 +80,7 @@ def test_the_reference_service_with_several_workers(disturbance: str, tmp_path: 
         def one_after_another(load: Load) -> None:
             for pid in list(service.workers):
                 os.kill(pid, signal.SIGTERM)  # it drains, and the supervisor starts another
-                service.events(replaced(pid))
+                service.events(is_replacement_of(pid))
 
         load.run(kill_first if disturbance == "kill" else one_after_another)
         load.check_answers()

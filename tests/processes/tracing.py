@@ -118,7 +118,7 @@ Act = Fail | Kill | Tear | None
 Decide = Callable[[SystemCall], Act]
 
 
-def _filtered(work: Callable[[Line], None], line: Line) -> None:
+def _filter(work: Callable[[Line], None], line: Line) -> None:
     line.hear()
     _filter_calls()
     work(line)
@@ -134,7 +134,7 @@ class Traced:
         machine = (platform.system(), platform.machine())
         assert machine == ("Linux", "x86_64"), f"the tracer knows Linux on x86-64; this is {' '.join(machine)}"
         self._folder = f"{folder}/"
-        self._worker = Worker(lambda line: _filtered(work, line))
+        self._worker = Worker(lambda line: _filter(work, line))
         self.calls: list[SystemCall] = []
         self._after: dict[int, Act] = {}  # by thread: what to do when its call returns
         self.said: list[list[str]] = []

@@ -23,7 +23,7 @@ from semel.proxy.upstream import Cut, Upstream
 SCOPE = {"type": "http", "method": "PUT", "path": "/file", "headers": [(b"transfer-encoding", b"chunked")]}
 
 
-async def passed(
+async def pass_request(
     receive: Callable[[], Awaitable[dict[str, Any]]], idle_seconds: float, then: Callable[[Upstream], Awaitable[None]]
 ) -> tuple[int, str]:
     """Status and code of a request to a service that takes connections, and neither reads nor answers."""
@@ -51,7 +51,7 @@ def test_an_upload_ends_where_the_service_stops_reading() -> None:
     async def nothing(_: Upstream) -> None:
         pass
 
-    assert asyncio.run(passed(endless, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
+    assert asyncio.run(pass_request(endless, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
 
 
 def test_a_client_that_stops_in_its_upload_holds_no_connection_for_ever() -> None:
@@ -65,7 +65,7 @@ def test_a_client_that_stops_in_its_upload_holds_no_connection_for_ever() -> Non
     async def nothing(_: Upstream) -> None:
         pass
 
-    assert asyncio.run(passed(stalls, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
+    assert asyncio.run(pass_request(stalls, 0.3, nothing)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
 
 
 def test_a_client_that_stops_reading_holds_no_connection_for_ever() -> None:
@@ -111,11 +111,11 @@ def test_other_requests_are_cut_when_the_proxy_ends() -> None:
         for task in upstream.passing:
             task.cancel()
 
-    assert asyncio.run(passed(receive, 300, end)) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
+    assert asyncio.run(pass_request(receive, 300, end)) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
 
 
 def certificate(folder: Path) -> Path:
-    """A certificate that nobody has signed, for 127.0.0.1, and its key, in one file."""
+    """A self-signed certificate for 127.0.0.1, and its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)

@@ -38,7 +38,7 @@ def test_the_question_of_a_killed_worker_is_repeated_by_another(stage: World) ->
         assert round_of(shell, asking(provider)) == Round()  # it is being asked, by a process that lives
         worker.send_signal(signal.SIGKILL)
         assert worker.wait() == -signal.SIGKILL
-    assert round_of(shell, asking(provider)) == Round()  # nobody can tell yet
+    assert round_of(shell, asking(provider)) == Round()  # not decided yet
     stage.clock.advance(seconds=100)
     assert round_of(shell, asking(provider)) == Round(asked=1, settled=1)
     assert shell.run(what, Cashier()).answer == MADE

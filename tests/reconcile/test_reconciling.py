@@ -1,4 +1,4 @@
-"""Reconcilers on every database: what they find is settled once, by whoever is first, and a crash only asks again."""
+"""Reconcilers on every database: each finding is settled once, by the first, and a crash only repeats the question."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def one(tmp_path: Path) -> Iterator[World]:
 
 
 class Provider:
-    """The other side, which answers what it is told to."""
+    """The other side, with scripted answers."""
 
     def __init__(self, *findings: Finding | Exception) -> None:
         self.findings = list(findings)
@@ -371,7 +371,7 @@ def test_a_finding_that_cannot_be_written_ends_no_worker(each: World, finding: F
     assert shell.row(good).state == State.SUCCEEDED  # type: ignore[union-attr]
     row = shell.row(what)
     assert row is not None
-    if row.state == State.UNKNOWN:  # told as what it is, and asked again later rather than at once
+    if row.state == State.UNKNOWN:  # reported as an error, and asked again later rather than at once
         standing = standing_of(shell, what)
         assert standing is not None
         assert standing.reason

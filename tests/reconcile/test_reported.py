@@ -25,7 +25,7 @@ def command(**options: Any) -> Command:
     return Command(Scope("demo", "alice", "pay"), "key-1", bytes(32), "test", Policy.of(**options))
 
 
-def lost(engine: Engine, **options: Any) -> str:
+def lose_outcome(engine: Engine, **options: Any) -> str:
     """An execution whose handler says itself that it does not know the outcome."""
     seen: list[str] = []
 
@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_a_reported_success_is_replayed_and_audited(engine: Engine) -> None:
-    id = lost(engine)
+    id = lose_outcome(engine)
     assert engine.settle_by(id, PAID, PROOF, actor="stripe") is State.SUCCEEDED
     again = engine.run(command(), never)
     assert (again.replayed, again.answer.body, again.operation_id) == (True, b"paid", id)
@@ -66,7 +66,7 @@ def test_a_reported_success_is_replayed_and_audited(engine: Engine) -> None:
 
 
 def test_a_repeated_report_changes_nothing(engine: Engine) -> None:
-    id = lost(engine)
+    id = lose_outcome(engine)
     assert engine.settle_by(id, PAID, PROOF) is State.SUCCEEDED
     other = SucceededWith(Answer(201, (), b"another body"))
     assert engine.settle_by(id, other, PROOF) is State.SUCCEEDED
@@ -100,7 +100,7 @@ def test_a_report_before_a_running_handlers_deadline_is_refused_with_a_pause() -
 def test_a_reported_did_not_happen_runs_again_after_the_deadline() -> None:
     now = [1_800_000_000_000_000]
     with Engine(Backend("memory", MemoryStore(), LocalDriver(clock=lambda: now[0]))) as engine:
-        id = lost(engine, lease_seconds=5, deadline_seconds=60)
+        id = lose_outcome(engine, lease_seconds=5, deadline_seconds=60)
         with pytest.raises(ResolveRefused) as met:
             engine.settle_by(id, DidNotHappen(), PROOF)
         assert met.value.retry_after_seconds is not None
@@ -157,15 +157,23 @@ MISTAKES: dict[str, tuple[Callable[[Engine], object], type[Exception], str]] = {
         "no record of operation",
     ),
     "no outcome": (
-        lambda engine: engine.settle_by(lost(engine), StillUnknown("?"), PROOF),  # type: ignore[arg-type]
+        lambda engine: engine.settle_by(lose_outcome(engine), StillUnknown("?"), PROOF),  # type: ignore[arg-type]
         PolicyError,
         "outcome must be SucceededWith",
     ),
-    "no proof": (lambda engine: engine.settle_by(lost(engine), PAID, " "), PolicyError, "proof must be a text"),
-    "long proof": (lambda engine: engine.settle_by(lost(engine), PAID, "x" * 501), PolicyError, "proof must be"),
-    "no actor": (lambda engine: engine.settle_by(lost(engine), PAID, PROOF, actor=""), PolicyError, "actor must be"),
+    "no proof": (lambda engine: engine.settle_by(lose_outcome(engine), PAID, " "), PolicyError, "proof must be a text"),
+    "long proof": (
+        lambda engine: engine.settle_by(lose_outcome(engine), PAID, "x" * 501),
+        PolicyError,
+        "proof must be",
+    ),
+    "no actor": (
+        lambda engine: engine.settle_by(lose_outcome(engine), PAID, PROOF, actor=""),
+        PolicyError,
+        "actor must be",
+    ),
     "no step": (
-        lambda engine: engine.settle_by(lost(engine), StepSucceeded(1), PROOF),
+        lambda engine: engine.settle_by(lose_outcome(engine), StepSucceeded(1), PROOF),
         ResolveRefused,
         "no step of operation",
     ),

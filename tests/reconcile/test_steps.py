@@ -15,7 +15,7 @@ from semel.core.identity import derive_key
 from semel.core.model import State
 from semel.reconciliation.flow import standings
 from semel.reconciliation.worker import Case, DidNotHappen, Finding, Reconciling, Round, StepSucceeded, reconciler
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 OK = Answer(201, (), b"done")
 
@@ -53,9 +53,9 @@ class Shop:
         return OK
 
 
-def lost(process: Process, shop: Shop) -> None:
+def lose_outcome(process: Process, shop: Shop) -> None:
     with pytest.raises(TimeoutError):
-        process.run(stepped(), shop.buy)
+        process.run(step_command(), shop.buy)
 
 
 def round_of(process: Process, found: Finding, cases: list[Case] | None = None) -> Round:
@@ -71,30 +71,30 @@ def round_of(process: Process, found: Finding, cases: list[Case] | None = None) 
 
 
 def reason(process: Process) -> str | None:
-    row = process.row(stepped())
+    row = process.row(step_command())
     found = process.perform("standings", lambda: standings(process.engine.store, [row]))
     return found[row.id].reason if found else None
 
 
 def test_the_next_run_makes_the_step_in_doubt_and_not_the_charge(world: World) -> None:
     process, shop = world.process(), Shop()
-    lost(process, shop)
+    lose_outcome(process, shop)
     world.clock.advance(seconds=1000)
     cases: list[Case] = []
     assert round_of(process, DidNotHappen("no parcel"), cases) == Round(asked=1, settled=1)
-    assert (cases[0].step, cases[0].key_for("ship")) == ("ship", derive_key(process.row(stepped()).id, 0, "ship"))
+    assert (cases[0].step, cases[0].key_for("ship")) == ("ship", derive_key(process.row(step_command()).id, 0, "ship"))
     assert reason(process) is None
-    assert process.run(stepped(), shop.buy).answer == OK
+    assert process.run(step_command(), shop.buy).answer == OK
     assert (shop.calls, shop.shipped) == (["charge", "ship", "ship"], ["ship-2"])
 
 
 def test_a_step_that_succeeded_gives_its_result_to_the_next_run(world: World) -> None:
     process, shop = world.process(), Shop()
-    lost(process, shop)
+    lose_outcome(process, shop)
     world.clock.advance(seconds=1000)
     assert round_of(process, StepSucceeded("parcel 7")) == Round(asked=1, settled=1)
-    assert process.row(stepped()).state == State.CLAIMED
-    assert process.run(stepped(), shop.buy).answer == OK
+    assert process.row(step_command()).state == State.CLAIMED
+    assert process.run(step_command(), shop.buy).answer == OK
     assert (shop.calls, shop.shipped) == (["charge", "ship"], ["parcel 7"])
     with world.outside() as outside, closing(outside.cursor()) as cursor:
         cursor.execute("SELECT count(*) FROM semel_event")
@@ -103,11 +103,11 @@ def test_a_step_that_succeeded_gives_its_result_to_the_next_run(world: World) ->
 
 def test_a_result_that_cannot_be_recorded_is_no_finding(one: World) -> None:
     process, shop = one.process(), Shop()
-    lost(process, shop)
+    lose_outcome(process, shop)
     one.clock.advance(seconds=1000)
     assert round_of(process, StepSucceeded(object())) == Round(asked=1)
     assert "cannot be recorded" in (reason(process) or "")
-    assert process.row(stepped()).doubt == "step:ship"
+    assert process.row(step_command()).doubt == "step:ship"
 
 
 def test_step_succeeded_is_refused_for_a_doubt_without_a_step(one: World) -> None:
@@ -117,6 +117,6 @@ def test_step_succeeded_is_refused_for_a_doubt_without_a_step(one: World) -> Non
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        process.run(stepped(policy=Policy()), fails)
+        process.run(step_command(policy=Policy()), fails)
     assert round_of(process, StepSucceeded(1)) == Round(asked=1)
     assert "the doubt names no step: error:TimeoutError" in (reason(process) or "")

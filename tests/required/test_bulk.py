@@ -1,4 +1,4 @@
-"""An interrupted list goes on where it stopped, and each way to get that wrong is found and told."""
+"""An interrupted list continues where it stopped, and each mistake in that is found and reported."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_bulk_over_http(semel_async_engine: AsyncEngine, semel_database: Path)
 def test_an_interrupted_bulk_continues(
     effects: Any, finished: set[int], semel_engine: Engine, semel_database: Path
 ) -> None:
-    """The lease is not given back, the finished items stand, and nothing of the others does."""
+    """The lease is not released, finished items stay, and nothing of the others does."""
     payer = Payer(semel_database, effects)
     bulk = Bulk(semel_engine, operation="bills.pay", effects=effects)
     with movable((semel_engine,)) as clocks, watch((semel_engine,), Moment.BETWEEN_CHUNKS) as witness:

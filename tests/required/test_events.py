@@ -1,4 +1,4 @@
-"""The events of one command are one set under the same ids, and each way to get that wrong is found and told."""
+"""The events of one command are one set under the same ids, and each mistake in that is found and reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sqlite = pytest.mark.semel_store("sqlite")
 
 
 class Shop:
-    """A handler with one effect, told to the world in some way. ``told`` is its own broker."""
+    """A handler with one effect, published in some way. ``told`` is its own broker."""
 
     def __init__(self, database: Path, effects: Any) -> None:
         self.effects = effects
@@ -68,7 +68,7 @@ class Shop:
         return check_idempotent(app, "POST /orders", json={"n": 1}, effects=self.count, events=events)
 
 
-def placed(permit: Permit) -> None:
+def emit_mail(permit: Permit) -> None:
     permit.emit("orders.placed", {"n": 1}, aggregate=("order", "1"))
     permit.emit("mails.sent", {"n": 1})
 
@@ -84,7 +84,7 @@ def only(report: Report) -> str:
 @pytest.mark.parametrize("effects", ["external", "idempotent", "atomic"])
 def test_events_of_a_permit_are_one_set(effects: Any, semel_async_engine: AsyncEngine, semel_database: Path) -> None:
     shop = Shop(semel_database, effects)
-    report = shop.tried(shop.app(semel_async_engine, placed))
+    report = shop.tried(shop.app(semel_async_engine, emit_mail))
     assert CHECK in report.held, report.text()
     assert (report.findings, report.not_tried) == ((), ())
     assert TOLD_NOTHING not in report.remarks
@@ -97,7 +97,7 @@ def test_of_a_sync_function_whose_engine_runs_in_threads(semel_engine: Engine, s
     @command(semel_engine, "orders.place", caller=single_caller, effects="idempotent")
     def place(n: int, permit: Permit) -> int:
         shop.order(permit)
-        placed(permit)
+        emit_mail(permit)
         return n
 
     report = check_idempotent(place, arguments={"n": 1}, effects=shop.count, single_caller=True)
@@ -120,7 +120,7 @@ def test_an_operation_without_events_passes_with_a_remark(
 
 @sqlite
 def test_an_event_id_that_changes_at_each_run_fails(semel_async_engine: AsyncEngine, semel_database: Path) -> None:
-    """Published by the handler itself, under a random id: two runs are two orders to whoever ships."""
+    """Published by the handler itself, under a random id: two runs are two orders to the shipping system."""
     shop = Shop(semel_database, "idempotent")
     app = shop.app(semel_async_engine, lambda permit: shop.told.append({"id": uuid.uuid4(), "type": "orders.placed"}))
     assert only(shop.tried(app, listed=True)) == (
@@ -214,7 +214,7 @@ def test_an_event_about_a_rolled_back_effect_fails(semel_async_engine: AsyncEngi
 def test_an_event_published_after_the_settlement_may_be_lost(
     semel_async_engine: AsyncEngine, semel_database: Path
 ) -> None:
-    """A layer tells it when the answer has come: where the process dies before that, nobody ever hears of it."""
+    """A layer publishes it after the answer: if the process dies before that, the event is lost."""
     shop = Shop(semel_database, "idempotent")
     inner = shop.app(semel_async_engine, lambda permit: None)
 

@@ -30,7 +30,7 @@ STORE = SqliteStore()
 SECOND_US = 1_000_000
 
 
-def migrated(path: Path, **options: Any) -> SqliteDriver:
+def migrate(path: Path, **options: Any) -> SqliteDriver:
     driver = SqliteDriver(str(path), synchronous="OFF", **options)
     driver.run(lambda: STORE.migrate("store", b"none"))
     return driver
@@ -80,7 +80,7 @@ def test_a_lease_begins_when_the_claim_is_written(takes_over: bool, tmp_path: Pa
 def test_a_locked_file_refuses_only_the_flow_that_waited(tmp_path: Path) -> None:
     """Two writes in one group: one has used up its time, the other has only come."""
     path = tmp_path / "semel.db"
-    driver = migrated(path)
+    driver = migrate(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     late: FlowJob[list[Verdict]] = FlowJob(lambda: claiming(attempt("late")), time.monotonic())
@@ -88,7 +88,7 @@ def test_a_locked_file_refuses_only_the_flow_that_waited(tmp_path: Path) -> None
 
     class Told(threading.Event):
         def set(self) -> None:
-            other.execute("ROLLBACK")  # the file is free again as soon as somebody was refused
+            other.execute("ROLLBACK")  # the file is free again after the first refusal
             super().set()
 
     other.close()
@@ -109,7 +109,7 @@ def test_a_locked_file_refuses_only_the_flow_that_waited(tmp_path: Path) -> None
 def test_a_failed_group_does_not_make_an_event_loop_wait_for_the_file(tmp_path: Path) -> None:
     """Between the group's rollback and its members' own transactions another process takes the file."""
     path = tmp_path / "semel.db"
-    driver = migrated(path)
+    driver = migrate(path)
     other = sqlite3.connect(path, isolation_level=None)
     broken = Statement("broken", "INSERT INTO nowhere VALUES (1)", "INSERT INTO nowhere VALUES (1)", ())
     rollback = driver._rollback
@@ -144,8 +144,8 @@ def test_a_failed_group_does_not_make_an_event_loop_wait_for_the_file(tmp_path: 
 def test_a_thread_interrupted_after_its_commit_blocks_no_waiter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write stands and its callers are told; it is not done a second time."""
-    driver = migrated(tmp_path / "semel.db")
+    """The write is committed and its callers get that; it is not repeated."""
+    driver = migrate(tmp_path / "semel.db")
     tell, interrupted = settle_jobs, [False]
 
     def interrupting(jobs: list[FlowJob[Any]]) -> None:
@@ -175,7 +175,7 @@ def test_the_commits_of_units_are_checkpointed_too(tmp_path: Path, monkeypatch: 
     """An application that has ATOMIC commands only: its write-ahead log would grow for ever."""
     monkeypatch.setattr(sqlite_module, "COMMITS_PER_CHECKPOINT", 3)
     path = tmp_path / "semel.db"
-    first = migrated(path)
+    first = migrate(path)
     first.run(lambda: STORE.read((bytes(16),)))  # a reader stays open, so that no close checkpoints in its place
     checkpointed = threading.Event()
 
@@ -212,7 +212,7 @@ def hear_when_told(loop: asyncio.AbstractEventLoop, told: threading.Event) -> No
 
 def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: Path) -> None:
     """Its caller was cancelled, the loop stopped, the gate was lent, and only then the loop was closed."""
-    driver = migrated(tmp_path / "semel.db", busy_seconds=5.0)
+    driver = migrate(tmp_path / "semel.db", busy_seconds=5.0)
     loop = asyncio.new_event_loop()
     assert driver._gate.acquire(timeout=5)
     waiting = loop.create_task(begin_unit_async(driver, 60))
@@ -225,7 +225,7 @@ def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: 
     driver.release_gate()
     assert lent.wait(10)
     del loop.call_soon_threadsafe
-    loop.close()  # what it was told is dropped
+    loop.close()  # its reply is dropped
     del waiting, loop
     gc.collect()
     assert isinstance(driver.run(lambda: claiming(attempt()))[0], Proceed)
@@ -237,7 +237,7 @@ def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_flow_may_need_nothing(mode: str, tmp_path: Path) -> None:
-    driver = migrated(tmp_path / "semel.db")
+    driver = migrate(tmp_path / "semel.db")
     if mode == "sync":
         assert driver.run(lambda: STORE.read(())) == []
     else:

@@ -69,7 +69,7 @@ class Bare:
 
 
 def test_nothing_happened_does_not_speak_for_an_earlier_attempt(stores: Callable[[SettableClock], Backend]) -> None:
-    """The downstream's memory counts from the first attempt that may have reached it; then nobody knows."""
+    """The downstream's memory counts from the first attempt that may have reached it; then the outcome is unknown."""
     clock = SettableClock()
     shell = Shell("sync", stores(clock))
     shell.open()

@@ -1,4 +1,4 @@
-"""Leases of every length are renewed to the end, a drain is one, and nobody is told what is not so."""
+"""Leases of every length are renewed to the end, a drain waits for all, and no caller gets a wrong outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 OUT_OF_STOCK = Answer(409, (), b"out of stock")
 
 
-async def opened(backend: Backend) -> AsyncEngine:
+async def open_engine(backend: Backend) -> AsyncEngine:
     engine = AsyncEngine(backend)
     await engine.migrate()
     await engine.open()
@@ -48,7 +48,7 @@ def test_a_short_lease_is_looked_at_in_its_own_time() -> None:
     """The next look had been set by a much longer lease: the short one would have lapsed by then."""
 
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
         loop = asyncio.get_running_loop()
         for lease in (300.0, 3.0, 30.0):
             policy = Policy(lease_seconds=lease, deadline_seconds=600)
@@ -64,7 +64,7 @@ def test_a_short_lease_is_looked_at_in_its_own_time() -> None:
 
 def test_a_closing_engine_renews_the_leases_of_the_handlers_that_it_waits_for() -> None:
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
         begun, go_on = asyncio.Event(), asyncio.Event()
 
         async def handler(permit: Permit) -> Answer:
@@ -88,7 +88,7 @@ def test_a_closing_engine_renews_the_leases_of_the_handlers_that_it_waits_for() 
 
 
 class AwayForAMoment:
-    """A memory store whose tables are away while ``away`` is set, as a file's are in the middle of a restore."""
+    """A memory store whose tables are missing while ``away`` is set, as a file's are in the middle of a restore."""
 
     def __init__(self) -> None:
         self.inner = LocalDriver()
@@ -131,7 +131,7 @@ def test_a_drain_waits_for_a_claim_on_its_way() -> None:
 
     async def scenario() -> None:
         driver = SlowReplies()
-        engine = await opened(Backend("slow", MemoryStore(), driver))
+        engine = await open_engine(Backend("slow", MemoryStore(), driver))
         driver.hold = asyncio.Event()
         claiming = asyncio.ensure_future(engine.claim(command()))
         await turns(2)
@@ -152,7 +152,7 @@ def test_a_drain_waits_for_a_claim_on_its_way() -> None:
 
 def test_a_draining_engine_grants_nothing_to_waiters() -> None:
     async def scenario() -> None:
-        engine = await opened(memory())
+        engine = await open_engine(memory())
         permit = await engine.claim(command())
         assert isinstance(permit, Permit)
         waiting = asyncio.ensure_future(engine.claim(command(), wait_seconds=60))
@@ -174,7 +174,7 @@ def test_a_joined_command_does_not_disturb_its_waiter(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         path = tmp_path / "app.db"
-        engine = await opened(sqlite(path))
+        engine = await open_engine(sqlite(path))
         db = sqlite3.connect(path)
         what = command(policy=Policy.of(effects="atomic"))
         async with engine.atomic(db, what) as once:
@@ -197,7 +197,7 @@ def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> N
 
     async def scenario() -> None:
         clock = SettableClock()
-        engine = await opened(memory(clock))
+        engine = await open_engine(memory(clock))
         policy = Policy.of(effects="idempotent")
         begun = asyncio.Event()
         held: list[Permit] = []
@@ -236,7 +236,7 @@ def test_a_superseded_holder_gets_the_stored_outcome_and_is_not_cancelled() -> N
 
 
 def test_a_commit_that_cannot_be_read_back_is_not_called_undone() -> None:
-    """ "Unavailable" says that nothing was done, and here that may be untrue: the commit may stand."""
+    """ "Unavailable" says that nothing was done, and here that may be untrue: the commit may have taken effect."""
     claim = attempt(policy=Policy.of(effects="atomic"))
     verdict = decide(None, claim, 1)
     assert isinstance(verdict, Proceed)
@@ -249,7 +249,7 @@ def test_a_commit_that_cannot_be_read_back_is_not_called_undone() -> None:
     assert isinstance(next(flow), Perform)  # is it visible from outside?
     assert isinstance(flow.send([None]), Within)  # no: settle it inside
     assert isinstance(flow.send([Settled()]), Commit)
-    assert isinstance(flow.throw(StoreTimeout("disk I/O error")), Perform)  # does it stand?
+    assert isinstance(flow.throw(StoreTimeout("disk I/O error")), Perform)  # was it committed?
     with pytest.raises(StoreTimeout, match="could not be read back"):
         flow.throw(StoreUnavailable("disk I/O error"))
 
@@ -302,7 +302,7 @@ def test_a_refusal_of_a_record_by_a_former_recipe_is_stored(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_settled_record_is_read_by_its_own_recipe(mode: str) -> None:
-    """A refused settlement is answered with the record's own answer, whichever recipe it was made under."""
+    """A refused settlement is answered with the record's own answer, under any recipe."""
     former, latter = recast("external")
     backend = memory()
     run = backend.driver.run
@@ -330,7 +330,7 @@ def test_the_settled_record_is_read_by_its_own_recipe(mode: str) -> None:
     else:
 
         async def scenario() -> Any:
-            engine = await opened(backend)
+            engine = await open_engine(backend)
             assert await free(engine.settle, await engine.claim(former)) == Settled()
             permit = await engine.claim(latter)
             assert isinstance(permit, Permit)

@@ -87,7 +87,7 @@ class Reader:
         if first == "[":
             return self.array()
         if first == '"':
-            return quoted(self.string())
+            return quote(self.string())
         for word in ("true", "false", "null"):
             if first == word[0]:
                 return self.expect(word)
@@ -113,7 +113,7 @@ class Reader:
                 self.take()
                 break
             self.expect(",")
-        return "{" + ",".join(f"{quoted(name)}:{members[name]}" for name in sorted(members, key=units)) + "}"
+        return "{" + ",".join(f"{quote(name)}:{members[name]}" for name in sorted(members, key=units)) + "}"
 
     def array(self) -> str:
         items = []
@@ -136,7 +136,7 @@ class Reader:
         while True:
             character = self.take()
             if character == '"':
-                return joined(codes)
+                return join_surrogates(codes)
             if ord(character) < 32:
                 raise NotCanonical
             if character != "\\":
@@ -180,7 +180,7 @@ class Reader:
         return token
 
 
-def joined(codes: list[int]) -> str:
+def join_surrogates(codes: list[int]) -> str:
     """Characters from code points, surrogate pairs put together; a lone one has no canonical form."""
     text = ""
     high = 0
@@ -213,7 +213,7 @@ def units(name: str) -> list[int]:
     return found
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     out = '"'
     for character in text:
         code = ord(character)

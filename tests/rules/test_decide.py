@@ -110,11 +110,11 @@ def cases() -> Iterator[Case]:
             yield case
 
 
-def decided(row: Record | None, case: Case) -> Verdict:
+def decide_case(row: Record | None, case: Case) -> Verdict:
     return decide(row, CLAIMS[case.declares], NOW, begun=case.begun)
 
 
-def situated(row: Record | None, case: Case) -> Situation:
+def situation_of(row: Record | None, case: Case) -> Situation:
     return situation(row, CLAIMS[case.declares], NOW, begun=case.begun)
 
 
@@ -201,7 +201,7 @@ def row_of(case: Case) -> Record | None:
     )
 
 
-def named(row: Record | None, verdict: Verdict) -> str:
+def name_verdict(row: Record | None, verdict: Verdict) -> str:
     """A verdict in the expectation's words."""
     match verdict:
         case Proceed(grant):
@@ -243,9 +243,9 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
     count = 0
     for case in cases():
         row = row_of(case)
-        seen.add(situated(row, case))
-        verdict, claim = decided(row, case), CLAIMS[case.declares]
-        assert named(row, verdict) == expected(case), case
+        seen.add(situation_of(row, case))
+        verdict, claim = decide_case(row, case), CLAIMS[case.declares]
+        assert name_verdict(row, verdict) == expected(case), case
         # A kept answer is recognised without a claim, and nothing else is.
         kept = verdict if type(verdict) is Replay else None
         assert find_replay(row, claim.id, claim.recipe, claim.fingerprint, NOW) == kept, case
@@ -277,7 +277,7 @@ def test_the_table_has_a_line_for_every_situation() -> None:
 def test_every_verdict_except_for_a_damaged_answer_comes_from_the_table() -> None:
     for case in cases():
         row = row_of(case)
-        verdict, line = decided(row, case), TABLE[situated(row, case)]
+        verdict, line = decide_case(row, case), TABLE[situation_of(row, case)]
         damaged = line.verdict is Replay and case.answer in ("damaged", "half")
         assert type(verdict) is (Unreadable if damaged else line.verdict), case
 

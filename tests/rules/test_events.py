@@ -27,7 +27,7 @@ from semel.outbox.rules import (
 ORDER = ("order", "7")
 
 
-def made(topic: Any = "orders.placed", payload: Any = b"x", aggregate: Any = ORDER, **options: Any) -> Event:
+def make_one(topic: Any = "orders.placed", payload: Any = b"x", aggregate: Any = ORDER, **options: Any) -> Event:
     return make_event("id", topic, payload, aggregate=aggregate, **options)
 
 
@@ -50,7 +50,7 @@ def test_an_id_is_a_uuid_whatever_the_digest() -> None:
 
 
 def test_an_event_is_what_was_given() -> None:
-    assert made(tenant="acme", operation_id=b"o" * 16, headers={"Trace": "1"}) == Event(
+    assert make_one(tenant="acme", operation_id=b"o" * 16, headers={"Trace": "1"}) == Event(
         "id",
         "orders.placed",
         "orders.placed",
@@ -61,25 +61,25 @@ def test_an_event_is_what_was_given() -> None:
         "acme",
         b"o" * 16,
     )
-    assert made(type="placed").type == "placed"
-    assert (made().tenant, made().operation_id) == ("", None)
+    assert make_one(type="placed").type == "placed"
+    assert (make_one().tenant, make_one().operation_id) == ("", None)
 
 
 @pytest.mark.parametrize("topic", ["a", "A-z_9", "a.b.c", "x" * 249])
 def test_valid_topics(topic: str) -> None:
-    assert made(topic).topic == topic
+    assert make_one(topic).topic == topic
 
 
 @pytest.mark.parametrize("topic", ["", ".", "a.", ".a", "a..b", "a b", "a/b", "ü", "x" * 250, 7, None, b"a"])
 def test_an_invalid_topic_is_refused(topic: object) -> None:
     with pytest.raises(PolicyError, match=r"topic is 1 to 249 letters.*such as 'orders\.placed'; it is"):
-        made(topic)
+        make_one(topic)
 
 
 @pytest.mark.parametrize("aggregate", [("order",), ("order", "7", "8"), ["order", "7"], "order", None])
 def test_an_invalid_aggregate_is_refused(aggregate: object) -> None:
     with pytest.raises(PolicyError, match=r"pair \(type, id\), such as \('order', order_id\); it is"):
-        made(aggregate=aggregate)
+        make_one(aggregate=aggregate)
 
 
 @pytest.mark.parametrize("text", ["", "x" * 256, "a\nb", "a\x7fb", "\ud800", 7, None])
@@ -88,10 +88,10 @@ def test_an_invalid_event_name_is_refused(text: object) -> None:
         check_text("thing", text)
     for aggregate, what in (((text, "7"), "aggregate's type"), (("order", text), "aggregate's id")):
         with pytest.raises(PolicyError, match=what):
-            made(aggregate=aggregate)
+            make_one(aggregate=aggregate)
     if text is not None:
         with pytest.raises(PolicyError, match="an event's type"):
-            made(type=text)
+            make_one(type=text)
 
 
 @pytest.mark.parametrize("text", ["x", "x" * 255, "ü €", "a b"])
@@ -127,17 +127,17 @@ def test_a_payload_that_json_cannot_encode_is_refused(payload: Any) -> None:
 
 def test_a_refused_payload_names_the_value_and_the_event() -> None:
     with pytest.raises(PolicyError, match=r"the event 'orders.placed' cannot be written \(TypeError: a int as a key\)"):
-        made(payload={"a": [{1: 2}]})
+        make_one(payload={"a": [{1: 2}]})
     with pytest.raises(PolicyError, match=r"give bytes, .* say: dicts with .*, finite numbers, True, False and None$"):
-        made(payload={1: 2})
+        make_one(payload={1: 2})
     with pytest.raises(PolicyError, match="an event's aggregate's type is a text"):
-        made(aggregate=("", "7"))
+        make_one(aggregate=("", "7"))
     with pytest.raises(PolicyError, match="an event's aggregate's id is a text"):
-        made(aggregate=("order", ""))
+        make_one(aggregate=("order", ""))
     with pytest.raises(PolicyError, match=r"a header of the event 'orders.placed' is named 'a b'"):
-        made(headers={"a b": "x"})
+        make_one(headers={"a b": "x"})
     with pytest.raises(PolicyError, match=r"not beginning with semel-, nats-, webhook-$"):
-        made(headers={"semel-id": "x"})
+        make_one(headers={"semel-id": "x"})
 
 
 def test_a_payload_has_a_size_limit() -> None:
@@ -163,20 +163,20 @@ def test_a_payload_has_a_size_limit() -> None:
 )
 def test_an_invalid_header_is_refused(headers: Mapping[str, str]) -> None:
     with pytest.raises(PolicyError, match="header"):
-        made(headers=headers)
+        make_one(headers=headers)
 
 
 def test_headers_have_a_common_size_limit() -> None:
     used = len("content-type") + len("application/octet-stream") + len("a")
-    assert made(headers={"a": "x" * (HEADERS_BYTES_MAX - used)}).headers[0][0] == "a"
+    assert make_one(headers={"a": "x" * (HEADERS_BYTES_MAX - used)}).headers[0][0] == "a"
     with pytest.raises(PolicyError, match="have more than 8192 bytes"):
-        made(headers={"a": "x" * (HEADERS_BYTES_MAX - used + 1)})
+        make_one(headers={"a": "x" * (HEADERS_BYTES_MAX - used + 1)})
     with pytest.raises(PolicyError, match="8192"):
-        made(headers={"a": "ü" * (HEADERS_BYTES_MAX // 2)})  # bytes are counted, not letters
+        make_one(headers={"a": "ü" * (HEADERS_BYTES_MAX // 2)})  # bytes are counted, not letters
 
 
 def test_a_given_content_type_is_kept() -> None:
-    assert made(headers={"Content-Type": "text/csv"}).headers == (("content-type", "text/csv"),)
+    assert make_one(headers={"Content-Type": "text/csv"}).headers == (("content-type", "text/csv"),)
 
 
 def test_headers_are_stored_for_people_and_read_back() -> None:

@@ -29,14 +29,14 @@ MULTIPART = 'multipart/form-data; boundary="{0}"'
 PART = b'--%b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--%b--\r\n'
 
 
-def made(
+def digest_of(
     body: bytes, media_type: str = "application/json", recipe: Recipe | None = None, digest: str | None = None
 ) -> bytes:
     facts = FACTS._replace(media_type=media_type, content_digest=digest)
     return Fingerprinter(recipe or Recipe()).digest(facts, body)
 
 
-def streamed(fingerprinter: Fingerprinter, facts: Facts, body: bytes, step: int) -> bytes:
+def stream(fingerprinter: Fingerprinter, facts: Facts, body: bytes, step: int) -> bytes:
     hashing = fingerprinter.begin(facts)
     for start in range(0, len(body), step):
         hashing.feed(body[start : start + step])
@@ -92,19 +92,26 @@ def test_every_fact_counts() -> None:
     ],
 )
 def test_spellings_of_a_fact_do_not_count(same: dict[str, Any]) -> None:
-    assert Fingerprinter(Recipe()).digest(FACTS._replace(**same), b"{}") == made(b"{}")
+    assert Fingerprinter(Recipe()).digest(FACTS._replace(**same), b"{}") == digest_of(b"{}")
 
 
 def test_fingerprints_do_not_change_between_releases() -> None:
     # Stored fingerprints outlive the code: if this fails, RECIPE_VERSION must grow.
     assert Recipe().id == "1.30dc22e178303ecd"
-    assert made(b'{"b": 1.0, "a": [true]}').hex() == "2be8287f6a050aa59b04c7ac08027ceab7aed47a9a6e5c5d3bbec2588d0071ae"
+    assert (
+        digest_of(b'{"b": 1.0, "a": [true]}').hex()
+        == "2be8287f6a050aa59b04c7ac08027ceab7aed47a9a6e5c5d3bbec2588d0071ae"
+    )
 
 
 @pytest.mark.parametrize("length", [64, 200])
 def test_a_long_media_type_is_read_like_a_short_one(length: int) -> None:
     media_type = "application/json; x=" + "y" * length
-    assert made(b'{ "a" : 1 }', media_type) == made(b'{"a":1}', media_type) != made(b'{"a":1}', media_type + "y")
+    assert (
+        digest_of(b'{ "a" : 1 }', media_type)
+        == digest_of(b'{"a":1}', media_type)
+        != digest_of(b'{"a":1}', media_type + "y")
+    )
 
 
 # --- bodies ---
@@ -119,7 +126,7 @@ def test_a_long_media_type_is_read_like_a_short_one(length: int) -> None:
     ],
 )
 def test_spellings_of_one_body_have_one_fingerprint(media_type: str, one: bytes, other: bytes) -> None:
-    assert made(one, media_type) == made(other, media_type)
+    assert digest_of(one, media_type) == digest_of(other, media_type)
 
 
 @pytest.mark.parametrize(
@@ -138,41 +145,45 @@ def test_spellings_of_one_body_have_one_fingerprint(media_type: str, one: bytes,
     ],
 )
 def test_other_bodies_have_other_fingerprints(media_type: str, one: bytes, other: bytes) -> None:
-    assert made(one, media_type) != made(other, media_type)
+    assert digest_of(one, media_type) != digest_of(other, media_type)
 
 
 def test_a_multipart_body_counts_by_its_parts() -> None:
-    assert made(PART % (b"x", b"x"), MULTIPART.format("x")) == made(PART % (b"y", b"y"), MULTIPART.format("y"))
-    assert made(PART % (b"x", b"z"), MULTIPART.format("x")) != made(PART % (b"y", b"z"), MULTIPART.format("y"))
+    assert digest_of(PART % (b"x", b"x"), MULTIPART.format("x")) == digest_of(
+        PART % (b"y", b"y"), MULTIPART.format("y")
+    )
+    assert digest_of(PART % (b"x", b"z"), MULTIPART.format("x")) != digest_of(
+        PART % (b"y", b"z"), MULTIPART.format("y")
+    )
 
 
 def test_a_canonical_body_is_not_mistaken_for_a_raw_one() -> None:
     # What is hashed differs only by the tag; the tag tells them apart.
     small = Recipe(json_bytes_max=7)
-    assert made(b'{"a":1}', recipe=small) != made(b'{"a":1}')
+    assert digest_of(b'{"a":1}', recipe=small) != digest_of(b'{"a":1}')
     bodies = [b'{"a":1}', b'{"a": 1}', b'{"a":1', b""]
-    assert len({made(body, recipe=small) for body in bodies}) == len(bodies)
+    assert len({digest_of(body, recipe=small) for body in bodies}) == len(bodies)
 
 
 def test_json_over_the_limit_counts_as_received() -> None:
     limit = Recipe(json_bytes_max=8)
-    assert made(b'{"a": 1}', recipe=limit) == made(b'{"a":1}', recipe=limit)
-    assert made(b'{"a" : 1}', recipe=limit) != made(b'{"a":  1}', recipe=limit)
+    assert digest_of(b'{"a": 1}', recipe=limit) == digest_of(b'{"a":1}', recipe=limit)
+    assert digest_of(b'{"a" : 1}', recipe=limit) != digest_of(b'{"a":  1}', recipe=limit)
     form = "application/x-www-form-urlencoded"
-    assert made(b"a=1&b=2", form, limit) == made(b"b=2&a=1", form, limit)
-    assert made(b"a=11&b=2&", form, limit) != made(b"b=2&a=11&", form, limit)
+    assert digest_of(b"a=1&b=2", form, limit) == digest_of(b"b=2&a=1", form, limit)
+    assert digest_of(b"a=11&b=2&", form, limit) != digest_of(b"b=2&a=11&", form, limit)
 
 
 def test_json_that_nests_too_deep_is_refused() -> None:
     for body in (WholeBody(), Members(("a",))):
         with pytest.raises(RequestTooLarge):
-            made(b"[" * 3, recipe=Recipe(json_depth_max=2, body=body))
+            digest_of(b"[" * 3, recipe=Recipe(json_depth_max=2, body=body))
 
 
 def test_only_declared_members_count() -> None:
     recipe = Recipe(body=Members(("amount", "customer.id")))
-    base = made(b'{"amount":1,"customer":{"id":7,"age":8},"note":"x"}', recipe=recipe)
-    assert base == made(b'{"note":"y","customer":{"id":7},"amount":1}', recipe=recipe)
+    base = digest_of(b'{"amount":1,"customer":{"id":7,"age":8},"note":"x"}', recipe=recipe)
+    assert base == digest_of(b'{"note":"y","customer":{"id":7},"amount":1}', recipe=recipe)
     for other in (
         b'{"amount":2,"customer":{"id":7}}',
         b'{"amount":1,"customer":{"id":null}}',
@@ -182,24 +193,24 @@ def test_only_declared_members_count() -> None:
         b'[{"amount":1,"customer":{"id":7}}]',
         b'{"amount":1,"customer":{"id":7},"x":1,"x":2}',
     ):
-        assert made(other, recipe=recipe) != base
+        assert digest_of(other, recipe=recipe) != base
 
 
 def test_members_of_a_body_that_is_too_large_are_refused() -> None:
     recipe = Recipe(body=Members(("a",)), json_bytes_max=10)
-    assert made(b'{"a": 1  }', recipe=recipe) == made(b'{"a":1}', recipe=recipe)
+    assert digest_of(b'{"a": 1  }', recipe=recipe) == digest_of(b'{"a":1}', recipe=recipe)
     for step in (1, 100):
         with pytest.raises(RequestTooLarge, match="10 bytes"):
-            streamed(Fingerprinter(recipe), FACTS, b'{"a": 1   }', step)
+            stream(Fingerprinter(recipe), FACTS, b'{"a": 1   }', step)
     with pytest.raises(RequestTooLarge):
-        made(b'{"a": 1   }', recipe=recipe)
-    assert len(made(b"not json at all", "text/plain", recipe)) == 32
+        digest_of(b'{"a": 1   }', recipe=recipe)
+    assert len(digest_of(b"not json at all", "text/plain", recipe)) == 32
 
 
 # --- the request's own digest ---
 
 
-def sent(body: bytes, *names: str) -> str:
+def digest_field_of(body: bytes, *names: str) -> str:
     digests = {"sha-256": hashlib.sha256, "sha-512": hashlib.sha512, "md5": hashlib.md5}
     return ", ".join(f"{name}=:{base64.b64encode(digests[name](body).digest()).decode()}:" for name in names)
 
@@ -208,11 +219,11 @@ BY_DIGEST = Recipe(body=DigestField())
 
 
 def test_a_digest_field_replaces_the_body() -> None:
-    base = made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "sha-256"))
-    assert base == made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "md5", "sha-512", "sha-256"))
-    assert base != made(b"abc", recipe=BY_DIGEST, digest=sent(b"abc", "sha-512"))
-    assert base != made(b"abd", recipe=BY_DIGEST, digest=sent(b"abd", "sha-256"))
-    assert base != made(b"abc")
+    base = digest_of(b"abc", recipe=BY_DIGEST, digest=digest_field_of(b"abc", "sha-256"))
+    assert base == digest_of(b"abc", recipe=BY_DIGEST, digest=digest_field_of(b"abc", "md5", "sha-512", "sha-256"))
+    assert base != digest_of(b"abc", recipe=BY_DIGEST, digest=digest_field_of(b"abc", "sha-512"))
+    assert base != digest_of(b"abd", recipe=BY_DIGEST, digest=digest_field_of(b"abd", "sha-256"))
+    assert base != digest_of(b"abc")
 
 
 @pytest.mark.parametrize(
@@ -220,13 +231,13 @@ def test_a_digest_field_replaces_the_body() -> None:
     [
         (None, "send one with sha-256"),
         ("", "malformed; send"),
-        (sent(b"abc", "md5"), "send sha-256 or sha-512"),
+        (digest_field_of(b"abc", "md5"), "send sha-256 or sha-512"),
         ("sha-256", "malformed; send"),
         ("sha-256=abc", "malformed; send"),
         ("sha-256=:????:", "malformed; send"),
         ("sha-256=:YQ:", "base64; send"),
         ("sha-256=:=YQ=:", "malformed; send"),
-        (sent(b"abc", "sha-256", "sha-256"), "each name once"),
+        (digest_field_of(b"abc", "sha-256", "sha-256"), "each name once"),
     ],
 )
 def test_a_digest_field_that_cannot_be_used_is_refused_at_once(digest: str | None, remedy: str) -> None:
@@ -237,15 +248,15 @@ def test_a_digest_field_that_cannot_be_used_is_refused_at_once(digest: str | Non
 @pytest.mark.parametrize(
     "digest",
     [
-        sent(b"abd", "sha-256"),
-        sent(b"abc", "sha-256") + ", " + sent(b"abd", "sha-512"),
+        digest_field_of(b"abd", "sha-256"),
+        digest_field_of(b"abc", "sha-256") + ", " + digest_field_of(b"abd", "sha-512"),
         "sha-256=:YQ==:",
         "sha-512=::",
     ],
 )
 def test_a_body_that_is_not_its_digest_is_refused(digest: str) -> None:
     with pytest.raises(InvalidBody, match="does not match its Content-Digest"):
-        made(b"abc", recipe=BY_DIGEST, digest=digest)
+        digest_of(b"abc", recipe=BY_DIGEST, digest=digest)
 
 
 # --- recipes ---
@@ -284,7 +295,7 @@ def test_another_recipe_or_secret_gives_another_fingerprint() -> None:
     found = set()
     for recipe in RECIPES:
         secrets = [SECRET, SECRET * 2] if recipe.algorithm == "hmac-sha256" else [None]
-        facts = FACTS._replace(content_digest=sent(b'{"a":1}', "sha-256"))
+        facts = FACTS._replace(content_digest=digest_field_of(b'{"a":1}', "sha-256"))
         found |= {Fingerprinter(recipe, secret).digest(facts, b'{"a":1}') for secret in secrets}
     assert len(found) == len(RECIPES) + 3
 
@@ -350,14 +361,14 @@ MEDIA_TYPES = st.sampled_from(
 )
 def test_streaming_is_the_same_as_one_shot(body: bytes, media_type: str, recipe: Recipe, step: int) -> None:
     fingerprinter = Fingerprinter(recipe, SECRET if recipe.algorithm == "hmac-sha256" else None)
-    facts = FACTS._replace(media_type=media_type, content_digest=sent(body, "sha-256", "sha-512"))
+    facts = FACTS._replace(media_type=media_type, content_digest=digest_field_of(body, "sha-256", "sha-512"))
     try:
         expected = fingerprinter.digest(facts, body)
     except RequestTooLarge:
         with pytest.raises(RequestTooLarge):
-            streamed(fingerprinter, facts, body, step)
+            stream(fingerprinter, facts, body, step)
         return
-    assert streamed(fingerprinter, facts, body, step) == expected == fingerprinter.digest(facts, body)
+    assert stream(fingerprinter, facts, body, step) == expected == fingerprinter.digest(facts, body)
 
 
 def test_a_stream_never_holds_more_than_the_limit() -> None:
@@ -366,4 +377,4 @@ def test_a_stream_never_holds_more_than_the_limit() -> None:
         for _ in range(100):
             hashing.feed(b"x" * 99)
             assert len(hashing._buffer) <= 1000
-        assert hashing.finish() == made(b"x" * 9900, media_type, Recipe(json_bytes_max=1000))
+        assert hashing.finish() == digest_of(b"x" * 9900, media_type, Recipe(json_bytes_max=1000))

@@ -21,16 +21,16 @@ FIRST = Recipe().id
 SECOND = FIRST + FURTHER
 
 
-def named(body: bytes = JSON, recipe: Recipe | None = None, **facts: Any) -> tuple[str, bytes]:
+def fingerprint_of(body: bytes = JSON, recipe: Recipe | None = None, **facts: Any) -> tuple[str, bytes]:
     maker = Fingerprinter(Recipe() if recipe is None else recipe)
     told = FACTS._replace(**facts)
     whole = maker.identify(told, body)
     for size in (1, 5, 4096):
-        assert streamed(maker.begin(told), body, size) == (whole[0] == maker.ids[1], whole[1])
+        assert stream(maker.begin(told), body, size) == (whole[0] == maker.ids[1], whole[1])
     return whole
 
 
-def streamed(hashing: Hashing, body: bytes, size: int) -> tuple[bool, bytes]:
+def stream(hashing: Hashing, body: bytes, size: int) -> tuple[bool, bytes]:
     for at in range(0, len(body), size):
         hashing.feed(body[at : at + size])
     digest = hashing.finish()
@@ -42,20 +42,23 @@ def streamed(hashing: Hashing, body: bytes, size: int) -> tuple[bool, bytes]:
 
 def test_parameters_of_the_media_type_count_under_a_separate_recipe_id() -> None:
     plain, one, two = (
-        named(media_type=f"application/json{more}") for more in ("", "; version=1", "; version=2; header=absent")
+        fingerprint_of(media_type=f"application/json{more}")
+        for more in ("", "; version=1", "; version=2; header=absent")
     )
     assert (plain[0], one[0], two[0]) == (FIRST, SECOND, SECOND)
     assert len({plain[1], one[1], two[1]}) == 3
-    assert one == named(media_type='Application/JSON ;Version="1"; charset=UTF-8')
-    assert two == named(media_type="application/json;header=absent;version=2")
-    assert named(media_type="application/json; version=A") != named(media_type="application/json; version=a")
-    assert named(media_type="text/plain; boundary=1") != named(media_type="text/plain; boundary=2")
+    assert one == fingerprint_of(media_type='Application/JSON ;Version="1"; charset=UTF-8')
+    assert two == fingerprint_of(media_type="application/json;header=absent;version=2")
+    assert fingerprint_of(media_type="application/json; version=A") != fingerprint_of(
+        media_type="application/json; version=a"
+    )
+    assert fingerprint_of(media_type="text/plain; boundary=1") != fingerprint_of(media_type="text/plain; boundary=2")
 
 
 def test_parameters_of_a_part_count() -> None:
     form = b'--b\r\nContent-Disposition: form-data; name="a"\r\nContent-Type: application/json%s\r\n\r\n{}\r\n--b--\r\n'
     plain, one, two = (
-        named(form % more, media_type="multipart/form-data; boundary=b") for more in (b"", b"; v=1", b"; v=2")
+        fingerprint_of(form % more, media_type="multipart/form-data; boundary=b") for more in (b"", b"; v=1", b"; v=2")
     )
     assert (plain[0], one[0], two[0]) == (FIRST, SECOND, SECOND)
     assert len({plain[1], one[1], two[1]}) == 3
@@ -95,7 +98,7 @@ LONG = b'{"amount":1,"note":"%s"}' % (b"x" * 200_000)
     ],
 )
 def test_a_coding_is_removed_before_the_body_counts(coding: str, encode: Any, body: bytes) -> None:
-    assert named(encode(body), content_encoding=coding) == named(body)
+    assert fingerprint_of(encode(body), content_encoding=coding) == fingerprint_of(body)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +107,17 @@ def test_a_coding_is_removed_before_the_body_counts(coding: str, encode: Any, bo
     ids=["empty", "plain", "cut", "more", "twice", "another"],
 )
 def test_a_body_that_does_not_decode_counts_as_received_with_its_coding(body: bytes) -> None:
-    coded, plain = named(body, content_encoding="gzip"), named(body)
+    coded, plain = fingerprint_of(body, content_encoding="gzip"), fingerprint_of(body)
     assert (coded[0], plain[0]) == (SECOND, FIRST)
     assert coded[1] != plain[1]
-    assert named(body, content_encoding="br") != coded
+    assert fingerprint_of(body, content_encoding="br") != coded
 
 
 def test_codings_that_cannot_be_removed_count() -> None:
     codings = ("", "br", "zstd", "gzip, br", "gzip, gzip")
-    assert len({named(JSON, content_encoding=coding)[1] for coding in codings}) == len(codings)
+    assert len({fingerprint_of(JSON, content_encoding=coding)[1] for coding in codings}) == len(codings)
     compressed = gzip.compress(JSON)
-    assert len({named(compressed, content_encoding=coding)[1] for coding in ("", "gzip", "deflate")}) == 3
+    assert len({fingerprint_of(compressed, content_encoding=coding)[1] for coding in ("", "gzip", "deflate")}) == 3
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +143,9 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_digest_that_replaces_the_body_is_of_the_coded_body() -> None:
     digest = "sha-256=:" + b64encode(hashlib.sha256(JSON).digest()).decode() + ":"
     recipe = Recipe(body=DigestField())
-    plain, coded = (named(recipe=recipe, content_digest=digest, content_encoding=coding) for coding in ("", "gzip"))
+    plain, coded = (
+        fingerprint_of(recipe=recipe, content_digest=digest, content_encoding=coding) for coding in ("", "gzip")
+    )
     assert (plain[0], coded[0]) == (recipe.id, recipe.id + FURTHER)
     assert plain[1] != coded[1]
 
@@ -153,12 +158,12 @@ def test_a_digest_that_replaces_the_body_is_of_the_coded_body() -> None:
 def test_a_digest_is_checked_wherever_it_is_sent_and_does_not_count(recipe: Recipe, coding: str) -> None:
     body = gzip.compress(JSON, mtime=0) if coding == "gzip" else JSON
     right, wrong = (b64encode(hashlib.sha256(each).digest()).decode() for each in (body, b"other"))
-    without = named(body, recipe, content_encoding=coding)
+    without = fingerprint_of(body, recipe, content_encoding=coding)
     for field in (f"sha-256=:{right}:", "unixsum=:AAAA:", f"md5=:AAAA:, sha-256=:{right}:"):
-        assert named(body, recipe, content_encoding=coding, content_digest=field) == without
+        assert fingerprint_of(body, recipe, content_encoding=coding, content_digest=field) == without
     for field in (f"sha-256=:{wrong}:", right, "", f"sha-256=:{right}:, sha-256=:{right}:"):
         with pytest.raises(InvalidBody):
-            named(body, recipe, content_encoding=coding, content_digest=field)
+            fingerprint_of(body, recipe, content_encoding=coding, content_digest=field)
 
 
 # --- declared headers -----------------------------------------------------------------------------
@@ -193,9 +198,13 @@ def test_impossible_headers_are_refused(names: Any, why: str) -> None:
 
 def test_without_its_body_a_request_counts_by_everything_else() -> None:
     recipe = Recipe(body=NoBody())
-    assert named(b"one", recipe) == named(b"two", recipe, content_encoding="br") == named(b"", recipe)
-    assert named(b"one", recipe) != named(b"one", recipe, query=b"a=1")
-    assert named(b"", recipe)[1] != named(b"")[1]
+    assert (
+        fingerprint_of(b"one", recipe)
+        == fingerprint_of(b"two", recipe, content_encoding="br")
+        == fingerprint_of(b"", recipe)
+    )
+    assert fingerprint_of(b"one", recipe) != fingerprint_of(b"one", recipe, query=b"a=1")
+    assert fingerprint_of(b"", recipe)[1] != fingerprint_of(b"")[1]
 
 
 def amount(facts: Facts, body: bytes) -> str:
@@ -207,9 +216,11 @@ def test_a_function_of_the_body_counts() -> None:
     assert isinstance(recipe, Recipe)
     assert recipe.body == Computed(amount, "tests.rules.test_further_facts.amount")
     assert (
-        named(b"a:1", recipe) == named(b"b:1", recipe) == named(gzip.compress(b"c:1"), recipe, content_encoding="gzip")
+        fingerprint_of(b"a:1", recipe)
+        == fingerprint_of(b"b:1", recipe)
+        == fingerprint_of(gzip.compress(b"c:1"), recipe, content_encoding="gzip")
     )
-    assert named(b"a:1", recipe) != named(b"a:2", recipe)
+    assert fingerprint_of(b"a:1", recipe) != fingerprint_of(b"a:2", recipe)
     assert recipe.id != Recipe(body=Computed(amount, "v2")).id
 
 
@@ -220,9 +231,9 @@ def test_a_missing_function_or_one_that_returns_none_is_refused() -> None:
         Computed(bytes)  # type: ignore[arg-type]
     nothing: Any = lambda facts, body: None  # noqa: E731
     with pytest.raises(PolicyError, match="v1 must return bytes or text"):
-        named(b"x", Recipe(body=Computed(nothing, "v1")))
+        fingerprint_of(b"x", Recipe(body=Computed(nothing, "v1")))
     with pytest.raises(RequestTooLarge):
-        named(b"x" * 9, Recipe(body=Computed(amount), json_bytes_max=8))
+        fingerprint_of(b"x" * 9, Recipe(body=Computed(amount), json_bytes_max=8))
 
 
 def test_a_body_selection_is_accepted_as_a_recipe() -> None:

@@ -1,4 +1,4 @@
-"""Names that are digests: no two scopes, keys or calls ever share one, and none of them changes by itself."""
+"""Names that are digests: no two scopes, keys or calls ever share one, and none of them changes between releases."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_every_random_bit_of_an_operation_id_is_used_once() -> None:
     assert uuid7_bytes(2**48 - 1, b"\xff" * 10).hex() == "ffffffffffff7fffbfffffffffffffff"
     raw = uuid7_bytes(0x0102030405, bytes(range(0x11, 0x1B)))
     assert raw.hex() == "0001020304057112931415161718191a"
-    assert len(uuid7_bytes(0, bytes(12))) == 16  # whoever gives more gets no longer an id
+    assert len(uuid7_bytes(0, bytes(12))) == 16  # more bits do not lengthen the id
     assert uuid7_bytes(7, bytes(range(12))) == uuid7_bytes(7, bytes(range(10)))
     seen = {uuid7_bytes(0, (1 << bit).to_bytes(10, "big")) for bit in range(80)}
     assert len(seen) == 74 + 1  # and the six bits that are not used, which change nothing

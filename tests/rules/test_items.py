@@ -30,7 +30,7 @@ from semel.errors import BulkRefused
 MANY_DIGITS = b"9" * 5000
 
 
-def named(raw: bytes, member: str | None = "id") -> NamedItem:
+def name_line(raw: bytes, member: str | None = "id") -> NamedItem:
     return named_item(raw, 3, member)
 
 
@@ -79,7 +79,7 @@ def test_a_lists_digest_depends_on_order_names_contents_and_length() -> None:
     ],
 )
 def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: NamedItem) -> None:
-    assert named(raw, member) == expected
+    assert name_line(raw, member) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_line_and_its_clients_name(raw: bytes, member: str | None, expected: N
 )
 def test_a_malformed_line_is_refused(raw: bytes, member: str | None, code: str, text: str) -> None:
     with pytest.raises(BulkRefused) as refused:
-        named(raw, member)
+        name_line(raw, member)
     assert (refused.value.code, refused.value.place) == (code, 3)
     assert text in str(refused.value)
     assert str(refused.value).startswith("item 3, id: it" if member else "item 3: ")
@@ -109,7 +109,7 @@ def test_a_malformed_line_is_refused(raw: bytes, member: str | None, code: str, 
 
 
 def test_a_line_of_the_greatest_length_is_accepted() -> None:
-    assert named(b'"%s"' % (b"x" * 998)).client_id is None
+    assert name_line(b'"%s"' % (b"x" * 998)).client_id is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a caller is told, word by word: the remedy is what somebody acts on, so none of it is left to chance."""
+"""The messages to callers, word by word: readers act on the remedy, so each word is tested."""
 
 from __future__ import annotations
 
@@ -162,15 +162,15 @@ def test_a_fingerprinter_without_its_secret(secret: bytes | None, algorithm: Any
 )
 def test_an_invalid_content_digest(field: str | None, said: str) -> None:
     with pytest.raises(InvalidBody) as refused:
-        digested(field)
+        digest_by_field(field)
     assert str(refused.value) == said
 
 
 def test_a_content_digest_that_is_the_bodys() -> None:
-    assert digested(f"sha-256=:{SHA256_OF_X}:") == digested(f"md5=:AAAA:, \tsha-256=:{SHA256_OF_X}: ")
+    assert digest_by_field(f"sha-256=:{SHA256_OF_X}:") == digest_by_field(f"md5=:AAAA:, \tsha-256=:{SHA256_OF_X}: ")
 
 
-def digested(field: str | None) -> bytes:
+def digest_by_field(field: str | None) -> bytes:
     return Fingerprinter(Recipe(body=DigestField())).digest(facts("text/plain", field), b"x")
 
 

@@ -1,4 +1,4 @@
-"""What the rules write, column by column: every row is compared whole, so that no column is left to chance."""
+"""What the rules write, column by column: every row is compared whole, so that every column is tested."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_settlement_writes_the_expected_row(said: State, kept: bool, changes: 
 
 
 def test_the_digest_is_of_status_headers_and_body() -> None:
-    """A repeated settlement is recognised by it: the same state with another answer is somebody else's."""
+    """A repeated settlement is recognised by it: the same state with another answer is another attempt's."""
     grant, row = first(Policy())
     _, written = settle_row(row, settlement(grant), LATER)
     assert settle_row(written, settlement(grant), LATER) == (AlreadyMine(), None)

@@ -51,7 +51,7 @@ def grant_and_row(policy: Policy | None = None) -> tuple[Grant, Record]:
 
 @pytest.mark.parametrize(("state", "said"), list(itertools.product(State, WORDS)))
 def test_a_settlement_by_the_holder_in_every_state(state: State, said: State) -> None:
-    """Open or UNKNOWN: it stands. Ended: recognised if it says the same, refused if not; nothing is written."""
+    """Open or UNKNOWN: it is written. Ended: recognised if it is the same, refused if not; nothing is written."""
     grant, row = grant_and_row()
     row = row._replace(state=state)
     reply, written = settle_row(row, settlement(grant, said, None), NOW)
@@ -243,7 +243,7 @@ def test_a_resolution_supersedes_the_holder_and_starts_retention(happened: bool)
     assert reply == Resolved(State.SUCCEEDED if happened else State.FAILED_NOT_REPLAYABLE)
     assert written.fence == row.deadline_at > row.fence
     assert written.generation == (0 if happened else 1)  # new derived keys only where nothing had happened
-    assert written.body == (OK.body if happened else None)  # "did not happen" has no answer, whatever was given
+    assert written.body == (OK.body if happened else None)  # "did not happen" stores no answer
     assert (written.settled_at, written.doubt) == (row.deadline_at, None)
     assert settle_row(written, settlement(grant), NOW) == (Superseded(State(written.state)), None)
 
@@ -346,7 +346,7 @@ def test_a_step_resolution_of_a_moved_on_record_reports_that() -> None:
 
 @pytest.mark.parametrize("left", [(GONE, CHARGE), (PAID,)])
 def test_a_continued_execution_keeps_nothing_of_a_former_answer(left: Steps) -> None:
-    """Nor does one whose lapse nobody has marked yet read as if it were running."""
+    """Nor does one with an unmarked lapse read as if it were running."""
     grant, row = grant_and_row()
     row = row._replace(doubt="step:ship", answer_digest=b"d", status=201, headers=b"h", body=b"b")
     asked = Resolution(grant.id, grant.fence, False, None, "o", "w", True)

@@ -1,4 +1,4 @@
-"""Which options go together with steps, whose request is kept, and how a sealed one is told apart."""
+"""Which options go together with steps, whose request is kept, and how a sealed one is recognised."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_the_outcome_of_a_run_follows_from_its_steps(end: tuple[str, Steps, str 
     _, recorded, doubt, given, expected = end
     meant = outcome_after(given, recorded, (), doubt, first=True)
     assert meant == expected
-    assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # said twice, it means the same
+    assert outcome_after(meant, recorded, (), doubt, first=True) == meant  # a repetition means the same
 
 
 def test_a_later_run_without_steps_does_not_prove_that_nothing_happened() -> None:
@@ -288,7 +288,7 @@ def test_a_step_without_a_start_has_not_finished() -> None:
         apply_finding((CHARGE,), "step:charge", b"x" * STEPS_BYTES_MAX)
 
 
-# --- what somebody's word makes of the list ----------------------------------------------------
+# --- what a finding makes of the list -----------------------------------------------------------
 
 
 def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> Record:
@@ -297,7 +297,7 @@ def unknown(doubt: str | None = "step:charge", state: State = State.UNKNOWN) -> 
     return grant_row(None, attempt(), verdict.grant)._replace(state=state, doubt=doubt)
 
 
-def said(row: Record, happened: bool = False, result: bytes | None = None, fence: int = 0) -> Resolution:
+def resolution_of(row: Record, happened: bool = False, result: bytes | None = None, fence: int = 0) -> Resolution:
     return Resolution(row.id, row.fence + fence, happened, None, "olga", "why", result=result)
 
 
@@ -316,18 +316,18 @@ def test_a_resolution_updates_the_list_of_steps(
     doubt: str, listed: Steps, happened: bool, result: bytes | None, left: Steps | None
 ) -> None:
     row = unknown(doubt)
-    assert steps_after(row, said(row, happened, result), pack_steps(0, listed), HOUR) == left
-    running = row._replace(state=State.PROCESSING)  # lapsed, and nobody has marked it yet
-    assert steps_after(running, said(running, happened, result), pack_steps(0, listed), HOUR) == left
+    assert steps_after(row, resolution_of(row, happened, result), pack_steps(0, listed), HOUR) == left
+    running = row._replace(state=State.PROCESSING)  # lapsed, and not marked yet
+    assert steps_after(running, resolution_of(running, happened, result), pack_steps(0, listed), HOUR) == left
 
 
 def test_a_record_that_moved_on_keeps_its_list() -> None:
     row, listed = unknown(), pack_steps(0, (CHARGE,))
-    assert steps_after(None, said(row), listed, HOUR) is None
-    assert steps_after(row, said(row, fence=1), listed, HOUR) is None
-    assert steps_after(row._replace(lease_until=1 << 60), said(row), listed, HOUR) is None
+    assert steps_after(None, resolution_of(row), listed, HOUR) is None
+    assert steps_after(row, resolution_of(row, fence=1), listed, HOUR) is None
+    assert steps_after(row._replace(lease_until=1 << 60), resolution_of(row), listed, HOUR) is None
     for state in (State.CLAIMED, State.SUCCEEDED, State.FAILED_NOT_REPLAYABLE):
-        assert steps_after(row._replace(state=state), said(row), listed, HOUR) is None
+        assert steps_after(row._replace(state=state), resolution_of(row), listed, HOUR) is None
 
 
 def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
@@ -337,5 +337,5 @@ def test_a_list_that_cannot_be_read_is_settled_as_a_whole_only() -> None:
         "again; settle the whole command as succeeded, with an answer that tells the client how it ended"
     )
     with pytest.raises(ResolveRefused, match=f"^{told}$"):
-        steps_after(row, said(row), b"damaged", HOUR)
-    assert steps_after(row, said(row, happened=True), b"damaged", HOUR) is None
+        steps_after(row, resolution_of(row), b"damaged", HOUR)
+    assert steps_after(row, resolution_of(row, happened=True), b"damaged", HOUR) is None

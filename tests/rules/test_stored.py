@@ -40,7 +40,7 @@ def a_row() -> Record:
     return grant_row(None, claim, verdict.grant)
 
 
-def answered() -> Record:
+def make_answered() -> Record:
     digest = answer_digest(OK.status, BLOCK, OK.body)
     row = a_row()._replace(state=State.SUCCEEDED, answer_kind=AnswerKind.KEPT, answer_digest=digest)
     return row._replace(status=201, headers=BLOCK, body=OK.body)
@@ -101,7 +101,7 @@ def test_the_digest_is_framed_and_does_not_change() -> None:
 
 
 def test_a_kept_answer_is_read_back() -> None:
-    assert answer_of(answered()) == OK
+    assert answer_of(make_answered()) == OK
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_kept_answer_is_read_back() -> None:
     ],
 )
 def test_a_damaged_answer_is_not_an_answer(changes: dict[str, Any]) -> None:
-    assert answer_of(answered()._replace(**changes)) is None
+    assert answer_of(make_answered()._replace(**changes)) is None
 
 
 # --- rows ---
@@ -147,10 +147,10 @@ def test_times_are_checked(column: str) -> None:
 
 @pytest.mark.parametrize("column", Record._fields)
 def test_every_column_is_checked_for_its_type(column: str) -> None:
-    assert is_sound(answered())
-    assert not sound_with(answered(), column, [1])
+    assert is_sound(make_answered())
+    assert not sound_with(make_answered(), column, [1])
     nullable = "None" in str(Record.__annotations__[column])
-    assert sound_with(answered(), column, None) is nullable
+    assert sound_with(make_answered(), column, None) is nullable
 
 
 def test_a_missing_id_is_shown_as_zeros() -> None:

@@ -39,7 +39,7 @@ def row(policy: Policy | None = None, **changes: Any) -> Record:
     return grant_row(None, claim, first_grant(claim, NOW))._replace(**changes)
 
 
-def ended(state: State, **changes: Any) -> Record:
+def make_ended(state: State, **changes: Any) -> Record:
     digest = answer_digest(OK.status, BLOCK, OK.body)
     answer: dict[str, Any] = {"answer_digest": digest, "status": OK.status, "headers": BLOCK, "body": OK.body}
     times: dict[str, Any] = {"settled_at": NOW, "answer_until": NOW + DAY_US, "forget_after": NOW + 30 * DAY_US}
@@ -59,18 +59,24 @@ NOT_KEPT: dict[str, Any] = {"answer_kind": AnswerKind.NOT_KEPT, "headers": None,
         (row(), OTHER, NOW + 30_000_000, OutcomeUnknown(ID, "lapsed"), Situation.EXTERNAL_LAPSED),
         (row(state=State.UNKNOWN, doubt="error:X"), OTHER, NOW, OutcomeUnknown(ID, "error:X"), Situation.UNKNOWN),
         (row(state=State.UNKNOWN), OTHER, NOW, OutcomeUnknown(ID, "unknown"), Situation.UNKNOWN),
-        (ended(State.SUCCEEDED), OTHER, NOW, Replay(OK, ID, State.SUCCEEDED), Situation.ANSWER_KEPT),
-        (ended(State.FAILED_REPLAYABLE), OTHER, NOW, Replay(OK, ID, State.FAILED_REPLAYABLE), Situation.REFUSAL_KEPT),
+        (make_ended(State.SUCCEEDED), OTHER, NOW, Replay(OK, ID, State.SUCCEEDED), Situation.ANSWER_KEPT),
         (
-            ended(State.SUCCEEDED, **NOT_KEPT, **NAMED),
+            make_ended(State.FAILED_REPLAYABLE),
+            OTHER,
+            NOW,
+            Replay(OK, ID, State.FAILED_REPLAYABLE),
+            Situation.REFUSAL_KEPT,
+        ),
+        (
+            make_ended(State.SUCCEEDED, **NOT_KEPT, **NAMED),
             OTHER,
             NOW,
             NotReplayable(ID, "payment", "7"),
             Situation.ANSWER_NOT_KEPT,
         ),
-        (ended(State.FAILED_REPLAYABLE, **NOT_KEPT), OTHER, NOW, NotReplayable(ID), Situation.REFUSAL_NOT_KEPT),
-        (ended(State.SUCCEEDED), OTHER, NOW + DAY_US, KeyExpired(ID), Situation.EXPIRED),
-        (ended(State.SUCCEEDED, body=b"mode"), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.ANSWER_KEPT),
+        (make_ended(State.FAILED_REPLAYABLE, **NOT_KEPT), OTHER, NOW, NotReplayable(ID), Situation.REFUSAL_NOT_KEPT),
+        (make_ended(State.SUCCEEDED), OTHER, NOW + DAY_US, KeyExpired(ID), Situation.EXPIRED),
+        (make_ended(State.SUCCEEDED, body=b"mode"), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.ANSWER_KEPT),
         (row(), attempt(request=1), NOW, KeyReused(), Situation.OTHER_REQUEST),
         (row(), attempt(recipe="2.new"), NOW, Unreadable(ID, "recipe", "1.tests"), Situation.OTHER_RECIPE),
         (row(id=bytes(len(MINE.id))), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.CORRUPT),
@@ -80,7 +86,7 @@ NOT_KEPT: dict[str, Any] = {"answer_kind": AnswerKind.NOT_KEPT, "headers": None,
         (row(settled_at=NOW), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.CORRUPT),
         (row(settled_at=NOW), OTHER, NOW + DAY_US, Unreadable(ID, "corrupt"), Situation.CORRUPT),
         (row(settled_at=NOW, state=State.CLAIMED), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.CORRUPT),
-        (ended(State.FAILED_NOT_REPLAYABLE), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.CORRUPT),
+        (make_ended(State.FAILED_NOT_REPLAYABLE), OTHER, NOW, Unreadable(ID, "corrupt"), Situation.CORRUPT),
     ],
     ids=lambda value: value.name if isinstance(value, Situation) else "",
 )
@@ -120,7 +126,7 @@ def test_a_command_that_starts_over_resets_its_counts(found: str) -> None:
     if found == "released":
         record = row(state=State.FAILED_NOT_REPLAYABLE, lapses=3, attempt=4, generation=1)
     else:
-        record = ended(State.SUCCEEDED, after_expiry=AfterExpiry.NEW, lapses=3, attempt=4, generation=1)
+        record = make_ended(State.SUCCEEDED, after_expiry=AfterExpiry.NEW, lapses=3, attempt=4, generation=1)
     now = NOW + DAY_US
     verdict = decide(record, OTHER, now)
     assert isinstance(verdict, Proceed)

@@ -122,17 +122,17 @@ def test_a_sealed_answer_is_dropped_when_its_time_is_over(place: Place) -> None:
 # --- what does not open ---------------------------------------------------------------------------
 
 
-def flipped(row: Record, other: Record) -> Answer:
+def flip_bit(row: Record, other: Record) -> Answer:
     body = bytearray(row.body or b"")
     body[-1] ^= 1
     return answer(row)._replace(body=bytes(body))
 
 
-def swapped(row: Record, other: Record) -> Answer:
+def swap_answers(row: Record, other: Record) -> Answer:
     return answer(other)
 
 
-def renamed(row: Record, other: Record) -> Answer:
+def rename_key(row: Record, other: Record) -> Answer:
     body = (row.body or b"").replace(b"\x042026", b"\x042025", 1)
     return Answer(row.status, ((b"", b"2025"),), body)
 
@@ -159,14 +159,14 @@ Damage = Callable[[Record, Record], Answer]
 
 
 def write(process: Any, row: Record, changed: Answer, kind: AnswerKind = AnswerKind.SEALED) -> None:
-    """What somebody does who may write the table: the digest over the row is right, since it needs no key."""
+    """What an attacker can do who may write the table: the digest over the row is right, since it needs no key."""
     assert row.answer_digest is not None
     change = Reseal(row.id, row.answer_digest, changed, kind)
     assert process.perform("reseal", lambda: process.engine.store.reseal((change,))) == [True]
 
 
 @pytest.mark.parametrize("kind", EACH, indirect=True)
-@pytest.mark.parametrize("damage", [flipped, swapped, renamed, said_to_be_another_key, cut])
+@pytest.mark.parametrize("damage", [flip_bit, swap_answers, rename_key, said_to_be_another_key, cut])
 def test_a_sealed_answer_that_was_changed_is_unreadable_and_never_shown(place: Place, damage: Damage) -> None:
     process = place.process({"2026": NEW, "2025": OLD})
     for key in ("one", "two"):
@@ -240,7 +240,9 @@ def test_without_its_key_a_record_is_unreadable_and_the_reason_is_logged_once(
         if "sealed" in each.getMessage() or "decrypted" in each.getMessage()
     ]
     assert "'2026'" in line
-    assert place.process().run(command(), never).answer == PAID  # whoever has the key replays, whatever it declares
+    assert (
+        place.process().run(command(), never).answer == PAID
+    )  # every process with the key replays, under any declaration
 
 
 # --- declarations that change ---------------------------------------------------------------------
@@ -381,7 +383,7 @@ def test_answers_of_atomic_commands_are_sealed_and_so_are_their_refusals(place: 
 
 
 def test_the_sealed_answer_of_a_superseding_settlement_is_opened(place: Place) -> None:
-    """Somebody else has settled it: the loser gives what the store holds, in clear."""
+    """Another process has settled it: the loser sends what the store holds, in clear."""
     process = place.process()
     permit = process.permit(command(policy=SEAL))
     settlement = process.engine.core.make_settlement(permit, Succeeded(PAID))

@@ -19,11 +19,11 @@ def migrated_file(path: Path | str, *statements: str) -> None:
     """
     target = Path(path)
     target.touch(0o600, exist_ok=False)
-    target.write_bytes(_migrated(statements))
+    target.write_bytes(_migrate(statements))
 
 
 @cache
-def _migrated(statements: tuple[str, ...]) -> bytes:
+def _migrate(statements: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "migrated.db"
         with closing(Engine.connect(f"sqlite:///{path}?synchronous=NORMAL")) as engine:

@@ -72,10 +72,10 @@ def _join(folder: Path, others: list[Node], settings: tuple[str, ...]) -> Node:
         own(folder / "data", mariadb.USER)
     else:
         mariadb.install(folder)
-    return Node(_begun(folder, settled), group)
+    return Node(_begin(folder, settled), group)
 
 
-def _begun(folder: Path, settings: tuple[str, ...]) -> Running:
+def _begin(folder: Path, settings: tuple[str, ...]) -> Running:
     """Galera's thread reads its own priority, now and then before it is there; then it ends."""
     for _ in range(STARTS_MAX - 1):
         try:

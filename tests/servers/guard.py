@@ -16,7 +16,7 @@ WAKING = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored by default, so that it would wake nobody
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored by default, so that it would not wake the process
     owner, ending, user, *command = sys.argv[1:]
     if user == "-":
         server = subprocess.Popen(command)

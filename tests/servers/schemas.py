@@ -20,7 +20,7 @@ from semel import Engine
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.postgres import empty_schema
 
-# Whatever may differ between a schema that a test has left behind and a new one, but for the rows. The statistics of a
+# Everything but rows that may differ between a used schema and a new one. The statistics of a
 # table are in it as well: a planner that has some plans otherwise than one that has none.
 _CATALOG: Final = """
     WITH ours AS (
@@ -66,7 +66,7 @@ def migrated_schema(conninfo: str, name: str, *statements: str) -> None:
     tables in it, once.
     """
     made = _MADE.get((conninfo, name))
-    connection = _connected(conninfo)
+    connection = _connect(conninfo)
     connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(name)))
     if made is not None and made.statements == statements and _catalog(connection, name) == made.catalog:
         connection.execute(made.emptying.encode())
@@ -79,7 +79,7 @@ def migrated_schema(conninfo: str, name: str, *statements: str) -> None:
     _MADE[conninfo, name] = _Made(statements, _catalog(connection, name), _emptying(connection, name))
 
 
-def _connected(conninfo: str) -> psycopg.Connection[Any]:
+def _connect(conninfo: str) -> psycopg.Connection[Any]:
     """This process's own connection, which knows the tables already. Nothing that it writes has to survive a crash."""
     connection = _OPEN.get(conninfo)
     if connection is None or connection.closed or connection.broken:

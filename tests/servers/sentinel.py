@@ -11,7 +11,7 @@ from redis import Redis
 
 from tests.servers import redis as servers
 from tests.servers.needed import program
-from tests.servers.running import Running, free_port, launch, shared
+from tests.servers.running import Running, free_port, launch, share_server
 
 SERVICE: Final = "shop"
 SETTINGS: Final = """bind 127.0.0.1
@@ -23,9 +23,9 @@ sentinel parallel-syncs {service} 2
 """
 
 
-def watched() -> int:
+def start_watching() -> int:
     """The port of this run's Sentinel, which watches a server of its own: the system's Redis."""
-    return shared("sentinel", _start_watched).port
+    return share_server("sentinel", _start_watched).port
 
 
 def _start_watched(folder: Path) -> Running:
@@ -68,5 +68,5 @@ def primary(port: int) -> int:
 
 
 def url(sentinels: list[Running], options: str = "") -> str:
-    """How a user of Semel reaches whoever is the primary."""
+    """The URL by which Semel reaches the current primary."""
     return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in sentinels)}/{SERVICE}{options}"

@@ -1,4 +1,4 @@
-"""``scripts/install-servers`` where nothing is installed: what can be had is, and what cannot be had is said."""
+"""``scripts/install-servers`` where nothing is installed: it installs what it can, and names the rest."""
 
 from __future__ import annotations
 

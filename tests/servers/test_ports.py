@@ -1,4 +1,4 @@
-"""Ports for servers are given once, also between processes, and never one that somebody listens on."""
+"""Ports for servers are given once, also between processes, and never one with a listener."""
 
 from __future__ import annotations
 

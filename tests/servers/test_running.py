@@ -52,6 +52,6 @@ def test_on_a_noexec_mount_the_folder_is_on_disk(tmp_path: Path, monkeypatch: py
 
 
 def test_a_killed_postgresql_leaves_nothing_outside_of_its_folder() -> None:
-    """Its segments would stay in /dev/shm, a megabyte each, and nobody would know whose they were."""
+    """Its segments would stay in /dev/shm, a megabyte each, without an owner."""
     with psycopg.connect(postgres()) as connection:
         assert connection.execute("SHOW dynamic_shared_memory_type").fetchone() == ("mmap",)

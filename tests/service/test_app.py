@@ -35,7 +35,7 @@ def fresh() -> str:
     return str(uuid4())
 
 
-def listed(service: Served, path: str, token: str = "alice") -> list[dict[str, Any]]:
+def list_all(service: Served, path: str, token: str = "alice") -> list[dict[str, Any]]:
     found = service.get(path, token=token)
     assert found.status == 200
     assert isinstance(found.json, list)
@@ -44,11 +44,11 @@ def listed(service: Served, path: str, token: str = "alice") -> list[dict[str, A
 
 @pytest.mark.parametrize(("path", "body", "name"), EACH)
 def test_a_double_submit_takes_effect_once(service: Served, path: str, body: dict[str, Any], name: str) -> None:
-    key, before = fresh(), len(listed(service, path))
+    key, before = fresh(), len(list_all(service, path))
     first, second = service.post(path, body, key), service.post(path, body, key)
     assert (first.status, first.replayed) == (201, False)
     assert (second.status, second.replayed, second.body) == (201, True, first.body)
-    assert [made[name] for made in listed(service, path)[before:]] == [first.json[name]]
+    assert [made[name] for made in list_all(service, path)[before:]] == [first.json[name]]
 
 
 def test_a_payment_answers_as_promised(service: Served) -> None:
@@ -69,7 +69,7 @@ def test_callers_have_separate_keys(service: Served, path: str, body: dict[str, 
     first, other = service.post(path, body, key), service.post(path, body, key, token="bob")
     assert (other.status, other.replayed) == (201, False)
     assert first.json[name] != other.json[name]
-    assert other.json[name] not in {made[name] for made in listed(service, path)}
+    assert other.json[name] not in {made[name] for made in list_all(service, path)}
 
 
 @pytest.mark.parametrize(("path", "body", "name"), EACH)
@@ -89,15 +89,15 @@ def test_required_keys_are_required(service: Served) -> None:
 
 
 def test_another_payload_is_refused(service: Served) -> None:
-    key, before = fresh(), len(listed(service, "/payments"))
+    key, before = fresh(), len(list_all(service, "/payments"))
     assert service.post("/payments", PAYMENT, key).status == 201
     changed = service.post("/payments", {**PAYMENT, "amount": "10.01"}, key)
     assert (changed.status, changed.json["code"]) == (422, CODES["reused"])
-    assert len(listed(service, "/payments")) == before + 1
+    assert len(list_all(service, "/payments")) == before + 1
 
 
 def test_ten_parallel_requests_make_one_payment(service: Served) -> None:
-    key, before, gate = fresh(), len(listed(service, "/payments")), Barrier(10)
+    key, before, gate = fresh(), len(list_all(service, "/payments")), Barrier(10)
 
     def click(_: int) -> bytes:
         gate.wait()
@@ -107,7 +107,7 @@ def test_ten_parallel_requests_make_one_payment(service: Served) -> None:
 
     with ThreadPoolExecutor(10) as pool:
         assert len(set(pool.map(click, range(10)))) == 1
-    assert len(listed(service, "/payments")) == before + 1
+    assert len(list_all(service, "/payments")) == before + 1
 
 
 WRONG = [
@@ -137,11 +137,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("path", "body"), WRONG, ids=lambda value: json.dumps(value)[:60])
 def test_a_wrong_body_is_refused_and_the_key_stays_free(service: Served, path: str, body: Any) -> None:
-    key, before = fresh(), len(listed(service, path))
+    key, before = fresh(), len(list_all(service, path))
     refused = service.post(path, body, key)
     assert refused.status == 422
     assert refused.json["detail"][0]["msg"]
-    assert len(listed(service, path)) == before
+    assert len(list_all(service, path)) == before
     assert service.post(path, next(good for to, good, _ in EACH if to == path), key).status == 201
 
 
@@ -160,40 +160,40 @@ def test_an_amount_is_a_number_or_a_string(service: Served, amount: Any) -> None
 
 def test_a_failure_before_the_effect_releases_the_key(service: Served) -> None:
     key, body = fresh(), {**PAYMENT, "simulate": {"fail": "before"}}
-    before = len(listed(service, "/payments"))
+    before = len(list_all(service, "/payments"))
     assert service.post("/payments", body, key).status == 503
     again = service.post("/payments", body, key)
     assert (again.status, again.replayed) == (201, False)
-    assert len(listed(service, "/payments")) == before + 1
+    assert len(list_all(service, "/payments")) == before + 1
 
 
 @pytest.mark.parametrize(("fail", "status"), [("after", 500), ("timeout", 504)])
 def test_a_failure_around_the_effect_is_unknown(service: Served, fail: str, status: int) -> None:
     key, body = fresh(), {**PAYMENT, "simulate": {"fail": fail}}
-    before = len(listed(service, "/payments"))
+    before = len(list_all(service, "/payments"))
     assert service.post("/payments", body, key).status == status
     again = service.post("/payments", body, key)
     assert (again.status, again.json["code"]) == (409, CODES["unknown"])
-    assert len(listed(service, "/payments")) == before + 1
+    assert len(list_all(service, "/payments")) == before + 1
 
 
 @pytest.mark.parametrize("fail", ["before", "after", "timeout"])
 def test_an_order_that_fails_is_rolled_back_and_may_run_again(service: Served, fail: str) -> None:
     key, body = fresh(), {**ORDER, "simulate": {"fail": fail}}
-    before = len(listed(service, "/orders"))
+    before = len(list_all(service, "/orders"))
     assert service.post("/orders", body, key).status in (500, 503, 504)
-    assert len(listed(service, "/orders")) == before
+    assert len(list_all(service, "/orders")) == before
     assert service.post("/orders", body, key).status == 201
-    assert len(listed(service, "/orders")) == before + 1
+    assert len(list_all(service, "/orders")) == before + 1
 
 
 @pytest.mark.parametrize("fail", ["before", "after", "timeout"])
 def test_a_note_that_fails_is_written_once(service: Served, fail: str) -> None:
     key, body = fresh(), {**NOTE, "simulate": {"fail": fail}}
-    before = len(listed(service, "/notes"))
+    before = len(list_all(service, "/notes"))
     assert service.post("/notes", body, key).status in (500, 503, 504)
     assert service.post("/notes", body, key).status == 201
-    assert len(listed(service, "/notes")) == before + 1
+    assert len(list_all(service, "/notes")) == before + 1
 
 
 def test_an_operation_shows_its_state_only_to_its_caller(service: Served) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are killed, by themselves and by others: what clients see, what remains, and who takes over."""
+"""Workers that die or are killed: what clients see, what remains, and who takes over."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def first_group(document: Any) -> dict[str, Any]:
     return found
 
 
-def counted(lines: list[str], **labels: str) -> bool:
+def has_count(lines: list[str], **labels: str) -> bool:
     inside = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
     return any(f"{{{inside}}}" in line and float(line.split()[-1]) > 0 for line in lines)
 
@@ -134,12 +134,12 @@ ANSWERS: dict[str, tuple[Check, list[dict[str, str]], str | None]] = {
         r"http-504</th><td>2</td><td>\d[^<]*</td>\s*<td><a[^>]*>payments.create",
     ),
     "How many replays has each operation?": (
-        lambda said: counted(said, operation="payments.create") and counted(said, operation="orders.create"),
+        lambda said: has_count(said, operation="payments.create") and has_count(said, operation="orders.create"),
         [{"operation": "orders.create"}, {"operation": "payments.create"}],
         None,
     ),
     "Which clients reuse keys for other payloads?": (
-        lambda said: counted(said, operation="payments.create", caller="bob") and len(said) == 1,
+        lambda said: has_count(said, operation="payments.create", caller="bob") and len(said) == 1,
         [{"operation": "payments.create", "caller": "bob"}],
         None,
     ),
@@ -149,7 +149,7 @@ ANSWERS: dict[str, tuple[Check, list[dict[str, str]], str | None]] = {
         r"<b>72</b> new records, at most \d+ in two minutes",
     ),
     "Do records expire before clients retry?": (
-        lambda said: counted(said, operation="orders.create") and len(said) == 1,
+        lambda said: has_count(said, operation="orders.create") and len(said) == 1,
         [{"operation": "orders.create"}],
         None,
     ),
@@ -205,7 +205,7 @@ def test_the_panel_names_the_situation(world: World, tmp_path: Path) -> None:
             {
                 "expr": f"count by ({labels}) (({expression}) > 0)",
                 "eval_time": EVAL,
-                "exp_samples": [{"labels": written(each), "value": 1} for each in expected],
+                "exp_samples": [{"labels": format_labels(each), "value": 1} for each in expected],
             }
         )
     (tmp_path / "none.yml").write_text(json.dumps({"groups": []}))
@@ -214,5 +214,5 @@ def test_the_panel_names_the_situation(world: World, tmp_path: Path) -> None:
     promtool(tmp_path, "test", "rules", "tests.yml")
 
 
-def written(labels: dict[str, str]) -> str:
+def format_labels(labels: dict[str, str]) -> str:
     return "{" + ", ".join(f'{name}="{value}"' for name, value in labels.items()) + "}"

@@ -103,7 +103,7 @@ def test_workers_that_cannot_start_do_not_replace_those_that_serve(tmp_path: Pat
 
 
 def test_a_closed_terminal_ends_the_service(tmp_path: Path) -> None:
-    """There SIGHUP means that whoever started it has gone."""
+    """There SIGHUP means that its terminal has gone."""
     program = "import pty, sys; pty.spawn(sys.argv[1:])"
     serve = [sys.executable, "-m", "semel.cli", "serve", "--json", "--host", "127.0.0.1", "--port", "0"]
     environment: dict[str, Any] = {**os.environ, "SEMEL_URL": f"sqlite:///{tmp_path / 'semel.db'}"}

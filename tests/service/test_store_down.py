@@ -1,4 +1,4 @@
-"""The service's own readings, when the store refuses them: told as everywhere, and never as a plain 500."""
+"""The service's own readings, when the store refuses them: a 503 as everywhere, and never a plain 500."""
 
 from __future__ import annotations
 

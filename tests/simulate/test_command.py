@@ -1,4 +1,4 @@
-"""``python -m verification.simulate``, as somebody types it."""
+"""``python -m verification.simulate`` on the command line."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_cancelled_claim_leaves_no_transaction_open() -> None:
 def test_an_abandoned_claim_is_released_after_an_outage_longer_than_its_lease(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by seed 71200 of format 1: its only release met a store that was away, and then its lease was over.
+    """Found by seed 71200 of format 1: its only release met an outage of the store, and then its lease was over.
 
     The record read UNKNOWN for ever, for a command that never ran.
     """
@@ -95,12 +95,12 @@ def test_an_abandoned_claim_is_released_after_an_outage_longer_than_its_lease(
     clock.advance(claim.terms.lease_us + 1)
     nonces = given_up.batch()
     given_up.forget_overdue(nonces)
-    assert given_up.batch() == ((claim.id, claim.nonce),)  # nobody has said that it is not there
+    assert given_up.batch() == ((claim.id, claim.nonce),)  # its absence is not confirmed
     if mode == "answered":
-        given_up.forget_released(nonces, [False])  # now somebody has
+        given_up.forget_released(nonces, [False])  # now it is
     else:
         clock.advance(seconds=upkeep.OUTAGE_SECONDS_MAX)
-        given_up.forget_overdue(nonces)  # nobody will
+        given_up.forget_overdue(nonces)  # it will not be
     assert not given_up
 
 

@@ -42,7 +42,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED: Final[dict[str, Plant]] = {}
 
 
-def planted(plant: Plant) -> Plant:
+def register_plant(plant: Plant) -> Plant:
     """Enter a fault under its name."""
     PLANTED[plant.__name__] = plant
     return plant
@@ -58,47 +58,47 @@ def verdict(patch: pytest.MonkeyPatch, situation: str, instead: type) -> None:
 # --- the rules ---
 
 
-@planted
+@register_plant
 def a_lapsed_external_command_runs_again(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "EXTERNAL_LAPSED", Proceed)
 
 
-@planted
+@register_plant
 def an_unknown_command_runs_again(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "UNKNOWN", Proceed)
 
 
-@planted
+@register_plant
 def a_running_command_runs_again(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "PROCESSING_LIVE", Proceed)
 
 
-@planted
+@register_plant
 def an_early_commit_runs_again(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "ATOMIC_LAPSED", Proceed)
 
 
-@planted
+@register_plant
 def the_downstreams_memory_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "IDEMPOTENT_DEDUP_OVER", Proceed)
 
 
-@planted
+@register_plant
 def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "IDEMPOTENT_ATTEMPTS_OVER", Proceed)
 
 
-@planted
+@register_plant
 def an_expired_command_runs_again(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "EXPIRED", Proceed)
 
 
-@planted
+@register_plant
 def what_did_not_happen_stays_blocked(patch: pytest.MonkeyPatch) -> None:
     verdict(patch, "NOTHING_HAPPENED", OutcomeUnknown)
 
 
-@planted
+@register_plant
 def the_fingerprint_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     real = decide.situation
 
@@ -108,17 +108,17 @@ def the_fingerprint_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "situation", situation)
 
 
-@planted
+@register_plant
 def the_fence_does_not_grow(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decide, "next_fence", lambda fence, now: fence)
 
 
-@planted
+@register_plant
 def an_earlier_attempt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(settle, "may_have_begun_before", lambda row: False)
 
 
-@planted
+@register_plant
 def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         classify, "_failure_outcome", lambda policy, begun, reason, *, proven: classify.Released(reason, proven=True)
@@ -128,7 +128,7 @@ def an_error_after_the_effect_releases_the_key(patch: pytest.MonkeyPatch) -> Non
 # --- the store ---
 
 
-@planted
+@register_plant
 def a_superseded_holder_settles(patch: pytest.MonkeyPatch) -> None:
     def settled(row: Record | None, settlement: Settlement, now: int) -> Any:
         mine = settlement if row is None else settlement._replace(fence=row.fence, nonce=row.nonce)
@@ -137,7 +137,7 @@ def a_superseded_holder_settles(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "settle_row", settled)
 
 
-@planted
+@register_plant
 def a_superseded_holder_renews(patch: pytest.MonkeyPatch) -> None:
     def renewed(row: Record | None, renewal: Renewal, now: int) -> Any:
         mine = renewal if row is None else renewal._replace(fence=row.fence, nonce=row.nonce)
@@ -146,12 +146,12 @@ def a_superseded_holder_renews(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "renew_row", renewed)
 
 
-@planted
+@register_plant
 def a_lease_that_was_given_back_is_renewed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(settle, "is_relinquished", lambda row: False)
 
 
-@planted
+@register_plant
 def anybodys_claim_is_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         memory,
@@ -160,27 +160,27 @@ def anybodys_claim_is_released(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@planted
+@register_plant
 def a_claim_given_up_on_is_not_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "abandon_row", lambda row, nonce, now: None)
 
 
-@planted
+@register_plant
 def the_purge_forgets_what_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "may_forget", lambda forget_after, now: True)
 
 
-@planted
+@register_plant
 def the_purge_drops_answers_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "may_drop_answer", lambda answer_until, now: answer_until is not None)
 
 
-@planted
+@register_plant
 def the_reaper_sees_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "lapse_row", lambda row, now: None)
 
 
-@planted
+@register_plant
 def an_operator_need_not_wait(patch: pytest.MonkeyPatch) -> None:
     def resolved(row: Record | None, resolution: Resolution, now: int) -> Any:
         return resolutions.resolve_row(row, resolution._replace(forced=True), now)
@@ -188,7 +188,7 @@ def an_operator_need_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "resolve_row", resolved)
 
 
-@planted
+@register_plant
 def the_claim_looks_and_writes_in_two_steps(patch: pytest.MonkeyPatch) -> None:
     def claim(self: memory.MemoryStore, claims: Any) -> Any:
         seen = yield from self.look(claims)
@@ -211,7 +211,7 @@ def the_claim_looks_and_writes_in_two_steps(patch: pytest.MonkeyPatch) -> None:
 # --- the engine ---
 
 
-@planted
+@register_plant
 def a_claim_that_timed_out_is_taken_for_a_failure(patch: pytest.MonkeyPatch) -> None:
     async def impatient(self: aio.AsyncEngine, claim: Claim, command: Command) -> Verdict:
         try:
@@ -223,17 +223,17 @@ def a_claim_that_timed_out_is_taken_for_a_failure(patch: pytest.MonkeyPatch) -> 
     patch.setattr(aio.AsyncEngine, "_claim", impatient)
 
 
-@planted
+@register_plant
 def a_claim_given_up_on_is_left_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(upkeep.AsyncUpkeep, "abandon", lambda self, claim: None)
 
 
-@planted
+@register_plant
 def nothing_is_renewed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(upkeep.AsyncUpkeep, "_on_beat", lambda self: None)
 
 
-@planted
+@register_plant
 def a_settlement_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
     async def confirmed(self: upkeep.AsyncUpkeep, settlement: Settlement, permit: object, seconds: float) -> Settled:
         return Settled()
@@ -241,12 +241,12 @@ def a_settlement_that_failed_counts_as_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(upkeep.AsyncUpkeep, "confirm", confirmed)
 
 
-@planted
+@register_plant
 def a_refused_settlement_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(aio, "own_result", lambda permit, answer, instead: Result(answer, False, permit.operation_id))
 
 
-@planted
+@register_plant
 def a_failed_look_says_that_nothing_ran(patch: pytest.MonkeyPatch) -> None:
     def careless(store: Any, claim: Claim, grant: Any, under: Any) -> Any:
         seen, _ = yield from commands.look_once(store, claim, under)

@@ -1,4 +1,4 @@
-"""Both engines on the three databases, behind one face: stories of steps are told once, and awaited everywhere."""
+"""Both engines on the three databases, behind one face: stories of steps are written once, and awaited everywhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EFFECT = "CREATE TABLE effect (n integer)"
 Handler = Callable[["Run"], Coroutine[Any, Any, Answer]]
 
 
-def stepped(key: str = "k", policy: Policy = STEPS) -> Command:
+def step_command(key: str = "k", policy: Policy = STEPS) -> Command:
     """A command whose operation declares steps."""
     return command(key, policy=policy)
 
@@ -140,7 +140,7 @@ class World:
 
     @contextmanager
     def outside(self) -> Iterator[Any]:
-        """A connection of somebody else."""
+        """A connection of another user."""
         match self.kind:
             case "sqlite" | "sqlite-async":
                 made: Any = sqlite3.connect(self._folder / "semel.db")
@@ -204,7 +204,7 @@ def world(kind: Kind, tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture(params=["sqlite", "psycopg", "pymysql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    """One kind for each database: what is told here is the store's, not the engine's."""
+    """One kind for each database: these tests are about the store, not the engine."""
     made = World(request.param, tmp_path)
     yield made
     made.close()
@@ -212,7 +212,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
-    """One process on SQLite: what is told here is the rules'."""
+    """One process on SQLite: these tests are about the rules."""
     made = World("sqlite", tmp_path)
     yield made.process()
     made.close()

@@ -1,4 +1,4 @@
-"""A Django project in one file: a client is told 202, its command fails, a completer ends it; prints what happened."""
+"""A Django project in one file: a client gets 202, its command fails, a completer finishes it; prints what happened."""
 
 from __future__ import annotations
 

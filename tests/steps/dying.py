@@ -15,7 +15,7 @@ from semel.stores.postgres.url import postgres_backend
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.url import sqlite_backend
 from tests.engine.shells import command
-from tests.steps.conftest import stepped
+from tests.steps.conftest import step_command
 
 POINTS = (
     "before the first start",
@@ -86,7 +86,7 @@ class Handler:
 def main(url: str, schema: str, log: str, point: str) -> None:
     engine = Engine(backend(url, schema))
     with suppress(KeyboardInterrupt):
-        engine.run(stepped(), Handler(log, point))
+        engine.run(step_command(), Handler(log, point))
     engine.close()
 
 

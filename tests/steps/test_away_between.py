@@ -1,4 +1,4 @@
-"""A store that is away between two steps: the client is asked to retry, and the finished steps are not repeated."""
+"""A store outage between two steps: the client is asked to retry, and the finished steps are not repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADERS = [("Idempotency-Key", "order-number-1"), ("Content-Type", "text/plain")
 
 
 class Downstream:
-    """What the steps call. In the first run the store is away behind the first step."""
+    """What the steps call. In the first run the store is unavailable after the first step."""
 
     def __init__(self, *, repeat: bool = True) -> None:
         self.calls: list[str] = []

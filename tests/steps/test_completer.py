@@ -17,7 +17,7 @@ from semel.operations.flow import find_operation
 from semel.resuming.worker import Completer
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 OK = Answer(201, (), b"done")
 RESUMABLE = Policy(steps=True, resumable=True, attempts_max=3)
@@ -123,7 +123,7 @@ def test_a_doubt_is_not_completed(world: World) -> None:
 def test_an_operation_that_is_not_resumable_never_runs_without_its_client(world: World) -> None:
     story = Story(world.process())
     process = world.process()
-    permit = process.tell(process.engine.claim(stepped()))
+    permit = process.tell(process.engine.claim(step_command()))
     assert isinstance(permit, Permit)
     world.clock.advance(LEASE_US + 1)
     assert story.complete(story.completer()) == 0
@@ -154,7 +154,7 @@ def test_after_the_last_attempt_the_execution_is_unknown(world: World) -> None:
 
 
 def quietly(story: Story, completer: Completer) -> None:
-    """One look of a completer whose handler fails: what it raised is told to the loop."""
+    """One look of a completer whose handler fails: the exception is reported to the loop."""
     told: list[dict[str, Any]] = []
 
     async def look() -> int:
@@ -230,7 +230,7 @@ def test_an_execution_that_cannot_continue_does_not_block_others(
 
 
 def test_the_operation_of_a_process_that_died_ends_with_its_record(world: World) -> None:
-    """Its reference is in the operation's row alone until somebody settles: else it would be taken for ever."""
+    """Its reference stays in the operation's row until a settlement: otherwise it would be taken for ever."""
     story = Story(world.process())
     what = replace(resumable(), business_ref="order-7")
     abandon(world.process(), what)
@@ -255,7 +255,7 @@ def test_the_second_completer_does_not_release_the_command(world: World) -> None
 
         async def check(self, command: Command, request: bytes) -> None:
             self.races += 1
-            if self.races == 1:  # somebody else claims it between the look and the claim here, and dies
+            if self.races == 1:  # another process claims it between the look and the claim here, and dies
                 assert isinstance(await in_other(other), Permit)
 
         def __call__(self, permit: Permit, request: bytes) -> Any:

@@ -16,7 +16,7 @@ from semel.stores.sqlite.url import sqlite_backend
 from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay, Trip
-from tests.steps.conftest import Kind, Process, Run, stepped
+from tests.steps.conftest import Kind, Process, Run, step_command
 
 OK = Answer(201, (), b"done")
 STEPS_MAX = 5
@@ -35,7 +35,7 @@ def test_a_step_is_one_commit(kind: Kind, tmp_path: Path) -> None:
         process.tell(process.engine.migrate())
         for count in range(STEPS_MAX):
             before = driver.commits
-            process.run(stepped(f"k{count}"), lambda run, count=count: handler(run, count))  # type: ignore[misc]
+            process.run(step_command(f"k{count}"), lambda run, count=count: handler(run, count))  # type: ignore[misc]
             assert driver.commits - before == count + 2
 
 
@@ -50,7 +50,7 @@ def relay() -> Iterator[Relay]:
         yield made
 
 
-def named(trip: Trip) -> str:
+def name_trip(trip: Trip) -> str:
     """A round trip by what its statements do."""
     return " + ".join(
         "claim"
@@ -69,7 +69,7 @@ def test_a_step_is_one_round_trip(kind: Kind, relay: Relay) -> None:
     backend = postgres_backend(relay.conninfo(), asyncpg=kind == "asyncpg", schema=schema())
     with closing(Process(kind, backend)) as process:
         for number in range(2):  # a server and its client have met each statement
-            process.run(stepped(f"warm-{number}"), lambda run: handler(run, STEPS_MAX))
+            process.run(step_command(f"warm-{number}"), lambda run: handler(run, STEPS_MAX))
         with relay.counting() as trips:
-            process.run(stepped(), lambda run: handler(run, STEPS_MAX))
-        assert [named(trip) for trip in trips] == ["claim", *["step"] * STEPS_MAX, "settle"]
+            process.run(step_command(), lambda run: handler(run, STEPS_MAX))
+        assert [name_trip(trip) for trip in trips] == ["claim", *["step"] * STEPS_MAX, "settle"]

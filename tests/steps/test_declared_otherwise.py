@@ -22,7 +22,7 @@ from semel.errors import OutcomeUnknownError, RecordUnreadableError
 from semel.steps.store import decide_with_steps
 from tests.servers.postgres import postgres, schema
 from tests.service.served import await_true
-from tests.steps.conftest import STEPS, Process, Run, World, stepped
+from tests.steps.conftest import STEPS, Process, Run, World, step_command
 from tests.steps.test_steps import LEASE_US, OK, Downstream, Holder, never
 
 WITHOUT = {
@@ -65,14 +65,14 @@ def test_a_process_without_steps_never_repeats_a_finished_step(
 ) -> None:
     Holder(world.process()).steps(charge_and_mail(downstream))
     world.clock.advance(LEASE_US + 1)
-    before = process.row(stepped())
+    before = process.row(step_command())
     for _ in range(2):
         with pytest.raises(RecordUnreadableError, match="steps"):
-            process.run(stepped(policy=WITHOUT[effects]), never)
-    assert process.row(stepped()) == before
-    assert process.run(stepped(), charge_and_mail(downstream)).answer == OK  # a version with steps goes on
+            process.run(step_command(policy=WITHOUT[effects]), never)
+    assert process.row(step_command()) == before
+    assert process.run(step_command(), charge_and_mail(downstream)).answer == OK  # a version with steps goes on
     assert downstream.calls == ["charge", "mail", "mail"]  # the second one's result had not been recorded
-    assert process.run(stepped(policy=WITHOUT[effects]), never).answer == OK
+    assert process.run(step_command(policy=WITHOUT[effects]), never).answer == OK
 
 
 @pytest.mark.parametrize("effects", WITHOUT)
@@ -82,8 +82,8 @@ def test_a_process_without_steps_never_repeats_a_committed_local_step(
     Holder(world.process()).steps(charge_locally(world))
     world.clock.advance(LEASE_US + 1)
     with pytest.raises(RecordUnreadableError, match="steps"):
-        process.run(stepped(policy=WITHOUT[effects]), never)
-    assert process.run(stepped(), charge_locally(world)).answer == OK
+        process.run(step_command(policy=WITHOUT[effects]), never)
+    assert process.run(step_command(), charge_locally(world)).answer == OK
     assert world.effects == 1
 
 
@@ -96,11 +96,11 @@ def test_a_command_released_between_steps_is_not_run_by_a_process_without_steps(
         raise ConnectionError("away")
 
     with pytest.raises(ConnectionError):
-        process.run(stepped(), fails)
-    assert process.row(stepped()).lease_until == 0
+        process.run(step_command(), fails)
+    assert process.row(step_command()).lease_until == 0
     with pytest.raises(RecordUnreadableError, match="steps"):
-        process.run(stepped(policy=WITHOUT[effects]), never)
-    assert process.run(stepped(), charge_and_mail(downstream)).answer == OK
+        process.run(step_command(policy=WITHOUT[effects]), never)
+    assert process.run(step_command(), charge_and_mail(downstream)).answer == OK
     assert downstream.calls == ["charge", "mail"]
 
 
@@ -115,8 +115,8 @@ def test_a_process_without_steps_runs_a_command_of_which_no_step_began(
         assert run.permit.attempt == 2
         return OK
 
-    assert process.run(stepped(policy=WITHOUT[effects]), plain).answer == OK
-    assert process.row(stepped()).state == State.SUCCEEDED
+    assert process.run(step_command(policy=WITHOUT[effects]), plain).answer == OK
+    assert process.row(step_command()).state == State.SUCCEEDED
 
 
 @pytest.mark.parametrize("effects", ["external", "atomic", "steps"])
@@ -124,19 +124,19 @@ def test_a_crashed_idempotent_command_is_not_run_by_another_declaration(
     world: World, process: Process, effects: str
 ) -> None:
     """Its downstream may have done it, and deduplicates by a key that only an IDEMPOTENT handler promises to send."""
-    idempotent = stepped(policy=WITHOUT["idempotent"])
+    idempotent = step_command(policy=WITHOUT["idempotent"])
     first = world.process()
     first.tell(first.engine.claim(idempotent))
     world.clock.advance(LEASE_US + 1)
     other = STEPS if effects == "steps" else WITHOUT[effects]
     with pytest.raises(OutcomeUnknownError, match="effects-changed"):
-        process.run(stepped(policy=other), never)
+        process.run(step_command(policy=other), never)
 
     async def plain(run: Run) -> Answer:
         return OK
 
     assert process.run(idempotent, plain).answer == OK
-    assert process.run(stepped(policy=other), never).answer == OK
+    assert process.run(step_command(policy=other), never).answer == OK
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "pymysql"])
@@ -156,7 +156,7 @@ def test_a_step_that_begins_while_the_list_is_read_is_seen_by_the_grant(
 
     monkeypatch.setattr("semel.stores.versions.decide_with_steps", then_begins)
     with pytest.raises(RecordUnreadableError, match="steps"):
-        process.run(stepped(policy=WITHOUT["external"]), never)
+        process.run(step_command(policy=WITHOUT["external"]), never)
     assert downstream.calls == ["charge", "mail"]
 
 
@@ -164,7 +164,9 @@ def test_a_step_that_begins_while_the_list_is_read_is_seen_by_the_grant(
 
 
 @contextmanager
-def served(store: tuple[str, str], log: Path, declared: str, mode: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serve_version(
+    store: tuple[str, str], log: Path, declared: str, mode: str
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server of one version of the operation, and its port."""
     command = [sys.executable, "-m", "tests.steps.flagged", *store, str(log), declared, mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -199,7 +201,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 def test_a_server_without_steps_charges_once_after_a_kill(store: tuple[str, str], tmp_path: Path) -> None:
     """kill -9 in the repeatable mail after the charge; then a rollback's versions, and the one with steps again."""
     log = tmp_path / "effects"
-    with served(store, log, "steps", "stays") as (server, port):
+    with serve_version(store, log, "steps", "stays") as (server, port):
         client = threading.Thread(target=asks, args=(port,))
         client.start()
         assert server.stdout is not None
@@ -208,7 +210,7 @@ def test_a_server_without_steps_charges_once_after_a_kill(store: tuple[str, str]
         server.wait()
         client.join()
     for declared in WITHOUT if not store[1] else ["atomic"]:  # all of them on a file; a server takes its time to start
-        with served(store, log, declared, "ends") as (_, port):
+        with serve_version(store, log, declared, "ends") as (_, port):
             told: list[tuple[int, dict[str, Any]]] = []
 
             def is_over(port: int = port, told: list[tuple[int, dict[str, Any]]] = told) -> bool:
@@ -220,6 +222,6 @@ def test_a_server_without_steps_charges_once_after_a_kill(store: tuple[str, str]
             assert (status, problem["code"]) == (500, "IDEMPOTENCY_RECORD_UNREADABLE")
             assert (problem["keyAction"], "steps" in problem["detail"]) == ("keep", True)
     assert log.read_text().splitlines() == ["charge", "mail"]
-    with served(store, log, "steps", "ends") as (_, port):
+    with serve_version(store, log, "steps", "ends") as (_, port):
         assert pay(port) == (201, {"paid": True})
     assert log.read_text().splitlines() == ["charge", "mail", "mail"]

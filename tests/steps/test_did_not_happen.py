@@ -1,4 +1,4 @@
-"""What "did not happen" of a step in doubt means: that step. What had finished is never made again, by nobody."""
+"""What "did not happen" of a step in doubt means: that step. A finished step never runs again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from semel.testing.faults import KINDS, Crash, Faults, Kind, When, every_fault, 
 from tests.engine.drivers import sqlite
 from tests.engine.shells import SCOPE
 from tests.engine.telling import at_once
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 OK = Answer(201, (), b"done")
 LEASE_US = 30_000_000
@@ -66,7 +66,7 @@ class Shop:
         return at_once(self.buy(Run(permit, is_async=False)))
 
     async def buy_all_the_same(self, run: Run) -> Answer:
-        """The same; whatever gets no answer, the next step is begun, and only then is it said that one failed."""
+        """The same; after a lost reply the next step begins, and only then the failure is reported."""
         failed: list[Exception] = []
         for name in ("charge", "ship", "mail"):
             try:
@@ -80,7 +80,7 @@ class Shop:
 
 def settle(process: Process, key: str = "k", *, happened: bool = False, **given: Any) -> Resolving:
     """An operator's resolution, as the command line writes it."""
-    row = process.row(stepped(key))
+    row = process.row(step_command(key))
     resolution = Resolution(row.id, row.fence, happened, None, "op", "asked the provider", forced=True)._replace(
         **given
     )
@@ -88,26 +88,26 @@ def settle(process: Process, key: str = "k", *, happened: bool = False, **given:
     return reply
 
 
-def doubted(process: Process, shop: Shop, key: str = "k") -> None:
+def leave_in_doubt(process: Process, shop: Shop, key: str = "k") -> None:
     """A run whose call gets no answer: charged, and in doubt about the next step."""
     with pytest.raises(TimeoutError):
-        process.run(stepped(key), shop.buy)
-    row = process.row(stepped(key))
+        process.run(step_command(key), shop.buy)
+    row = process.row(step_command(key))
     assert (row.state, row.doubt) == (State.UNKNOWN, f"step:{shop.calls[-1][0]}")
 
 
 def test_a_finished_charge_is_never_made_again(world: World) -> None:
     process, shop = world.process(), Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     assert settle(process) == Resolved(State.CLAIMED)
-    row = process.row(stepped())
+    row = process.row(step_command())
     assert (row.state, row.lease_until, row.doubt, row.generation) == (State.CLAIMED, 0, None, 0)
     assert (row.settled_at, row.forget_after, row.error_code) == (None, None, None)
-    assert world.process().run(stepped(), shop.buy).answer == OK
+    assert world.process().run(step_command(), shop.buy).answer == OK
     assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
     first, again = (key for name, key in shop.calls if name == "ship")
     assert first == again  # a late first call is then one with the second
-    assert world.process().run(stepped(), shop.buy).replayed
+    assert world.process().run(step_command(), shop.buy).replayed
 
 
 @pytest.fixture
@@ -120,42 +120,42 @@ def shop() -> Shop:
 
 def test_the_key_is_free_under_the_same_derived_keys_if_no_other_step_began(process: Process) -> None:
     shop = Shop("charge")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     assert settle(process) == Resolved(State.FAILED_NOT_REPLAYABLE)
-    row = process.row(stepped())
+    row = process.row(step_command())
     assert (row.state, row.generation, row.doubt) == (State.FAILED_NOT_REPLAYABLE, 0, None)
-    assert process.run(stepped(), shop.buy).answer == OK
+    assert process.run(step_command(), shop.buy).answer == OK
     assert len({key for name, key in shop.calls if name == "charge"}) == 1
 
 
 def test_a_step_before_others_that_have_finished_begins_in_its_place(process: Process) -> None:
     shop = Shop("charge")
     with pytest.raises(TimeoutError):
-        process.run(stepped(), shop.buy_all_the_same)
+        process.run(step_command(), shop.buy_all_the_same)
     assert settle(process, step="charge") == Resolved(State.CLAIMED)
-    assert process.run(stepped(), shop.buy_all_the_same).answer == OK
+    assert process.run(step_command(), shop.buy_all_the_same).answer == OK
     assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 1]
 
 
 def test_the_next_step_in_doubt_is_asked_about_next(process: Process) -> None:
     shop = Shop("charge", "mail")
     with pytest.raises(TimeoutError):
-        process.run(stepped(), shop.buy_all_the_same)
+        process.run(step_command(), shop.buy_all_the_same)
     assert settle(process, step="charge") == Resolved(State.UNKNOWN)
-    assert process.row(stepped()).doubt == "step:mail"
+    assert process.row(step_command()).doubt == "step:mail"
     with pytest.raises(OutcomeUnknownError, match="step:mail"):
-        process.run(stepped(), shop.buy_all_the_same)
+        process.run(step_command(), shop.buy_all_the_same)
     assert settle(process, step="mail") == Resolved(State.CLAIMED)
-    assert process.run(stepped(), shop.buy_all_the_same).answer == OK
+    assert process.run(step_command(), shop.buy_all_the_same).answer == OK
     assert [shop.made(name) for name in ("charge", "ship", "mail")] == [2, 1, 2]
 
 
 def test_a_step_that_is_in_doubt_again_is_in_doubt_again(process: Process) -> None:
     shop = Shop("ship", "ship", "ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     for _ in range(2):
         assert settle(process) == Resolved(State.CLAIMED)
-        doubted(process, shop)
+        leave_in_doubt(process, shop)
     assert [shop.made(name) for name in ("charge", "ship")] == [1, 3]
 
 
@@ -174,18 +174,18 @@ def test_a_repeated_call_may_prove_that_nothing_happened(process: Process, shop:
         return OK
 
     with pytest.raises(TimeoutError):
-        process.run(stepped(), buy)
+        process.run(step_command(), buy)
     assert settle(process) == Resolved(State.CLAIMED)
     with pytest.raises(NothingHappened):
-        process.run(stepped(), buy)
-    assert process.row(stepped()).state == State.CLAIMED
-    assert process.run(stepped(), buy).answer == OK
+        process.run(step_command(), buy)
+    assert process.row(step_command()).state == State.CLAIMED
+    assert process.run(step_command(), buy).answer == OK
     assert shop.made("charge") == 1
 
 
 def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
     shop = Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     assert settle(process) == Resolved(State.CLAIMED)
 
     async def without_shipping(run: Run) -> Answer:
@@ -193,7 +193,7 @@ def test_new_code_may_leave_out_what_did_not_happen(process: Process) -> None:
             await run.step(name, partial(shop.call, run, name))
         return OK
 
-    assert process.run(stepped(), without_shipping).answer == OK
+    assert process.run(step_command(), without_shipping).answer == OK
     assert [shop.made(name) for name in ("charge", "ship", "pick-up")] == [1, 1, 1]
 
 
@@ -207,12 +207,12 @@ def test_a_doubt_without_a_step_keeps_finished_steps(process: Process, shop: Sho
         raise ConnectionError("away")
 
     with pytest.raises(ConnectionError):
-        process.run(stepped(policy=policy), fails)
-    row = process.row(stepped())
+        process.run(step_command(policy=policy), fails)
+    row = process.row(step_command())
     assert (row.state, row.doubt) == (State.UNKNOWN, "attempts-over")
     assert settle(process) == Resolved(State.CLAIMED)
-    assert process.row(stepped()).generation == 0
-    assert process.run(stepped(policy=policy), shop.buy).answer == OK
+    assert process.row(step_command()).generation == 0
+    assert process.run(step_command(policy=policy), shop.buy).answer == OK
     assert shop.made("charge") == 1
 
 
@@ -241,22 +241,22 @@ def test_a_completer_makes_the_step_that_did_not_happen(process: Process, tmp_pa
 
 def test_an_unreadable_list_starts_no_step(process: Process, tmp_path: Path) -> None:
     shop = Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     with closing(sqlite3.connect(tmp_path / "semel.db")) as db, db:
         db.execute("UPDATE semel_record SET steps = x'00'")
-    before = process.row(stepped())
+    before = process.row(step_command())
     with pytest.raises(ResolveRefused, match="settle the whole command as succeeded"):
         settle(process)
-    assert process.row(stepped()) == before
+    assert process.row(step_command()) == before
     assert settle(process, happened=True, answer=Answer(409, (), b"charged; ask us")) == Resolved(State.SUCCEEDED)
-    assert process.run(stepped(), shop.buy).answer.status == 409
+    assert process.run(step_command(), shop.buy).answer.status == 409
 
 
 def test_a_resolution_of_the_whole_command_ends_it(process: Process) -> None:
     shop = Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     assert settle(process, happened=True, answer=OK) == Resolved(State.SUCCEEDED)
-    assert process.run(stepped(), shop.buy).replayed
+    assert process.run(step_command(), shop.buy).replayed
 
 
 # --- each database ----------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_a_resolution_of_the_whole_command_ends_it(process: Process) -> None:
 def test_a_resolution_of_a_step_that_is_not_in_doubt_any_more_is_refused(database: World) -> None:
     """A slow holder goes on while an operator looks: the resolution was about its previous step, not about this one."""
     process, shop = database.process(), Shop()
-    permit = process.engine.claim(stepped())
+    permit = process.engine.claim(step_command())
     run = Run(permit, is_async=False)
     run.permit.step("charge", lambda: shop.call(run, "charge"))
     database.clock.advance(LEASE_US + 1)
@@ -276,13 +276,13 @@ def test_a_resolution_of_a_step_that_is_not_in_doubt_any_more_is_refused(databas
     assert settle(other, step="ship") == Resolved(State.CLAIMED)
     with pytest.raises(SupersededError):  # and now it begins no further step
         run.permit.step("mail", lambda: shop.call(run, "mail"))
-    assert other.run(stepped(), shop.buy).answer == OK
+    assert other.run(step_command(), shop.buy).answer == OK
     assert [shop.made(name) for name in ("charge", "ship", "mail")] == [1, 2, 1]
 
 
 def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> None:
     process, shop = database.process(), Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     assert settle(process, happened=True, step="ship", result=b'"parcel 7"') == Resolved(State.CLAIMED)
     told: list[str] = []
 
@@ -291,10 +291,10 @@ def test_a_step_that_happened_is_recorded_with_its_result(database: World) -> No
         told.append(await run.step("ship", lambda: shop.call(run, "ship")))
         return OK
 
-    assert process.run(stepped(), buy).answer == OK
+    assert process.run(step_command(), buy).answer == OK
     assert told == ["parcel 7"]
     assert [shop.made(name) for name in ("charge", "ship")] == [1, 1]
-    row = process.row(stepped())
+    row = process.row(step_command())
     [line] = process.perform("audit", lambda: process.engine.store.audit(row.id, 10))
     assert line.action == "resolve:succeeded step:ship"
 
@@ -308,16 +308,16 @@ def test_a_committed_local_step_stays_and_does_not_run_again(database: World) ->
         return OK
 
     with pytest.raises(TimeoutError):
-        process.run(stepped(), order)
+        process.run(step_command(), order)
     assert settle(process) == Resolved(State.CLAIMED)
-    assert process.run(stepped(), order).answer == OK
+    assert process.run(step_command(), order).answer == OK
     assert (database.effects, shop.made("charge")) == (1, 2)
 
 
 def test_record_and_list_are_one_commit(database: World, monkeypatch: pytest.MonkeyPatch) -> None:
     process, shop = database.process(), Shop("ship")
-    doubted(process, shop)
-    before = process.row(stepped())
+    leave_in_doubt(process, shop)
+    before = process.row(step_command())
 
     def fails(*_: object) -> Flow[None]:
         yield from ()
@@ -328,7 +328,7 @@ def test_record_and_list_are_one_commit(database: World, monkeypatch: pytest.Mon
         patch.setattr(store, "rewrite_steps", fails)
         with pytest.raises(StoreUnavailable, match="between the two"):
             settle(process)
-    assert process.row(stepped()) == before
+    assert process.row(step_command()) == before
     assert settle(process) == Resolved(State.CLAIMED)
 
 
@@ -337,7 +337,7 @@ def test_the_list_is_not_written_by_its_holder_while_it_is_read(
     database: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, shop = database.process(), Shop("ship")
-    doubted(process, shop)
+    leave_in_doubt(process, shop)
     store: Any = sys.modules[type(process.engine.store).__module__]
     look, refused = store.look, []
 
@@ -356,7 +356,7 @@ def test_the_list_is_not_written_by_its_holder_while_it_is_read(
 
 
 def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Process) -> None:
-    first, second = (replace(stepped(key), business_ref="order-7") for key in ("k", "other"))
+    first, second = (replace(step_command(key), business_ref="order-7") for key in ("k", "other"))
     shop = Shop("charge", "ship")
     with pytest.raises(TimeoutError):
         process.run(first, shop.buy)
@@ -371,13 +371,13 @@ def test_the_reference_is_held_for_as_long_as_something_has_finished(process: Pr
 
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
 def test_a_fault_at_every_ask_of_a_resolution(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
-    """Whatever of it fails or dies, a finished charge is not made again; said again where it was lost, it stands."""
+    """With any failure or death, a finished charge is not made again; a lost resolution can be repeated."""
     template, shop = tmp_path / "template.db", Shop("ship")
     with closing(Engine(sqlite(template))) as engine:
         engine.migrate()
         with pytest.raises(TimeoutError):
-            engine.run(stepped(), shop.in_thread)
-        row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))[0]
+            engine.run(step_command(), shop.in_thread)
+        row = engine.perform("read", lambda: engine.store.read((engine.core.attempt(step_command()).id,)))[0]
         assert row is not None
         resolution = Resolution(row.id, row.fence, False, None, "op", "asked", forced=True, step="ship")
     for fault in every_fault(kind, when, once=once):
@@ -391,7 +391,7 @@ def test_a_fault_at_every_ask_of_a_resolution(kind: Kind, when: When, once: bool
         with closing(Engine(sqlite(path))) as engine:
             reply = engine.perform("resolve", partial(resolve, engine.store, resolution))
             assert reply in (Resolved(State.CLAIMED), MovedOn(State.CLAIMED)), fault
-            ended = engine.run(stepped(), again.in_thread)
+            ended = engine.run(step_command(), again.in_thread)
         assert ended.answer == OK, fault
         assert [again.made(name) for name in ("charge", "ship", "mail")] == [0, 1, 1], fault
         if faults.clean:

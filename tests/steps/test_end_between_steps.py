@@ -26,7 +26,7 @@ from semel.steps.rules import unpack_steps
 from semel.steps.store import read_listed_steps
 from semel.workers import DidNotHappen, RefusedWith, StepSucceeded, SucceededWith
 from tests.engine.shells import command
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 REFUNDED = Answer(409, (), b"refunded")
 STEPS = Policy(steps=True)
@@ -55,14 +55,14 @@ class Shop:
 
 def rests(process: Process, shop: Shop) -> None:
     with pytest.raises(ConnectionError):
-        process.run(stepped(), shop.buy)
-    row = process.row(stepped())
+        process.run(step_command(), shop.buy)
+    row = process.row(step_command())
     assert (row.state, row.lease_until) == (State.CLAIMED, 0)
 
 
 def end(process: Process, word: str = "refused", *steps: tuple[str, bool], **given: Any) -> Resolving:
     """An operator's resolution of the whole command."""
-    row = process.row(stepped())
+    row = process.row(step_command())
     answer = None if word == "not" else REFUNDED
     said = Resolution(row.id, row.fence, word != "not", answer, "olga", "asked", forced=True, ends=steps)
     said = said._replace(refused=word == "refused")._replace(**given)
@@ -80,12 +80,12 @@ def test_a_late_retry_gets_the_operators_answer_and_repeats_no_step(world: World
     for unsaid in ((), (("charge", True),)):
         with pytest.raises(ResolveRefused, match=r"unanswered: 'mail' \(--step mail=happened"):
             end(process, "refused", *unsaid)
-    assert process.row(stepped()).state == State.CLAIMED
+    assert process.row(step_command()).state == State.CLAIMED
     assert end(process, "refused", ("mail", False)) == Resolved(State.FAILED_REPLAYABLE)
-    again = world.process().run(stepped(), never)
+    again = world.process().run(step_command(), never)
     assert (again.answer, again.replayed) == (REFUNDED, True)
     assert shop.calls == ["charge", "mail"]
-    id = process.row(stepped()).id
+    id = process.row(step_command()).id
     [line] = process.perform("audit", lambda: process.engine.store.audit(id, 9))
     assert (line.actor, line.action) == ("olga", "resolve:refused mail=not")
     assert end(process, "succeeded", ("mail", False)) == MovedOn(State.FAILED_REPLAYABLE)
@@ -100,7 +100,7 @@ def test_did_not_happen_frees_the_key_only_where_no_step_has_happened(database: 
         end(process, "refused", ("mail", False), ("charge", False))
     with pytest.raises(ResolveRefused, match=r"no step 'post' .* has begun; those that have: 'charge', 'mail'"):
         end(process, "refused", ("mail", False), ("post", False))
-    assert process.row(stepped()).state == State.CLAIMED
+    assert process.row(step_command()).state == State.CLAIMED
 
 
 def test_a_retry_of_what_did_not_happen_makes_each_step_once(database: World) -> None:
@@ -109,13 +109,13 @@ def test_a_retry_of_what_did_not_happen_makes_each_step_once(database: World) ->
     with pytest.raises(ResolveRefused, match="step 'charge' has happened"):
         end(process, "not", ("charge", True))
     assert end(process, "not", ("charge", False)) == Resolved(State.FAILED_NOT_REPLAYABLE)
-    row = process.row(stepped())
+    row = process.row(step_command())
     [charge] = unpack_steps(
         process.perform("look", lambda: read_listed_steps(process.engine.store, row.id)), row.generation
     )
     assert charge.disproved  # under the same derived key: a late first call is one with the next
     shop.dies = ""
-    assert database.process().run(stepped(), shop.buy).answer.body == b"bought"
+    assert database.process().run(step_command(), shop.buy).answer.body == b"bought"
     assert shop.calls == ["charge", "charge", "mail"]
 
 
@@ -124,7 +124,7 @@ def test_a_success_without_an_answer_is_final(process: Process) -> None:
     rests(process, shop)
     assert end(process, "succeeded", answer=None) == Resolved(State.SUCCEEDED)
     with pytest.raises(NotReplayableError):
-        process.run(stepped(), never)
+        process.run(step_command(), never)
     assert shop.calls == ["charge"]
 
 
@@ -136,17 +136,17 @@ def test_a_step_begun_after_the_operators_look_refuses_the_settlement(database: 
     async def slow(run: Run) -> Answer:
         await run.step("charge", lambda: "ch_1")
         database.clock.advance(seconds=40)  # its lease is over, and an operator looks
-        seen = process.row(stepped())
+        seen = process.row(step_command())
         await run.step("mail", lambda: replies.append(_refusal(process, seen.fence)), repeat=True)
         replies.append(end(process, "refused", ("mail", True), fence=seen.fence))
         await run.step("post", lambda: replies.append("posted"), repeat=True)
         return Answer(201, (), b"bought")
 
     with pytest.raises(SupersededError):
-        process.run(stepped(), slow)
+        process.run(step_command(), slow)
     assert "unanswered: 'mail'" in replies[0]
     assert replies[1:] == [Resolved(State.FAILED_REPLAYABLE)]  # and the superseded holder has begun no step
-    assert process.run(stepped(), never).answer == REFUNDED
+    assert process.run(step_command(), never).answer == REFUNDED
 
 
 def _refusal(process: Process, fence: int) -> str:
@@ -158,7 +158,7 @@ def _refusal(process: Process, fence: int) -> str:
 def test_a_holder_that_takes_over_meanwhile_is_not_ended(database: World) -> None:
     process, shop = database.process(), Shop("between")
     rests(process, shop)
-    seen = process.row(stepped())
+    seen = process.row(step_command())
     shop.dies = ""
 
     async def taken(run: Run) -> Answer:
@@ -166,7 +166,7 @@ def test_a_holder_that_takes_over_meanwhile_is_not_ended(database: World) -> Non
         assert end(process) == MovedOn(State.CLAIMED)  # it lives
         return await shop.buy(run)
 
-    assert process.run(stepped(), taken).answer.body == b"bought"
+    assert process.run(step_command(), taken).answer.body == b"bought"
     assert shop.calls == ["charge", "mail"]
 
 
@@ -174,11 +174,11 @@ def test_a_refusal_is_sealed_as_the_operation_says_and_frees_the_reference(datab
     sealed = Policy(steps=True, answers="seal", operation_seconds=366 * 86_400)
     sealer, shop = Sealer({"2026": bytes(32)}), Shop()
     process = database.process(sealer=sealer)
-    paying = replace(stepped("k", sealed), business_ref="inv-1")
+    paying = replace(step_command("k", sealed), business_ref="inv-1")
     with pytest.raises(ConnectionError):
         process.run(paying, shop.buy)
     row = process.row(paying)
-    other = replace(stepped("other", sealed), business_ref="inv-1")
+    other = replace(step_command("other", sealed), business_ref="inv-1")
     with pytest.raises(InProgressError):
         process.run(other, never)  # what rests holds its reference
     word, id = RefusedWith(REFUNDED), uuid_text(row.operation_id)
@@ -197,7 +197,7 @@ def test_an_unreadable_list_is_ended_with_an_answer_only(process: Process, tmp_p
     with pytest.raises(ResolveRefused, match="it is not known which steps have finished"):
         end(process, "not")
     assert end(process) == Resolved(State.FAILED_REPLAYABLE)
-    assert process.run(stepped(), never).answer == REFUNDED
+    assert process.run(step_command(), never).answer == REFUNDED
 
 
 # --- the engine's face and the command line -----------------------------------------------------

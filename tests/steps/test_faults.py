@@ -16,14 +16,14 @@ from semel.errors import OutcomeUnknownError, SemelError, StepInDoubt
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
 from tests.engine.drivers import sqlite
-from tests.steps.conftest import stepped
+from tests.steps.conftest import step_command
 
 OK = Answer(201, (), b"done")
 LEASE_US = 30_000_000
 
 
 class Downstream:
-    """Remembers every call, by the key that it was told to deduplicate on."""
+    """Remembers every call, by the key that it deduplicates on."""
 
     def __init__(self) -> None:
         self.charges = 0
@@ -68,7 +68,7 @@ def first_run(path: Path, clock: SettableClock, fault: Fault, downstream: Downst
     engine.open()
     faults.resume()
     with suppress(SemelError, sqlite3.Error, Crash):
-        engine.run(stepped(), handler(downstream))
+        engine.run(step_command(), handler(downstream))
     struck = not faults.clean
     if faults.dead:
         faulty.bury(engine)
@@ -88,10 +88,10 @@ def test_a_fault_at_every_ask(kind: Kind, when: When, once: bool, template: Path
         clock.advance(LEASE_US + 1)
         with closing(Engine(sqlite(path, clock))) as engine:
             try:
-                ended = engine.run(stepped(), handler(downstream)).answer.body.decode()
+                ended = engine.run(step_command(), handler(downstream)).answer.body.decode()
             except (OutcomeUnknownError, StepInDoubt):
                 _ = engine.perform("lapse", lambda: engine.store.lapse(10))  # the reaper's round
-                [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))
+                [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(step_command()).id,)))
                 assert row is not None
                 ended = f"{State(row.state).name} {row.doubt}"
         with closing(sqlite3.connect(path)) as db:

@@ -21,7 +21,7 @@ from semel.steps.flow import StepLedger
 from semel.steps.rules import Step
 from semel.steps.store import StepRows
 from tests.engine.drivers import sqlite
-from tests.steps.conftest import stepped
+from tests.steps.conftest import step_command
 
 OK = Answer(201, (), b"done")
 Story = Callable[[AsyncEngine, Path], Awaitable[None]]
@@ -87,7 +87,7 @@ def test_a_cancelled_start_has_not_begun_and_can_be_repeated(tmp_path: Path) -> 
             await permit.step("charge", lambda: calls.append("charge"))
             return OK
 
-        assert (await engine.run(stepped(), handler)).answer == OK
+        assert (await engine.run(step_command(), handler)).answer == OK
         assert calls == ["charge"]
 
     tell(tmp_path / "semel.db", story)
@@ -130,9 +130,9 @@ def test_a_cancelled_local_step_ends_its_transaction_and_knows_what_became_of_it
 
         if where == "commit":
             with pytest.raises(StepError, match="twice"):  # it is committed, and the same run may not make it again
-                await engine.run(stepped(), handler)
+                await engine.run(step_command(), handler)
         else:
-            await engine.run(stepped(), handler)
+            await engine.run(step_command(), handler)
         assert effects(path) == 1
 
     tell(tmp_path / "semel.db", story)
@@ -140,7 +140,7 @@ def test_a_cancelled_local_step_ends_its_transaction_and_knows_what_became_of_it
 
 def test_a_settlement_is_written_although_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def story(engine: AsyncEngine, path: Path) -> None:
-        permit = await engine.claim(stepped())
+        permit = await engine.claim(step_command())
         assert isinstance(permit, Permit)
         await permit.step("charge", lambda: 1)
         await cut(Gate(engine, "write_steps"), engine.settle(permit, Unprovable("error:ConnectionError")))
@@ -154,7 +154,7 @@ def test_a_settlement_is_written_although_its_caller_is_cancelled(tmp_path: Path
 def test_renewal_ends_if_the_steps_cannot_be_closed(tmp_path: Path) -> None:
     with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
         engine.migrate()
-        permit = engine.claim(stepped())
+        permit = engine.claim(step_command())
         assert isinstance(permit, Permit)
 
         def refuses(outcome: object) -> None:
@@ -184,7 +184,7 @@ def test_a_step_beside_a_local_step_waits_for_its_transaction(tmp_path: Path) ->
             assert (await asyncio.gather(permit.local_step("write", write), beside()))[1] == "ch_1"
             return OK
 
-        assert (await engine.run(stepped(), handler)).answer == OK
+        assert (await engine.run(step_command(), handler)).answer == OK
         assert effects(path) == 1
 
     tell(tmp_path / "semel.db", story)
@@ -200,7 +200,7 @@ def test_a_step_inside_a_local_step_is_refused_at_once(tmp_path: Path) -> None:
                 await permit.local_step("write", write)
             return OK
 
-        await engine.run(stepped(), handler)
+        await engine.run(step_command(), handler)
 
     tell(tmp_path / "semel.db", story)
 
@@ -211,7 +211,7 @@ def test_no_step_begins_after_a_write_that_may_land_late(kind: str, tmp_path: Pa
     backend = sqlite(tmp_path / "semel.db")
     with closing(Engine(backend)) as engine:
         engine.migrate()
-        permit = engine.claim(stepped())
+        permit = engine.claim(step_command())
         assert isinstance(permit, Permit)
         grant: Grant = permit.grant
         ledger = StepLedger(StepRows(backend.store), grant, 1)
@@ -252,7 +252,7 @@ def test_a_repetition_that_proves_nothing_does_not_take_back_the_first_call(ende
             await permit.step("mail", lambda: None, repeat=True)
             return OK
 
-        assert (await engine.run(stepped(), handler)).answer == OK
+        assert (await engine.run(step_command(), handler)).answer == OK
         assert len(starts[0]) == 1
         assert starts[0] == starts[1]
 

@@ -17,7 +17,7 @@ from semel import Engine
 from semel.errors import OutcomeUnknownError
 from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
-from tests.steps.conftest import stepped
+from tests.steps.conftest import step_command
 from tests.steps.dying import POINTS, Handler, backend
 
 IN_DOUBT = {"after a start, before its call", "after a call, before its result", "between steps", "in local writes"}
@@ -66,9 +66,9 @@ def test_a_worker_killed_at_every_point(point: str, url: str, tmp_path: Path) ->
     with closing(Engine(backend(url, schema(), later))) as engine:
         if point in IN_DOUBT:
             with pytest.raises(OutcomeUnknownError, match="step:charge"):
-                engine.run(stepped(), handler)
+                engine.run(step_command(), handler)
         else:
-            assert engine.run(stepped(), handler).answer.body == b"done"
+            assert engine.run(step_command(), handler).answer.body == b"done"
         assert len(engine.perform("lapse", lambda: engine.store.lapse(10))) == (point in IN_DOUBT)
     lines = log.read_text().splitlines()
     mails = [line for line in lines if line.startswith("mail")]

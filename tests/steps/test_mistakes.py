@@ -18,7 +18,7 @@ from semel.errors import ConfigurationError, PolicyError, StepError
 from semel.operations.http import describe
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import command
-from tests.steps.conftest import STEPS, stepped
+from tests.steps.conftest import STEPS, step_command
 
 OK = Answer(200, (), b"done")
 
@@ -52,7 +52,7 @@ def test_steps_on_a_store_without_them_are_refused() -> None:
     with closing(Engine(memory())) as engine:
         engine.open()
         with pytest.raises(ConfigurationError, match="'pay' declares steps, which need a SQL database"):
-            engine.run(stepped(), lambda permit: OK)
+            engine.run(step_command(), lambda permit: OK)
 
 
 def test_a_step_without_the_declaration_is_refused(engine: Engine) -> None:
@@ -93,7 +93,7 @@ def test_a_mistake_is_reported(engine: Engine, mistake: tuple[str, Callable[[Per
             ask(permit)
         return OK
 
-    assert engine.run(stepped(), handler).answer == OK
+    assert engine.run(step_command(), handler).answer == OK
 
 
 def test_a_name_is_used_again_with_an_ordinal(engine: Engine) -> None:
@@ -101,7 +101,7 @@ def test_a_name_is_used_again_with_an_ordinal(engine: Engine) -> None:
         said = [permit.step("mail", partial("mail {}".format, n), ordinal=n) for n in range(3)]
         return Answer(200, (), ", ".join(said).encode())
 
-    assert engine.run(stepped(), handler).answer.body == b"mail 0, mail 1, mail 2"
+    assert engine.run(step_command(), handler).answer.body == b"mail 0, mail 1, mail 2"
 
 
 def test_a_step_after_the_end(engine: Engine) -> None:
@@ -111,7 +111,7 @@ def test_a_step_after_the_end(engine: Engine) -> None:
         permits.append(permit)
         return OK
 
-    engine.run(stepped(), handler)
+    engine.run(step_command(), handler)
     with pytest.raises(StepError, match="after its command had ended"):
         permits[0].step("charge", lambda: None)
 
@@ -130,7 +130,7 @@ def test_a_repeatable_step_may_be_tried_again_in_the_same_run(engine: Engine) ->
             permit.step("mail", mail, repeat=True)
         return Answer(200, (), permit.step("mail", mail, repeat=True).encode())
 
-    assert engine.run(stepped(), handler).answer.body == b"sent"
+    assert engine.run(step_command(), handler).answer.body == b"sent"
 
 
 def test_steps_may_overlap(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_steps_may_overlap(tmp_path: Path) -> None:
 
         calls: list[int] = []
         with pytest.raises(ConnectionError):
-            await engine.run(stepped(), handler)
-        body = (await engine.run(stepped(), handler)).answer.body.decode()
+            await engine.run(step_command(), handler)
+        body = (await engine.run(step_command(), handler)).answer.body.decode()
         await engine.close()
         assert sorted(calls) == list(range(8))
         return body.split(",")
@@ -174,13 +174,13 @@ def test_a_damaged_list_is_refused(engine: Engine, tmp_path: Path, kind: str) ->
         return OK
 
     with pytest.raises(ConnectionError):
-        engine.run(stepped(), handler)
+        engine.run(step_command(), handler)
     with closing(sqlite3.connect(tmp_path / "semel.db")) as db:
         db.execute(f"UPDATE semel_record SET steps = CAST(substr(steps, 1, 5) AS {kind})")
         db.commit()
     with pytest.raises(Exception, match="cannot be read"):
-        engine.run(stepped(), handler)
-    [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))
+        engine.run(step_command(), handler)
+    [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(step_command()).id,)))
     assert row is not None
     assert (row.state, row.doubt) == (State.UNKNOWN, "steps-unreadable")
 
@@ -189,7 +189,7 @@ def test_the_status_names_the_running_step(engine: Engine) -> None:
     seen: list[dict[str, Any]] = []
 
     def look(now: int) -> None:
-        [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(stepped()).id,)))
+        [row] = engine.perform("read", lambda: engine.store.read((engine.core.attempt(step_command()).id,)))
         assert row is not None
         seen.append(describe(row, row.created_at + now))
 
@@ -201,7 +201,7 @@ def test_the_status_names_the_running_step(engine: Engine) -> None:
         permit.step("charge", charge)
         return OK
 
-    engine.run(stepped(), handler)
+    engine.run(step_command(), handler)
     running, lapsed = seen
     assert (running["step"], "doubt" in running) == ("charge", False)
     assert (lapsed["doubt"], "step" in lapsed) == ("step:charge", False)

@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class Gate:
-    """An application that goes on when it is told to."""
+    """An application that continues on a signal."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class Gate:
         await self._app(scope, receive, send)
 
 
-async def asked(app: Any, headers: list[tuple[str, str]] = ASYNC) -> Got:
+async def ask(app: Any, headers: list[tuple[str, str]] = ASYNC) -> Got:
     return await asgi_call(app, asgi_scope("POST", "/ship", "", headers, None), [b"parcel"])
 
 
@@ -105,15 +105,15 @@ def test_the_client_gets_a_status_link_and_the_answer_later(path: Path, tmp_path
                 assert headers[b"preference-applied"] == b"respond-async"
                 assert headers[b"location"].decode() == link
                 assert not task.done()
-                again = await asked(app)
+                again = await ask(app)
                 assert (again.status, again.header("location")) == (202, link)
-                plain = await asked(app, [ASYNC[0], ASYNC[2]])  # a client that would wait, and has waited
+                plain = await ask(app, [ASYNC[0], ASYNC[2]])  # a client that would wait, and has waited
                 assert (plain.status, plain.header("preference-applied")) == (202, None)
                 for answer in (again, plain):  # which the client does not take for the command's own answer
                     assert Answered(answer.status, {"content-type": "application/json"}, answer.body).is_accepted
                 gate.opens.set()
                 await task
-                ended = await asked(app)
+                ended = await ask(app)
                 assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
 
     asyncio.run(story())
@@ -124,7 +124,7 @@ def test_without_the_preference_the_client_waits_for_the_answer(path: Path, tmp_
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
             app, gate = next(surfaces(engine, tmp_path / "effects"))
             gate.opens.set()
-            got = await asked(app, [ASYNC[0], ASYNC[2]])
+            got = await ask(app, [ASYNC[0], ASYNC[2]])
             assert (got.status, got.body, got.header("preference-applied")) == (201, b"shipped", None)
 
     asyncio.run(story())
@@ -138,7 +138,7 @@ def test_the_preference_is_ignored_without_a_completer(path: Path) -> None:
     async def story() -> None:
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
             declared = [Operation("/ship", Policy(), name="ship")]
-            got = await asked(SemelMiddleware(app, engine, caller=single_caller, operations=declared))
+            got = await ask(SemelMiddleware(app, engine, caller=single_caller, operations=declared))
             assert (got.status, got.body) == (201, b"done")
 
     asyncio.run(story())
@@ -152,7 +152,9 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
             semel = Semel(engine, caller=single_caller)
 
             async def ship(request: Request, permit: AsyncPermit = Semel.permit) -> Response:
-                assert str(request.url) == "https://shop.example/ship"  # else whatever guards hosts would answer
+                assert (
+                    str(request.url) == "https://shop.example/ship"
+                )  # otherwise a middleware that checks hosts would answer
                 seen.append((await request.body(), request.headers.get("authorization"), request.headers.get("accept")))
                 await permit.step("note", lambda: None, repeat=True)
                 if permit.attempt == 1:
@@ -167,11 +169,11 @@ def test_a_kept_request_holds_no_credential_and_runs_an_endpoint_again(path: Pat
 
             sent = [("Authorization", "Bearer secret"), ("Accept", "text/plain"), ("Host", "shop.example")]
             with pytest.raises(ConnectionError):
-                await asked(tls, [*ASYNC[::2], *sent])
+                await ask(tls, [*ASYNC[::2], *sent])
             completer = Completer(engine)
             completer.register("ship", SHIP, ResumedApp(app, semel.surface.route("ship", SHIP)))
             assert await completer.run_once() == 1
-            ended = await asked(app, ASYNC[::2])
+            ended = await ask(app, ASYNC[::2])
             assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
 
     asyncio.run(story())
@@ -196,7 +198,7 @@ def test_the_middleware_marks_a_run_without_its_client_and_no_other_request(path
                 app, engine, caller=single_caller, operations=[Operation("/ship", SHIP, name="ship")]
             )
             with pytest.raises(ConnectionError):
-                await asked(surface, [ASYNC[0], ASYNC[2], ("semel.resumed", "1")])
+                await ask(surface, [ASYNC[0], ASYNC[2], ("semel.resumed", "1")])
             completer = Completer(engine)
             route = surface.surface.routes.find("POST", "/ship")
             assert route is not None
@@ -237,11 +239,11 @@ def test_a_dependency_that_authenticates_lets_a_run_without_its_client_pass(path
             semel.install(app)
             headers = [*ASYNC[::2], ("User", "alice")]
             with pytest.raises(ConnectionError):
-                await asked(app, headers)
+                await ask(app, headers)
             completer = completer_for(engine, app, [each.route for each in semel.declared.values()])
             assert completer is not None
             assert await completer.run_once() == 1
-            assert (await asked(app, headers)).replayed
+            assert (await ask(app, headers)).replayed
 
     asyncio.run(story())
     assert seen == ["alice", "for alice"]  # asked before the claim whether it would be reached, it did not run
@@ -251,7 +253,7 @@ def test_a_dependency_that_authenticates_lets_a_run_without_its_client_pass(path
 
 
 @contextmanager
-def served(path: Path, log: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serve_app(path: Path, log: Path, mode: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, "-m", "tests.steps.serving", str(path), str(log), mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -274,12 +276,12 @@ def post(port: int, *, wait: int | None = None) -> tuple[int, str | None, bytes]
 
 def test_an_accepted_command_finishes_although_its_server_is_killed(path: Path, tmp_path: Path) -> None:
     log = tmp_path / "effects"
-    with served(path, log, "stays") as (server, port):
+    with serve_app(path, log, "stays") as (server, port):
         status, link, _ = post(port)
         assert (status, server.stdout.readline() if server.stdout else "") == (202, "shipping\n")
         server.send_signal(signal.SIGKILL)
         server.wait()
-    with served(path, log, "goes") as (_, port):
+    with serve_app(path, log, "goes") as (_, port):
         for _ in range(20):  # each waits in the server until the command has ended, or for a second
             status, again, body = post(port, wait=1)
             if status != 202:
@@ -292,7 +294,7 @@ def test_an_accepted_command_finishes_although_its_server_is_killed(path: Path, 
 
 
 def test_another_command_with_the_same_business_reference_gets_no_202(path: Path, tmp_path: Path) -> None:
-    """Whoever has the reference may yet fail; a 202 would promise an end that nobody brings about."""
+    """The holder of the reference may yet fail; a 202 would promise an end without a worker for it."""
 
     async def story() -> None:
         async with AsyncEngine.connect(f"sqlite:///{path}") as engine:
@@ -317,7 +319,7 @@ def test_another_command_with_the_same_business_reference_gets_no_202(path: Path
 
 
 def test_an_error_page_does_not_settle_a_resumed_execution(path: Path) -> None:
-    """Neither where the client is told 202, nor where a completer runs the endpoint again."""
+    """Neither if the client gets 202, nor if a completer runs the endpoint again."""
     raises = [ValueError("of which a handler makes a page")] * 2
 
     async def story() -> None:
@@ -336,14 +338,14 @@ def test_an_error_page_does_not_settle_a_resumed_execution(path: Path) -> None:
             route = Route("/ship", semel.command("ship", SHIP)(ship), methods=["POST"])
             app = Starlette(routes=[route], exception_handlers={ValueError: sorry})
             semel.install(app, complete=False)
-            assert (await asked(app)).status == 202
+            assert (await ask(app)).status == 202
             completer = completer_for(engine, app, [semel.declared["ship"].route])
             assert completer is not None
             assert await completer.run_once() == 0
             completer = completer_for(engine, app, [semel.declared["ship"].route])  # which has not seen it fail
             assert completer is not None
             assert await completer.run_once() == 1
-            ended = await asked(app)
+            ended = await ask(app)
             assert (ended.status, ended.body, ended.replayed) == (201, b"shipped", True)
 
     asyncio.run(story())

@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def complete(made: Completer) -> tuple[int, list[Any]]:
-    """One round, and what was told to the loop meanwhile."""
+    """One round, and the errors reported to the loop meanwhile."""
     told: list[Any] = []
 
     async def once() -> int:
@@ -197,7 +197,7 @@ def test_long_calls_leave_threads_for_the_loop(engine: Engine) -> None:
 # --- what is refused -------------------------------------------------------------------------------
 
 
-def declared(engine: Engine, function: Callable[..., Any], **options: Any) -> Any:
+def declare(engine: Engine, function: Callable[..., Any], **options: Any) -> Any:
     return command(engine, f"op-{function.__qualname__}", key="key", **{**ENDS, **options})(function)
 
 
@@ -205,9 +205,9 @@ def test_unstorable_arguments_are_refused_at_the_declaration(engine: Engine) -> 
     def plain(key: str, by: Fraction, permit: Permit = this_permit) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"the parameter 'by' of .*plain, which is kept.*Fraction has no safe"):
-        declared(engine, plain)
+        declare(engine, plain)
     codecs = (Codec(Fraction, encode=str, decode=Fraction),)
-    assert declared(engine, plain, codecs=codecs).operation
+    assert declare(engine, plain, codecs=codecs).operation
     with pytest.raises(PolicyError, match="steps=True"):
         command(engine, "ship", key="key", caller=single_caller, resumable=True)
 
@@ -218,7 +218,7 @@ def test_an_argument_without_a_form_is_refused_before_anything_runs(engine: Engi
 
     def loose(key: str, by: float, permit: Permit = this_permit) -> None: ...
 
-    ship = declared(engine, plain)
+    ship = declare(engine, plain)
     for arguments in (("k", "7"), ("k", 7, Parcel(1, Decimal(1))), ("k", 7, "\ud800")):
         with pytest.raises(ConfigurationError, match=r"the argument (by|what).*(annotate the parameter|exclude=)"):
             ship(*arguments)
@@ -237,7 +237,7 @@ def test_arguments_that_no_longer_fit_are_reported_and_not_run(engine: Engine) -
         exec(f"def ship({parameters}, permit: Permit = this_permit) -> str:\n    away(permit)\n    return key", names)
         return names["ship"]
 
-    first = declared(engine, version("key: str, by: int"))
+    first = declare(engine, version("key: str, by: int"))
     with pytest.raises(ConnectionError):
         first("k", 7)
     for parameters, said in (
@@ -246,21 +246,21 @@ def test_arguments_that_no_longer_fit_are_reported_and_not_run(engine: Engine) -
         ("key: str, by: int, fast: bool", "'fast' is new, and has no default"),
     ):
         with closing(Engine.connect(engine.backend.url)) as later:
-            ended, told = complete(completer(declared(later, version(parameters)), rest_seconds=0.001))
+            ended, told = complete(completer(declare(later, version(parameters)), rest_seconds=0.001))
         assert ended == 0
         assert [type(each) for each in told] == [ConfigurationError], parameters
         assert said in str(told[0])
     with closing(Engine.connect(engine.backend.url)) as later:
-        newer = declared(later, version("key: str, by: int, fast: bool = False"))
+        newer = declare(later, version("key: str, by: int, fast: bool = False"))
         assert complete(completer(newer)) == (1, [])
 
 
 def test_a_completer_of_functions_runs_only_functions(engine: Engine, tmp_path: Path) -> None:
     def plain(key: str, permit: Permit = this_permit) -> None: ...
 
-    ship = declared(engine, plain)
+    ship = declare(engine, plain)
     other = command(engine, "other", key="key", caller=single_caller)(plain)
-    elsewhere = declared(Engine.connect(f"sqlite:///{tmp_path}/other.db"), plain)
+    elsewhere = declare(Engine.connect(f"sqlite:///{tmp_path}/other.db"), plain)
     for commands, said in (
         ((), "needs the functions"),
         ((plain,), "is no command"),

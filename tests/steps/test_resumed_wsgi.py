@@ -43,7 +43,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 class Shop:
-    """An application whose second step begins when it is told to."""
+    """An application whose second step begins on a signal."""
 
     def __init__(self) -> None:
         self.opens = threading.Event()

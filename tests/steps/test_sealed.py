@@ -33,7 +33,7 @@ def paying(key: str = "k", request: bytes = SECRET) -> Command:
     return Command(SCOPE, key, bytes(32), "1.tests", POLICY, request=request)
 
 
-def held(process: Any) -> list[bytes | None]:
+def read_column(process: Any) -> list[bytes | None]:
     """What is in the column."""
     page = process.perform("find", lambda: process.engine.store.find(Find()))
     rows = process.perform("read", lambda: process.engine.store.read(tuple(row.id for row in page.records)))
@@ -67,14 +67,14 @@ def complete(process: Any, seen: list[bytes]) -> tuple[int, list[BaseException]]
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_request_is_unreadable_in_the_row_and_a_completer_opens_it(world: World) -> None:
     claim(world, sealer=Sealer({"2025": OLD}))
-    [kept] = held(world.process())
+    [kept] = read_column(world.process())
     assert kept is not None
     assert kept.startswith(MARK + b"\x042025")
     assert SECRET not in kept
     world.clock.advance(LEASE_US + 1)
     seen: list[bytes] = []
     assert complete(world.process(sealer=SEALER), seen) == (1, [])
-    assert (seen, held(world.process())) == ([SECRET], [None])
+    assert (seen, read_column(world.process())) == ([SECRET], [None])
 
 
 def _answers(process: Any, permit: Permit) -> None:
@@ -106,9 +106,9 @@ async def _with_step(run: Run) -> Answer:
 @pytest.mark.parametrize("kind", SERVERS)
 def test_the_stored_request_is_deleted_with_the_outcome(ends: Callable[..., None], world: World) -> None:
     process, permit = claim(world)
-    assert held(world.process()) == [SECRET]
+    assert read_column(world.process()) == [SECRET]
     ends(process, permit)
-    assert set(held(world.process())) == {None}
+    assert set(read_column(world.process())) == {None}
 
 
 @pytest.mark.parametrize("kind", SERVERS[:1])
@@ -131,7 +131,7 @@ def test_a_request_that_does_not_open_is_reported_and_not_run(
     assert (ended, seen, [type(each) for each in told]) == (0, [], [error])
     assert said in str(told[0])
     row = world.process().row(paying())
-    assert (row.state, row.attempt) == (State.CLAIMED, 1)  # whoever has the key goes on
+    assert (row.state, row.attempt) == (State.CLAIMED, 1)  # a process with the key continues
     assert complete(world.process(sealer=keeps), seen) == (1, [])
     assert seen == [SECRET]
 

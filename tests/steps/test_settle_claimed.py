@@ -1,4 +1,4 @@
-"""What an operator is told of a command that died between its steps: nothing is in doubt, and a retry goes on."""
+"""The output about a command that died between its steps: nothing is in doubt, and a retry continues."""
 
 from __future__ import annotations
 

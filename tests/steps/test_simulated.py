@@ -75,7 +75,7 @@ def test_schedules_are_as_eventful_as_they_are_meant_to_be() -> None:
 
 
 def test_a_downstream_that_does_not_deduplicate_sees_a_repeatable_step_twice() -> None:
-    """Its author's risk, and nobody else's: it has to happen here, or the accounts would prove nothing."""
+    """Its author accepts the risk: it has to happen here, or the accounts would prove nothing."""
     repeated = 0
     for seed in range(250):
         schedule = Schedule(seed, STEPS)
@@ -101,7 +101,7 @@ def start_not_fenced(patch: pytest.MonkeyPatch) -> None:
 
 
 class statements_restored:
-    """Holds what a statement said."""
+    """Holds the result of a statement."""
 
     text: Any = None
 

@@ -21,7 +21,7 @@ from semel.steps.store import Recorded, StepRows
 from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import attempt
 from tests.engine.drivers import sqlite
-from tests.steps.conftest import stepped
+from tests.steps.conftest import step_command
 
 
 class Unit:
@@ -32,7 +32,7 @@ class Unit:
 
 
 class Stage:
-    """The steps of a first run over a store that answers as it is told: ``fails`` names the asks without a reply."""
+    """The steps of a first run over a store with scripted answers: ``fails`` names the asks without a reply."""
 
     def __init__(self) -> None:
         verdict = decide(None, attempt("k"), 1)
@@ -117,7 +117,7 @@ def test_a_result_that_is_not_stored_is_in_doubt() -> None:
     assert stage.ledger.doubt == "step:charge"
 
 
-def ended(error: BaseException) -> Answer:
+def raise_error(error: BaseException) -> Answer:
     raise error
 
 
@@ -125,16 +125,16 @@ def ended(error: BaseException) -> Answer:
 def test_a_skipped_step_keeps_its_place(first: str, tmp_path: Path) -> None:
     """A card is declined, and something else is tried: the next run asks for the card first, as the last one did.
 
-    It was told that the steps were renamed, for ever.
+    Its handler got "the steps were renamed" for ever.
     """
     calls: list[str] = []
 
     def pay(permit: Permit) -> Answer:
         with suppress(NothingHappened):
             if first == "proven":
-                permit.step("card", lambda: ended(NothingHappened("declined")))
+                permit.step("card", lambda: raise_error(NothingHappened("declined")))
             else:
-                permit.local_step("card", lambda connection: ended(NothingHappened("declined")))
+                permit.local_step("card", lambda connection: raise_error(NothingHappened("declined")))
         permit.step("backup", lambda: calls.append("backup"))
         if permit.attempt == 1:
             raise ConnectionError("away")
@@ -143,8 +143,8 @@ def test_a_skipped_step_keeps_its_place(first: str, tmp_path: Path) -> None:
     with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
         engine.migrate()
         with pytest.raises(ConnectionError):
-            engine.run(stepped(), pay)
-        assert engine.run(stepped(), pay).answer.body == b"paid"
+            engine.run(step_command(), pay)
+        assert engine.run(step_command(), pay).answer.body == b"paid"
     assert calls == ["backup"]
 
 
@@ -167,14 +167,16 @@ def test_skipped_steps_count_towards_the_limit(first: str, tmp_path: Path) -> No
         for number in range(STEPS_MAX + 5):
             with suppress(NothingHappened):
                 if first == "proven":
-                    permit.step("card", lambda: ended(NothingHappened("declined")), ordinal=number)
+                    permit.step("card", lambda: raise_error(NothingHappened("declined")), ordinal=number)
                 else:
-                    permit.local_step("card", lambda connection: ended(NothingHappened("declined")), ordinal=number)
+                    permit.local_step(
+                        "card", lambda connection: raise_error(NothingHappened("declined")), ordinal=number
+                    )
             declined.append(number)
         return Answer(201, (), b"paid")
 
     with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
         engine.migrate()
         with pytest.raises(StepError, match=f"at most {STEPS_MAX} steps, those that did not happen among them"):
-            engine.run(stepped(), pay)
+            engine.run(step_command(), pay)
     assert len(declined) == STEPS_MAX

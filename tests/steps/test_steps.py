@@ -17,14 +17,14 @@ from semel.core.model import State
 from semel.core.outcomes import Succeeded
 from semel.errors import OutcomeUnknownError, StepError, StepInDoubt, SupersededError
 from tests.engine.telling import at_once
-from tests.steps.conftest import Process, Run, World, stepped
+from tests.steps.conftest import Process, Run, World, step_command
 
 OK = Answer(201, (), b"done")
 LEASE_US = 30_000_000
 
 
 class Downstream:
-    """Remembers the calls that it got, and fails those that it is told to fail."""
+    """Remembers the calls that it got, and fails the chosen ones."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -62,13 +62,13 @@ def test_a_finished_step_gives_its_recorded_result(process: Process, downstream:
 
     downstream.fails["mail"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
-        process.run(stepped(), handler)
-    row = process.row(stepped())
+        process.run(step_command(), handler)
+    row = process.row(step_command())
     assert (row.state, row.lease_until, row.doubt) == (State.CLAIMED, 0, "error:ConnectionError")
-    assert process.run(stepped(), handler).answer == OK
+    assert process.run(step_command(), handler).answer == OK
     assert downstream.calls == ["charge", "mail", "mail"]
     assert results == ["charge 1", "charge 1"]
-    assert process.run(stepped(), handler).replayed
+    assert process.run(step_command(), handler).replayed
 
 
 def test_a_step_that_may_not_be_repeated_is_a_doubt_with_its_name(process: Process, downstream: Downstream) -> None:
@@ -78,20 +78,20 @@ def test_a_step_that_may_not_be_repeated_is_a_doubt_with_its_name(process: Proce
 
     downstream.fails["charge"] = TimeoutError("no answer")
     with pytest.raises(TimeoutError):
-        process.run(stepped(), handler)
-    row = process.row(stepped())
+        process.run(step_command(), handler)
+    row = process.row(step_command())
     assert (row.state, row.doubt, row.error_code) == (State.UNKNOWN, "step:charge", "error:TimeoutError")
     with pytest.raises(OutcomeUnknownError, match="step:charge"):
-        process.run(stepped(), handler)
+        process.run(step_command(), handler)
     assert downstream.calls == ["charge"]
 
 
 class Holder:
-    """A process that was granted the record, and takes its steps when it is told to."""
+    """A process that was granted the record, and takes its steps on request."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        permit = process.tell(process.engine.claim(stepped()))
+        permit = process.tell(process.engine.claim(step_command()))
         assert isinstance(permit, Permit), permit
         self.run = Run(permit, is_async=process.is_async)
 
@@ -115,11 +115,11 @@ def test_a_lapse_in_a_step_names_it_and_its_holder_may_continue(world: World, pr
     [lapsed] = other.lapse()
     assert (lapsed.state, lapsed.doubt) == (State.UNKNOWN, "step:charge")
     with pytest.raises(OutcomeUnknownError, match="step:charge"):
-        other.run(stepped(), never)
+        other.run(step_command(), never)
     holder.steps(second)  # a lapse alone destroys nothing
-    assert (process.row(stepped()).state, process.row(stepped()).doubt) == (State.PROCESSING, "step:ship")
+    assert (process.row(step_command()).state, process.row(step_command()).doubt) == (State.PROCESSING, "step:ship")
     process.tell(process.engine.settle(holder.run.permit, Succeeded(OK)))
-    assert other.run(stepped(), never).answer == OK
+    assert other.run(step_command(), never).answer == OK
 
 
 def test_a_renewal_keeps_the_doubt(world: World, process: Process) -> None:
@@ -133,14 +133,14 @@ def test_a_renewal_keeps_the_doubt(world: World, process: Process) -> None:
     assert len(process.lapse()) == 1
     renewals = (holder.run.permit.holder,)
     assert process.perform("renew", lambda: process.engine.store.renew(renewals)) == [True]
-    assert (process.row(stepped()).state, process.row(stepped()).doubt) == (State.PROCESSING, "step:charge")
+    assert (process.row(step_command()).state, process.row(step_command()).doubt) == (State.PROCESSING, "step:charge")
     world.clock.advance(LEASE_US + 1)
     [again] = process.lapse()
     assert (again.state, again.doubt) == (State.UNKNOWN, "step:charge")
 
 
 def test_a_lapse_between_steps_is_no_doubt(world: World, process: Process, downstream: Downstream) -> None:
-    """The holder dies after its first step: whoever comes next goes on."""
+    """The holder dies after its first step: the next one continues."""
 
     async def both(run: Run) -> Any:
         charged = await run.step("charge", lambda: downstream.call("charge"))
@@ -151,10 +151,10 @@ def test_a_lapse_between_steps_is_no_doubt(world: World, process: Process, downs
         return Answer(201, (), (await both(run)).encode())
 
     Holder(world.process()).steps(both)
-    assert process.row(stepped()).state == State.CLAIMED
+    assert process.row(step_command()).state == State.CLAIMED
     world.clock.advance(LEASE_US + 1)
     assert process.lapse() == []
-    assert process.run(stepped(), handler).answer.body == b"charge 1"
+    assert process.run(step_command(), handler).answer.body == b"charge 1"
     assert downstream.calls == ["charge", "mail", "mail"]  # the second one's result had not been recorded
 
 
@@ -166,7 +166,7 @@ def test_a_superseded_holder_begins_no_step(world: World, process: Process, down
         await run.step("charge", lambda: downstream.call("new"))
         return OK
 
-    process.run(stepped(), handler)
+    process.run(step_command(), handler)
 
     async def late(run: Run) -> None:
         await run.step("charge", lambda: downstream.call("old"))
@@ -200,7 +200,7 @@ def test_a_superseded_holder_cannot_overwrite_the_steps_of_the_next(
     for story in (late, late_local):
         with pytest.raises(SupersededError):
             former.steps(story)
-    assert (downstream.calls, world.effects, process.row(stepped()).doubt) == (["new"], 0, "step:charge")
+    assert (downstream.calls, world.effects, process.row(step_command()).doubt) == (["new"], 0, "step:charge")
 
 
 def test_an_error_after_a_step_keeps_its_result(process: Process, downstream: Downstream) -> None:
@@ -213,9 +213,9 @@ def test_an_error_after_a_step_keeps_its_result(process: Process, downstream: Do
         return Answer(201, (), charged.encode())
 
     with pytest.raises(ConnectionError):
-        process.run(stepped(), handler)
-    assert process.row(stepped()).state == State.CLAIMED
-    assert process.run(stepped(), handler).answer.body == b"charge 1"
+        process.run(step_command(), handler)
+    assert process.row(step_command()).state == State.CLAIMED
+    assert process.run(step_command(), handler).answer.body == b"charge 1"
     assert downstream.calls == ["charge"]
 
 
@@ -230,12 +230,12 @@ def test_repeating_ends_when_the_downstream_may_have_forgotten(
         world.clock.advance(hours * 3_600_000_000)
         downstream.fails["mail"] = ConnectionError("away")
         with pytest.raises(ConnectionError):
-            process.run(stepped(), handler)
+            process.run(step_command(), handler)
     world.clock.advance(3_601_000_000)  # counted from its first start
     with pytest.raises(StepInDoubt, match="dedup_for_seconds"):
-        process.run(stepped(), handler)
+        process.run(step_command(), handler)
     assert downstream.calls == ["mail", "mail"]
-    assert (process.row(stepped()).state, process.row(stepped()).doubt) == (State.UNKNOWN, "step:mail")
+    assert (process.row(step_command()).state, process.row(step_command()).doubt) == (State.UNKNOWN, "step:mail")
 
 
 def test_a_key_is_the_same_in_every_run(process: Process, downstream: Downstream) -> None:
@@ -248,10 +248,10 @@ def test_a_key_is_the_same_in_every_run(process: Process, downstream: Downstream
 
     downstream.fails["more"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
-        process.run(stepped(), handler)
-    process.run(stepped(), handler)
+        process.run(step_command(), handler)
+    process.run(step_command(), handler)
     assert len(keys) == 1  # the first one had finished, and its result was recorded before the error left
-    assert keys[0] == derive_key(process.row(stepped()).id, 0, "mail")
+    assert keys[0] == derive_key(process.row(step_command()).id, 0, "mail")
 
 
 def test_a_call_that_proves_that_nothing_happened_has_not_begun(process: Process, downstream: Downstream) -> None:
@@ -261,9 +261,9 @@ def test_a_call_that_proves_that_nothing_happened_has_not_begun(process: Process
 
     downstream.fails["charge"] = NothingHappened("refused")
     with pytest.raises(NothingHappened):
-        process.run(stepped(), handler)
-    assert process.row(stepped()).state == State.FAILED_NOT_REPLAYABLE
-    assert process.run(stepped(), handler).answer == OK
+        process.run(step_command(), handler)
+    assert process.row(step_command()).state == State.FAILED_NOT_REPLAYABLE
+    assert process.run(step_command(), handler).answer == OK
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -276,11 +276,14 @@ def test_an_answer_that_releases_does_so_only_without_a_doubt(
             await run.step("second", lambda: downstream.call("second"))
         return Answer(status, (), b"")
 
-    process.run(stepped("well"), handler)
-    assert process.row(stepped("well")).state == State.CLAIMED
+    process.run(step_command("well"), handler)
+    assert process.row(step_command("well")).state == State.CLAIMED
     downstream.fails["second"] = TimeoutError("no answer")
-    process.run(stepped("badly"), handler)
-    assert (process.row(stepped("badly")).state, process.row(stepped("badly")).doubt) == (State.UNKNOWN, "step:second")
+    process.run(step_command("badly"), handler)
+    assert (process.row(step_command("badly")).state, process.row(step_command("badly")).doubt) == (
+        State.UNKNOWN,
+        "step:second",
+    )
 
 
 def test_an_answer_after_a_failed_step_is_stored(process: Process, downstream: Downstream) -> None:
@@ -291,8 +294,8 @@ def test_an_answer_after_a_failed_step_is_stored(process: Process, downstream: D
         return Answer(409, (), b"refunded")
 
     downstream.fails["charge"] = TimeoutError("no answer")
-    assert process.run(stepped(), handler).answer.status == 409
-    assert process.run(stepped(), never).replayed
+    assert process.run(step_command(), handler).answer.status == 409
+    assert process.run(step_command(), never).replayed
 
 
 # --- local writes ---------------------------------------------------------------------------------
@@ -312,12 +315,12 @@ def test_local_writes_and_their_record_are_both_there_or_neither(world: World, p
         return Answer(201, (), written.encode())
 
     with pytest.raises(ConnectionError, match="before"):
-        process.run(stepped(), handler)
-    assert (world.effects, process.row(stepped()).state) == (0, State.FAILED_NOT_REPLAYABLE)
+        process.run(step_command(), handler)
+    assert (world.effects, process.row(step_command()).state) == (0, State.FAILED_NOT_REPLAYABLE)
     with pytest.raises(ConnectionError, match="after"):
-        process.run(stepped(), handler)
-    assert (world.effects, process.row(stepped()).state) == (1, State.CLAIMED)
-    assert process.run(stepped(), handler).answer.body == b"written"
+        process.run(step_command(), handler)
+    assert (world.effects, process.row(step_command()).state) == (1, State.CLAIMED)
+    assert process.run(step_command(), handler).answer.body == b"written"
     assert world.effects == 1
 
 
@@ -332,7 +335,7 @@ def test_a_local_step_commits_the_result_before_it(world: World, process: Proces
 
     Holder(world.process()).steps(begun)
     world.clock.advance(LEASE_US + 1)
-    assert process.run(stepped(), handler).answer.body == b"charge 1"
+    assert process.run(step_command(), handler).answer.body == b"charge 1"
     assert (downstream.calls, world.effects) == (["charge"], 1)
 
 
@@ -351,10 +354,10 @@ def test_a_renamed_step_is_refused_before_it_begins(process: Process, downstream
 
     downstream.fails["mail"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
-        process.run(stepped(), former)
+        process.run(step_command(), former)
     with pytest.raises(StepError, match="'charge' is, which this run has not called"):
-        process.run(stepped(), renamed)
-    assert process.run(stepped(), former).answer == OK
+        process.run(step_command(), renamed)
+    assert process.run(step_command(), former).answer == OK
     assert downstream.calls == ["charge", "mail", "mail"]
 
 
@@ -378,8 +381,8 @@ def test_results_of_declared_types(process: Process, downstream: Downstream) -> 
 
     downstream.fails["mail"] = ConnectionError("away")
     with pytest.raises(ConnectionError):
-        process.run(stepped(), handler)
-    process.run(stepped(), handler)
+        process.run(step_command(), handler)
+    process.run(step_command(), handler)
     assert seen == [Receipt("ch_1", Decimal("1.10")), Receipt("ch_2", Decimal(2))] * 2
 
 
@@ -391,8 +394,8 @@ def test_a_result_that_cannot_be_recorded_is_a_doubt(process: Process, downstrea
         return OK
 
     with pytest.raises(StepError, match="'charge' ran, and its result"):
-        process.run(stepped(), handler)
-    assert (process.row(stepped()).state, process.row(stepped()).doubt) == (State.UNKNOWN, "step:charge")
+        process.run(step_command(), handler)
+    assert (process.row(step_command()).state, process.row(step_command()).doubt) == (State.UNKNOWN, "step:charge")
     with pytest.raises(OutcomeUnknownError):
-        process.run(stepped(), handler)
+        process.run(step_command(), handler)
     assert downstream.calls == ["begun"]

@@ -59,7 +59,7 @@ def post(app: Any, path: str = "/ship") -> Response:
     return asyncio.run(asgi_call(app, asgi_scope("POST", path, "", KEYED, None), [b"parcel"]))
 
 
-def abandoned(app: Any, path: str = "/ship") -> None:
+def abandon(app: Any, path: str = "/ship") -> None:
     """Its first run has no luck, and its client does not come back."""
     with pytest.raises(ConnectionError):
         post(app, path)
@@ -77,7 +77,7 @@ def rows(url: str) -> list[tuple[str, State, bytes | None]]:
 
 def test_endpoints_are_completed_inside_the_applications_lifespan(url: str, run: Run) -> None:
     for path in ("/ship", "/v1/ship"):
-        abandoned(make_starlette(), path)
+        abandon(make_starlette(), path)
     code, [said], errors = run("--complete", f"{HERE}:make_starlette()", "--once")
     assert (code, said["completed"], said["failed"], said["lapsed"]) == (0, 2, 0, 0)
     assert errors.splitlines() == ["the application has begun", "the application has ended"]
@@ -90,7 +90,7 @@ def test_endpoints_are_completed_inside_the_applications_lifespan(url: str, run:
 @pytest.mark.parametrize("place", ["", "/v1"])
 def test_a_mounted_application_inside_a_middleware_is_completed(place: str, url: str, run: Run) -> None:
     app = make_middleware()
-    abandoned(Starlette(routes=[Mount(place, app)]) if place else app, f"{place}/ship")
+    abandon(Starlette(routes=[Mount(place, app)]) if place else app, f"{place}/ship")
     code, [said], _ = run("--complete", f"{HERE}:make_middleware()", "--once", "--no-reaper")
     assert (code, said) == (0, {"completed": 1, "failed": 0})
     assert rows(url) == [("ship", State.SUCCEEDED, f"parcel {place} {place}/ship".encode())]
@@ -108,7 +108,7 @@ def test_functions_are_completed_and_failures_are_reported_without_their_text(ur
 
 
 def test_an_answer_from_outside_of_the_endpoint_does_not_count(url: str, run: Run) -> None:
-    abandoned(make_starlette())
+    abandon(make_starlette())
     code, [said], errors = run("--complete", f"{HERE}:make_guarded()", "--once")
     assert (code, said["completed"], said["failed"]) == (1, 0, 1)
     assert "answered with 404 before the endpoint of the operation 'ship' was reached" in errors
@@ -144,7 +144,7 @@ def test_a_store_that_is_not_migrated_is_reported(
 
 
 def test_a_worker_finishes_commands_that_a_killed_wsgi_server_accepted(url: str) -> None:
-    """The server has answered 202 and dies; a worker is started, ends it, and is told to end."""
+    """The server has answered 202 and dies; a worker starts, finishes it, and is stopped."""
     environment = {**os.environ, "SHOP_URL": url}
     serves = [sys.executable, "-m", HERE, "--stays"]
     with subprocess.Popen(serves, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as server:

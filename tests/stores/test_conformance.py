@@ -36,7 +36,9 @@ def test_the_contract(name: str, store: str, mode: Mode, tmp_path: Path) -> None
                 port = redis.valkey() if store == "valkey" else redis.cluster()
                 return redis_subject("127.0.0.1", port, redis.prefix(), clock, cluster=store == "cluster")
             case "sentinel":
-                return redis_subject("127.0.0.1", sentinel.watched(), redis.prefix(), clock, service=sentinel.SERVICE)
+                return redis_subject(
+                    "127.0.0.1", sentinel.start_watching(), redis.prefix(), clock, service=sentinel.SERVICE
+                )
             case _:
                 return postgres_subject(postgres(), schema(), clock, asyncpg=store == "asyncpg")
 

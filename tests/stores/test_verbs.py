@@ -15,7 +15,7 @@ from semel.stores.sqlite.store import SQL
 from semel.testing import verbs
 from semel.testing.interleave import MemoryWorld, SqliteWorld, World
 from semel.testing.verbs import SITUATIONS, VERBS, NotAtomic, check, check_all
-from verification.explore.replacing import replaced, text_replaced
+from verification.explore.replacing import replace_everywhere, text_replaced
 
 WORLDS = pytest.mark.parametrize("make", [MemoryWorld, SqliteWorld], ids=["memory", "sqlite"])
 
@@ -122,7 +122,7 @@ def test_a_non_atomic_write_is_detected() -> None:
 
 def test_the_check_compares_held_grants_too() -> None:
     with (
-        replaced("semel.core.settle:abandon_row", lambda original: lambda row, nonce, now: None),
-        replaced("semel.core.settle:renew_row", lambda original: lambda row, renewal, now: row),
+        replace_everywhere("semel.core.settle:abandon_row", lambda original: lambda row, nonce, now: None),
+        replace_everywhere("semel.core.settle:renew_row", lambda original: lambda row, renewal, now: row),
     ):
         assert check(MemoryWorld, SITUATIONS[1], ("renew", "abandon")) == 2  # wrong, and atomic all the same

@@ -1,4 +1,4 @@
-"""The kit itself: a clock that moves when told, and faults that strike where they say and nowhere else."""
+"""The kit itself: a clock that moves only when advanced, and faults that strike only at their place."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def claim(backend: Backend) -> Proceed:
     return verdict
 
 
-def migrated(backend: FaultyBackend) -> FaultyBackend:
+def migrate(backend: FaultyBackend) -> FaultyBackend:
     backend.faults.rest()
     backend.backend.driver.run(partial(backend.backend.store.migrate, "faults", b"none"))
     backend.faults.resume()
@@ -64,7 +64,7 @@ def migrated(backend: FaultyBackend) -> FaultyBackend:
 def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
     for place in range(2):
         faults = Faults()
-        faulty = migrated(backends(tmp_path, faults)[place])
+        faulty = migrate(backends(tmp_path, faults)[place])
         claim(faulty.backend)
         assert faults.clean
         assert faults.asks == (["claim"], ["now", "read_record", "BEGIN", "now", "insert_claim", "COMMIT"])[place]
@@ -84,12 +84,12 @@ def test_without_a_fault_asks_are_only_counted(tmp_path: Path) -> None:
 def test_a_fault_strikes_at_the_write(
     kind: Kind, when: When, error: type[BaseException], landed: bool, tmp_path: Path
 ) -> None:
-    """At the commit, on each store: what is told, and what is there."""
+    """At the commit, on each store: the reported result, and the stored one."""
     for place, n in enumerate((1, 6)):
         faults = Faults(Fault(kind, when, n))
         folder = tmp_path / str(place)
         folder.mkdir()
-        faulty = migrated(backends(folder, faults)[place])
+        faulty = migrate(backends(folder, faults)[place])
         with pytest.raises(error):
             claim(faulty.backend)
         if kind is Kind.CRASH:
@@ -118,20 +118,20 @@ def test_a_fault_strikes_once_or_from_then_on(tmp_path: Path) -> None:
 
 
 def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
-    """Every ask before the commit, each kind: rolled back, whatever was performed."""
+    """Every ask before the commit, each kind: everything is rolled back."""
     for kind, when, once in KINDS:
         for fault in every_fault(kind, when, once=once):
             faults = Faults(fault)
             folder = tmp_path / str(fault)
             folder.mkdir()
-            faulty = migrated(backends(folder, faults)[1])
+            faulty = migrate(backends(folder, faults)[1])
             told = "granted"
             try:
                 claim(faulty.backend)
             except (StoreUnavailable, StoreTimeout, Crash) as error:
                 told = type(error).__name__
             faulty.bury()
-            again = migrated_again(folder)
+            again = migrate_file(folder)
             counts = again.backend.driver.run(again.backend.store.counts)
             again.bury()
             landed = faults.clean or (fault.n == 6 and when is When.AFTER)
@@ -141,13 +141,13 @@ def test_a_fault_inside_a_transaction_leaves_nothing(tmp_path: Path) -> None:
                 break
 
 
-def migrated_again(folder: Path) -> FaultyBackend:
+def migrate_file(folder: Path) -> FaultyBackend:
     faults = Faults()
     return faulty_sqlite(str(folder / "semel.db"), SettableClock(), faults)
 
 
 def test_the_upkeep_of_a_dead_process_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread for whom nobody waits is not told of its death: it would die of that loudly, in somebody's next test."""
+    """A thread without a waiter gets no exception: it would end with a traceback in a later test."""
     loud: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda raised: loud.append(raised.exc_type))
     path = str(tmp_path / "semel.db")

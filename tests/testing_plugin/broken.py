@@ -48,7 +48,7 @@ def outside_of_authentication(engine: AsyncEngine, provider: Provider) -> FastAP
 
 def key_made_by_the_server(engine: AsyncEngine, provider: Provider) -> Any:
     """A gateway that gives every request a key of its own, and says so in the answer."""
-    inner = _declared(engine, provider, "key_made_by_the_server")
+    inner = _declare(engine, provider, "key_made_by_the_server")
 
     async def gateway(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -80,7 +80,7 @@ class Around:
         await self._call(scope, receive, send)
 
 
-def _declared(engine: AsyncEngine, provider: Provider, title: str, *dependencies: Any, **policy: Any) -> FastAPI:
+def _declare(engine: AsyncEngine, provider: Provider, title: str, *dependencies: Any, **policy: Any) -> FastAPI:
     app = FastAPI(title=title)
     semel = Semel(engine, caller=from_state("caller"))
 
@@ -112,7 +112,7 @@ def effect_before_the_claim(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 def payload_that_changes(engine: AsyncEngine, provider: Provider) -> Any:
     """A layer outside of Semel stamps every body with a number of its own."""
-    inner = _declared(engine, provider, "payload_that_changes")
+    inner = _declare(engine, provider, "payload_that_changes")
     numbers = itertools.count(1)
 
     async def stamping(scope: Any, receive: Any, send: Any) -> None:
@@ -171,7 +171,7 @@ def looks_first_and_writes_later(engine: AsyncEngine, provider: Provider) -> Fas
 
 
 def cookie_in_the_cache(engine: AsyncEngine, provider: Provider) -> FastAPI:
-    """A cache that keeps whole answers, cookies and all, and asks nobody who they are."""
+    """A cache that keeps whole answers with cookies, and does not identify callers."""
     app = FastAPI(title="cookie_in_the_cache")
     answers: dict[str, Response] = {}
 
@@ -217,11 +217,11 @@ def merges_by_content(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 def idempotent_in_name_only(engine: AsyncEngine, provider: Provider) -> FastAPI:
     """Declared idempotent; the provider is given no key."""
-    return _declared(engine, provider, "idempotent_in_name_only", effects="idempotent")
+    return _declare(engine, provider, "idempotent_in_name_only", effects="idempotent")
 
 
 def one_caller_for_all(engine: AsyncEngine, provider: Provider) -> FastAPI:
-    """Callers are authenticated, but not told apart."""
+    """Callers are authenticated, but not distinguished."""
     app = FastAPI(title="one_caller_for_all")
     semel = Semel(engine, caller=lambda request: single_caller({}))
 

@@ -139,7 +139,7 @@ def command(key: str, caller: str, amount: int, policy: Policy) -> Command:
     return Command(Scope("acme", caller, "pay"), key, digest, "v1", policy)
 
 
-def checked(key: str) -> str:
+def check_key(key: str) -> str:
     if not 1 <= len(key) <= 255 or " " in key:
         raise ValueError("the key must be 1 to 255 characters without spaces")
     return key
@@ -150,7 +150,7 @@ def function(engine: Engine, provider: Provider, policy: Policy) -> Callable[...
         def handler(permit: Permit) -> Answer:
             return Answer(201, (), b"payment %d" % provider.charge(amount, permit.key_for("charge")))
 
-        return engine.run(command(checked(idempotency_key), caller, amount, policy), handler)
+        return engine.run(command(check_key(idempotency_key), caller, amount, policy), handler)
 
     return pay
 
@@ -160,6 +160,6 @@ def async_function(engine: AsyncEngine, provider: Provider, policy: Policy) -> C
         async def handler(permit: Permit) -> Answer:
             return Answer(201, (), b"payment %d" % provider.charge(amount, permit.key_for("charge")))
 
-        return await engine.run(command(checked(key), caller, amount, policy), handler)
+        return await engine.run(command(check_key(key), caller, amount, policy), handler)
 
     return pay

@@ -1,6 +1,6 @@
 """What is wrong on purpose is found, and the report is the text that a colleague would have written.
 
-The reports stand beside this file as they are printed, so that a change of their words is seen and read.
+The reports are beside this file as they are printed, so that a change of their words is noticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is safe to retry passes, in every way in; and what cannot be tried from outside is said, never claimed."""
+"""Endpoints that are safe to retry pass through every target; checks that cannot run are reported as not tried."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 class Quiet(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """The output is not read."""
 
     def handle(self) -> None:
         try:
@@ -190,7 +190,7 @@ class Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
+def serve_app(app: Any) -> Iterator[str]:
     with make_server("127.0.0.1", 0, app, Server, Quiet) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -203,7 +203,10 @@ def served(app: Any) -> Iterator[str]:
 
 def test_a_running_server(engine: Engine, provider: Provider) -> None:
     headers = {"Content-Type": "application/json"}
-    with served(good.flask_app(engine, provider)) as url, pytest.warns(NotTriedWarning, match="out of reach; give the"):
+    with (
+        serve_app(good.flask_app(engine, provider)) as url,
+        pytest.warns(NotTriedWarning, match="out of reach; give the"),
+    ):
         report = assert_idempotent(
             url, "POST /payments", **PAY, headers=headers, effects=provider.charges, single_caller=True
         )
@@ -224,7 +227,7 @@ def test_a_running_server_without_protection(provider: Provider) -> None:
         start_response("200 OK", [("Content-Length", "4")])
         return [b"paid"]
 
-    with served(app) as url, pytest.raises(NotIdempotent, match="the effect happened 8 times"):
+    with serve_app(app) as url, pytest.raises(NotIdempotent, match="the effect happened 8 times"):
         assert_idempotent(url, "POST /payments", **PAY, effects=provider.charges)
 
 

@@ -85,13 +85,13 @@ def pyright(folder: Path) -> Iterator[tuple[str, int, str, str]]:
 # --- options are stated twice: where they are checked, and where checkers read them ----------------
 
 
-def stated(kind: Any) -> dict[str, str]:
+def read_members(kind: Any) -> dict[str, str]:
     """The members of a TypedDict with their types, as they are written."""
     members = kind.__annotations__.items()
     return {name: each.__forward_arg__ if isinstance(each, ForwardRef) else each for name, each in members}
 
 
-def taken(function: Any, *others: str) -> dict[str, str]:
+def read_keywords(function: Any, *others: str) -> dict[str, str]:
     """The parameters of a function that come by keyword."""
     parameters = inspect.signature(function).parameters.values()
     named = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in others]
@@ -105,26 +105,30 @@ def fields_of(kind: Any, *others: str) -> dict[str, str]:
 
 
 def test_every_option_of_a_policy_is_one_of_a_declaration() -> None:
-    assert stated(PolicyOptions) == fields_of(Policy)
+    assert read_members(PolicyOptions) == fields_of(Policy)
 
 
 def test_a_function_accepts_only_its_options() -> None:
-    assert stated(PolicyOptions).keys() - stated(CommandOptions).keys() == {*_HTTP_ONLY, "key"}
+    assert read_members(PolicyOptions).keys() - read_members(CommandOptions).keys() == {*_HTTP_ONLY, "key"}
 
 
 def test_every_setting_over_http_is_one_of_a_middleware() -> None:
     own = {"caller": "CallerOfScope | None"}  # of an application, which calls the scope a dictionary
-    assert stated(MiddlewareSettings) == fields_of(HttpSettings, "engine") | own
+    assert read_members(MiddlewareSettings) == fields_of(HttpSettings, "engine") | own
     middleware_alone = {"caller", "operations", "default", "uncovered", "may"}
-    assert stated(MiddlewareSettings).keys() - stated(EndpointSettings).keys() == middleware_alone
+    assert read_members(MiddlewareSettings).keys() - read_members(EndpointSettings).keys() == middleware_alone
 
 
 def test_every_option_of_an_engine_is_one_of_connect() -> None:
-    assert stated(EngineOptions) == taken(Engine.__init__) == taken(AsyncEngine.__init__)
+    assert read_members(EngineOptions) == read_keywords(Engine.__init__) == read_keywords(AsyncEngine.__init__)
 
 
 def test_every_option_of_a_bulk_a_completer_a_case_and_an_intent_is_stated() -> None:
-    assert stated(BulkOptions) == fields_of(BulkPolicy, "operation")
-    assert stated(CompleterOptions) == taken(Completer.__init__)
-    assert stated(CaseOptions) == fields_of(Case, "effects", "request")
-    assert stated(IntentBody) == taken(Client.intent, "name", "key") == taken(AsyncClient.intent, "name", "key")
+    assert read_members(BulkOptions) == fields_of(BulkPolicy, "operation")
+    assert read_members(CompleterOptions) == read_keywords(Completer.__init__)
+    assert read_members(CaseOptions) == fields_of(Case, "effects", "request")
+    assert (
+        read_members(IntentBody)
+        == read_keywords(Client.intent, "name", "key")
+        == read_keywords(AsyncClient.intent, "name", "key")
+    )

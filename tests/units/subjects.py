@@ -31,7 +31,7 @@ class _Subject(UnitSubject):
     def __init__(self, folder: Path) -> None: ...
 
 
-def taken_of(backend: Backend, *, asynchronous: bool) -> int:
+def count_lent(backend: Backend, *, asynchronous: bool) -> int:
     """How many connections a server's pool of units has lent; on the running loop where there is one."""
     begin: Any = backend.unit_async if asynchronous else backend.unit
     lifo = begin.__self__.lifo
@@ -96,7 +96,7 @@ class Psycopg(_Subject):
         return self.look(held) == []
 
     async def taken(self, backend: Backend) -> int:
-        return taken_of(backend, asynchronous=self.asynchronous)
+        return count_lent(backend, asynchronous=self.asynchronous)
 
     def close(self) -> None:
         self._outside.close()
@@ -143,7 +143,7 @@ class Pymysql(_Subject):
         return True
 
     async def taken(self, backend: Backend) -> int:
-        return taken_of(backend, asynchronous=self.asynchronous)
+        return count_lent(backend, asynchronous=self.asynchronous)
 
     def close(self) -> None:
         self._outside.close()

@@ -21,7 +21,7 @@ from semel.stores.postgres.url import postgres_backend
 from tests.engine.shells import MADE, command
 from tests.servers.mariadb import MARK, mariadb
 from tests.servers.postgres import postgres, schema
-from tests.units.subjects import Asyncmy, Asyncpg, AsyncPsycopg, AsyncSqlite, taken_of
+from tests.units.subjects import Asyncmy, Asyncpg, AsyncPsycopg, AsyncSqlite, count_lent
 
 ATOMIC = Policy(effects="atomic")
 PLACES_MAX = 40  # a claim waits less often, also on a connection that is opened for it
@@ -60,7 +60,7 @@ def cancel_at(
             future.cancel()
         while not future.done():
             yield
-        yield  # the future's own callbacks come before whoever waits for it
+        yield  # the future's own callbacks come before its waiters
 
 
 def one_connection(subject: Any) -> Backend:
@@ -103,7 +103,7 @@ def test_a_claim_cancelled_at_any_place_leaves_nothing_to_the_next_command(
                 for key in (f"next{place}", f"gone{place}"):
                     assert not (await engine.run(command(key, policy=ATOMIC), made)).replayed, (place, key)
                 if kind is not AsyncSqlite:
-                    assert taken_of(engine.backend, asynchronous=True) == 0
+                    assert count_lent(engine.backend, asynchronous=True) == 0
                 if not waited:
                     return place
         raise AssertionError("the claim waits more often than that")

@@ -22,7 +22,7 @@ from semel import Answer, Bulk, Command, Engine, NothingHappened, Permit, Policy
 from semel.errors import SemelError
 
 
-def _named(name: str, *modules: str) -> Any:
+def _find_name(name: str, *modules: str) -> Any:
     """What lies in one module today and lay in another one at the previous revision."""
     for module in modules:
         try:
@@ -32,11 +32,11 @@ def _named(name: str, *modules: str) -> Any:
     raise ImportError(name)
 
 
-SqliteDriver = _named("SqliteDriver", "stores.sqlite.driver", "drivers.sqlite")
-sqlite_backend = _named("sqlite_backend", "stores.sqlite.url", "engine.urls", "engine.connect")
-postgres_backend = _named("postgres_backend", "stores.postgres.url", "engine.connect_postgres")
+SqliteDriver = _find_name("SqliteDriver", "stores.sqlite.driver", "drivers.sqlite")
+sqlite_backend = _find_name("sqlite_backend", "stores.sqlite.url", "engine.urls", "engine.connect")
+postgres_backend = _find_name("postgres_backend", "stores.postgres.url", "engine.connect_postgres")
 DigestField, Facts, Fingerprinter, Members, Recipe, WholeBody = (
-    _named(name, "http.fingerprint.fingerprinter", "rules.fingerprint")
+    _find_name(name, "http.fingerprint.fingerprinter", "rules.fingerprint")
     for name in ("DigestField", "Facts", "Fingerprinter", "Members", "Recipe", "WholeBody")
 )
 
@@ -67,12 +67,12 @@ def command(key: str, declared: str, policy: Policy | None = None) -> Command:
     return Command(scope, key, b"f" * 32, "1.tests", policy, business_ref=reference, request=request)
 
 
-def paid(permit: Permit) -> Answer:
+def pay(permit: Permit) -> Answer:
     calls.append("pay")
     return Answer(201, ((b"location", b"/payments/7"),), b"paid")
 
 
-def declined(permit: Permit) -> Answer:
+def decline(permit: Permit) -> Answer:
     return Answer(409, (), b"declined")
 
 
@@ -101,7 +101,7 @@ def in_steps(until: str | None = None) -> Handler:
     return handler
 
 
-def abandoned(engine: Engine, what: Command, handler: Handler | None = None) -> None:
+def abandon(engine: Engine, what: Command, handler: Handler | None = None) -> None:
     """A holder that is granted, comes as far as its handler says, and is never heard of again."""
     permit = engine.claim(what)
     assert isinstance(permit, Permit), permit
@@ -117,23 +117,23 @@ def bulk(engine: Engine) -> Bulk:
 def write(engine: Engine) -> None:
     """Records of every state, with steps and without, and bulks."""
     for key, declared, handler in (
-        ("succeeded", "external", paid),
-        ("succeeded atomic", "atomic", paid),
+        ("succeeded", "external", pay),
+        ("succeeded atomic", "atomic", pay),
         ("succeeded in steps", "steps", in_steps()),
-        ("succeeded kept", "kept", paid),
-        ("refused", "external", declined),
+        ("succeeded kept", "kept", pay),
+        ("refused", "external", decline),
         ("unknown", "external", unproven),
         ("given back", "idempotent", unproven),
         ("nothing happened", "external", nothing),
     ):
         with suppress(ConnectionError, NothingHappened):
             engine.run(command(key, declared), handler)
-    abandoned(engine, command("abandoned", "external"))
-    abandoned(engine, command("abandoned idempotent", "idempotent"))
-    abandoned(engine, command("no step begun", "steps"))
-    abandoned(engine, command("in doubt", "steps"), in_steps("charge"))
-    abandoned(engine, command("charged", "steps"), in_steps("mail"))
-    abandoned(engine, command("charged, resumable", "resumable"), in_steps("mail"))
+    abandon(engine, command("abandoned", "external"))
+    abandon(engine, command("abandoned idempotent", "idempotent"))
+    abandon(engine, command("no step begun", "steps"))
+    abandon(engine, command("in doubt", "steps"), in_steps("charge"))
+    abandon(engine, command("charged", "steps"), in_steps("mail"))
+    abandon(engine, command("charged, resumable", "resumable"), in_steps("mail"))
     bulk(engine).run(ITEMS, lambda item: item.id, key="whole", caller="alice")
 
     def dies(item: Any) -> str:
@@ -153,7 +153,7 @@ def write_withheld(engine: Engine) -> None:
         policy = Policy(**options)
         engine.run(command(key, "external", policy), lambda permit: secret)
     charged = Policy(steps=True, answers="seal")
-    abandoned(engine, command("charged, sealed", "steps", charged), in_steps("mail"))
+    abandon(engine, command("charged, sealed", "steps", charged), in_steps("mail"))
 
 
 WITHHELD: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def read_withheld(engine: Engine) -> Seen:
     """What a process meets there that knows nothing of it, or has no sealer."""
     seen: Seen = {}
     for key, declared, handler in (
-        *((key, "external", paid) for key in WITHHELD),
+        *((key, "external", pay) for key in WITHHELD),
         ("charged, sealed", "steps", in_steps()),
     ):
         calls.clear()
@@ -203,7 +203,7 @@ def read(engine: Engine) -> Seen:
     seen: Seen = {}
     for key, declared in WRITTEN:
         calls.clear()
-        handler = in_steps() if declared in ("steps", "resumable") else paid
+        handler = in_steps() if declared in ("steps", "resumable") else pay
         try:
             result = engine.run(command(key, declared), handler, wait_seconds=0)
             seen[key] = ["replayed" if result.replayed else "ran", result.answer.body.decode(), *calls]
@@ -212,7 +212,7 @@ def read(engine: Engine) -> Seen:
         other = command(key, declared)
         object.__setattr__(other, "fingerprint", b"g" * 32)
         try:
-            engine.run(other, paid, wait_seconds=0)
+            engine.run(other, pay, wait_seconds=0)
             seen[f"another request: {key}"] = "ran"
         except SemelError as error:
             if type(error).__name__ != "KeyReusedError":
@@ -247,7 +247,7 @@ def read_without_steps(engine: Engine) -> Seen:
     ):
         calls.clear()
         try:
-            result = engine.run(command(key, declared), paid, wait_seconds=0)
+            result = engine.run(command(key, declared), pay, wait_seconds=0)
             seen[f"{key} as {declared}"] = ["ran", result.answer.body.decode(), *calls]
         except SemelError as error:
             seen[f"{key} as {declared}"] = [type(error).__name__, *calls]

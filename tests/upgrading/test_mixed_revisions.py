@@ -136,6 +136,6 @@ def test_the_first_version_of_the_fingerprint_is_what_it_was(tmp_path: Path) -> 
 
 
 def test_the_frozen_code_is_the_previous_revision() -> None:
-    """Nobody mends it by accident: then it would prove nothing of what is deployed."""
+    """It must not be edited: then it would prove nothing about what is deployed."""
     digest = hashlib.sha256(FORMER.read_bytes()).hexdigest()
     assert digest == "4ee32b65fe6c17cafea1f8f9c8bb61819a693cf62dff714e084da9e74f3c4bf0"

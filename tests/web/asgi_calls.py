@@ -50,7 +50,7 @@ async def answer(send: Any, body: bytes = b"paid", status: int = 201) -> None:
 
 
 class Client:
-    """A client that stays connected until it is told to go, and notes what reached it and when."""
+    """A client that stays connected until a signal, and records what reached it and when."""
 
     def __init__(self, pieces: tuple[bytes, ...] = (BODY,)) -> None:
         self._pieces = list(pieces)

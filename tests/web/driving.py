@@ -219,7 +219,7 @@ def response_of(sent: list[Message]) -> Response:
 
 
 class UnobservedWeb(AsgiWeb):
-    """The same without an observer, as most applications are: nothing is told, and replies are had at once."""
+    """The same without an observer, as most applications are: no event is emitted, and replies are immediate."""
 
     is_observed = False
 

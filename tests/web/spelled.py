@@ -177,7 +177,7 @@ def wsgi() -> Any:
     apps = {
         name: make(name)
         if name in INSIDE
-        else WsgiMiddleware(make(name), engine, caller=single_caller, operations=_declared(name))
+        else WsgiMiddleware(make(name), engine, caller=single_caller, operations=_declare(name))
         for name, make in WSGI_APPS.items()
     }
 
@@ -191,7 +191,7 @@ def wsgi() -> Any:
     return dispatch
 
 
-def _declared(name: str) -> list[Operation]:
+def _declare(name: str) -> list[Operation]:
     """The operations of one application: under names of its own, since all share one store."""
     return [Operation(each.template, each.policy, each.methods, f"{name} {each.name}") for each in DECLARED]
 
@@ -257,7 +257,7 @@ def asgi() -> Any:
     """All ASGI applications as one."""
     engine = AsyncEngine.connect("memory://")
     apps = {
-        name: AsgiMiddleware(make(name), engine, caller=single_caller, operations=_declared(name))
+        name: AsgiMiddleware(make(name), engine, caller=single_caller, operations=_declare(name))
         for name, make in ASGI_APPS.items()
     }
 

@@ -26,7 +26,7 @@ def test_a_client_that_disconnects_changes_no_outcome() -> None:
             told = asyncio.create_task(receive())
             entered.set()
             await finish.wait()
-            assert not told.done()  # it was not told that its client has gone
+            assert not told.done()  # it was not notified of the disconnect
             await answer(send)
             assert (await told)["type"] == "http.disconnect"
 

@@ -18,7 +18,7 @@ MISSING, INVALID = "MISSING_IDEMPOTENCY_KEY", "INVALID_IDEMPOTENCY_KEY"
 TOO_LARGE, CONTRADICTS = "IDEMPOTENCY_REQUEST_TOO_LARGE", "IDEMPOTENCY_REQUEST_INVALID"
 
 
-def refused(web: Web, status: int, code: str, **request: Any) -> dict[str, Any]:
+def assert_refused(web: Web, status: int, code: str, **request: Any) -> dict[str, Any]:
     answer = web.call(**request)
     assert (answer.status, answer.code) == (status, code)
     assert web.seen == []
@@ -52,22 +52,22 @@ def refused(web: Web, status: int, code: str, **request: Any) -> dict[str, Any]:
     ],
 )
 def test_a_malformed_key(web: Web, key: str) -> None:
-    problem = refused(web, 400, INVALID, key=key)
+    problem = assert_refused(web, 400, INVALID, key=key)
     assert (problem["retryable"], problem["keyAction"]) == (False, "new")
 
 
 def test_no_key(web: Web) -> None:
-    problem = refused(web, 400, MISSING, key=None)
+    problem = assert_refused(web, 400, MISSING, key=None)
     assert problem["keyAction"] == "new"
 
 
 def test_several_keys_even_if_they_are_the_same(web: Web) -> None:
-    refused(web, 400, INVALID, headers=[("Idempotency-Key", KEY)])
+    assert_refused(web, 400, INVALID, headers=[("Idempotency-Key", KEY)])
 
 
 @pytest.mark.parametrize("key", ["1", "no-uuid-but-long-enough-to-be-one-000"])
 def test_a_key_of_another_format(make_web: MakeWeb, key: str) -> None:
-    refused(make_web(policy=Policy(key_format=KeyFormat(uuid=True))), 400, INVALID, key=key)
+    assert_refused(make_web(policy=Policy(key_format=KeyFormat(uuid=True))), 400, INVALID, key=key)
 
 
 def test_both_spellings_of_a_key_are_one_key(web: Web) -> None:
@@ -87,7 +87,7 @@ def test_both_spellings_of_a_key_are_one_key(web: Web) -> None:
 )
 def test_a_body_that_is_too_large(make_web: MakeWeb, body: Any, headers: Any) -> None:
     web = make_web(policy=Policy(body_bytes_max=100))
-    assert refused(web, 413, TOO_LARGE, body=body, headers=headers)["keyAction"] == "keep"
+    assert assert_refused(web, 413, TOO_LARGE, body=body, headers=headers)["keyAction"] == "keep"
 
 
 def test_a_body_as_large_as_allowed(make_web: MakeWeb) -> None:
@@ -97,8 +97,8 @@ def test_a_body_as_large_as_allowed(make_web: MakeWeb) -> None:
 
 
 def test_json_nested_too_deep(web: Web) -> None:
-    refused(web, 413, TOO_LARGE, body=b"[" * 5000 + b"]" * 5000)
-    refused(web, 413, TOO_LARGE, body=[b"[" * 5000, b"]" * 5000])
+    assert_refused(web, 413, TOO_LARGE, body=b"[" * 5000 + b"]" * 5000)
+    assert_refused(web, 413, TOO_LARGE, body=[b"[" * 5000, b"]" * 5000])
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_json_nested_too_deep(web: Web) -> None:
 def test_a_digest_that_is_not_the_bodys(make_web: MakeWeb, digest: list[str], body: Any) -> None:
     web = make_web(policy=Policy(fingerprint=Recipe(body=DigestField())))
     headers = [("Content-Digest", value) for value in digest]
-    assert refused(web, 400, CONTRADICTS, headers=headers, body=body)["keyAction"] == "keep"
+    assert assert_refused(web, 400, CONTRADICTS, headers=headers, body=body)["keyAction"] == "keep"
 
 
 def test_a_selection_from_json_that_cannot_be_held(make_web: MakeWeb) -> None:
     recipe = Recipe(body=Members(("amount",)), json_bytes_max=50)
-    refused(make_web(policy=Policy(fingerprint=recipe)), 413, TOO_LARGE, body=[b"[" + b" " * 60, b"]"])
+    assert_refused(make_web(policy=Policy(fingerprint=recipe)), 413, TOO_LARGE, body=[b"[" + b" " * 60, b"]"])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_malformed_json_body_is_refused_before_the_claim(
 ) -> None:
     half = len(body) // 2
     sent = body if pieces == 1 else [body[:half], body[half:]]
-    problem = refused(web, 400, CONTRADICTS, body=sent, headers=[("Content-Type", media)])
+    problem = assert_refused(web, 400, CONTRADICTS, body=sent, headers=[("Content-Type", media)])
     assert why.lower() in problem["detail"].lower()
     assert problem["keyAction"] == "keep"  # the corrected body is the same intent
     assert web.call(body=b"{}", headers=[("Content-Type", media)]).status == 201
@@ -174,7 +174,7 @@ def test_a_malformed_json_body_is_refused_before_the_claim(
 @pytest.mark.parametrize("body", [b"", b"{", b"a=b"])
 def test_an_operation_that_requires_json_refuses_other_bodies(make_web: MakeWeb, media: str, body: bytes) -> None:
     web = make_web(policy=Policy(json="required"))
-    refused(web, 400, CONTRADICTS, body=body, headers=[("Content-Type", media)])
+    assert_refused(web, 400, CONTRADICTS, body=body, headers=[("Content-Type", media)])
     assert web.call(body=b"[1]", headers=[("Content-Type", media)]).status == 201
 
 
@@ -193,7 +193,7 @@ LARGE = b'["' + b"[" * 100 + b'\\"' + b"x" * (1024 * 1024) + b'",'
 def test_deep_json_of_any_size_is_refused(web: Web, media: str, body: bytes, pieces: int) -> None:
     size = -(-len(body) // pieces)
     sent = [body[at : at + size] for at in range(0, len(body), size)]
-    refused(web, 413, TOO_LARGE, body=sent, headers=[("Content-Type", media)])
+    assert_refused(web, 413, TOO_LARGE, body=sent, headers=[("Content-Type", media)])
 
 
 def test_brackets_in_strings_do_not_count_as_depth(web: Web) -> None:
@@ -211,17 +211,17 @@ def test_an_invalid_preference_is_ignored(web: Web, prefer: str) -> None:
 
 
 def test_early_data_is_refused(web: Web) -> None:
-    problem = refused(web, 425, "IDEMPOTENCY_TOO_EARLY", headers=[("Early-Data", "1")])
+    problem = assert_refused(web, 425, "IDEMPOTENCY_TOO_EARLY", headers=[("Early-Data", "1")])
     assert (problem["retryable"], problem["keyAction"]) == (True, "keep")
 
 
 def test_a_command_without_a_caller_is_refused(web: Web) -> None:
-    refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None)
+    assert_refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None)
     assert web.call(caller=None).header("www-authenticate") == "Bearer"
 
 
 def test_the_caller_is_checked_before_the_key(web: Web) -> None:
-    refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None, key="a,b")
+    assert_refused(web, 401, "IDEMPOTENCY_CALLER_UNKNOWN", caller=None, key="a,b")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "BREW", "PUT"])

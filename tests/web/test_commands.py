@@ -420,7 +420,7 @@ def test_a_superseded_holder_sends_the_settled_answer(web: Web, monkeypatch: pyt
 
 def test_a_superseded_holder_without_a_settled_answer_sends_unknown(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(web, monkeypatch, "settle", Superseded(None))
-    assert web.call().code == UNKNOWN  # read again it is still ours: nobody can say what that means
+    assert web.call().code == UNKNOWN  # read again it is still ours: its outcome is unknown
 
 
 # --- what is not protected ---

@@ -71,7 +71,7 @@ def test_the_same_request_in_another_spelling_is_replayed(web: Web, first: Sent,
     assert web.call(body=cut(first[0], pieces), headers=first[1]).body == b"call 1"
     replay = web.call(body=cut(again[0], pieces), headers=again[1])
     assert (replay.status, replay.body, replay.replayed) == (201, b"call 1", True)
-    assert web.seen[0].body == first[0]  # as it came, whatever its coding
+    assert web.seen[0].body == first[0]  # as it came, with any coding
 
 
 @pytest.mark.parametrize(("first", "again"), OTHER)

@@ -96,7 +96,7 @@ def test_a_process_that_does_not_know_the_new_version_runs_nothing(
 
 
 def test_configuration_and_version_change_together(make_web: MakeWeb) -> None:
-    """The former configuration is named; its former version is found by itself."""
+    """The former configuration is named; its former version is found automatically."""
     web = make_web(policy=Policy(fingerprint=Recipe(version=1, json_depth_max=32)))
     web.call()
     deploy(web, replace(new(), fingerprints_known=(Recipe(version=2, json_depth_max=32),)))

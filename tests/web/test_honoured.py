@@ -21,7 +21,7 @@ LIFETIME = "idempotency-key-lifetime"
 HOUR = Policy(answer_seconds=3600)
 
 
-def honoured(answer: Response) -> bool:
+def has_lifetime(answer: Response) -> bool:
     """Whether the key of an answer is honoured for an hour, with a link to its status."""
     if answer.header(LIFETIME) is None:
         return False
@@ -36,7 +36,7 @@ def test_first_answers_replays_and_refusals_have_the_lifetime_header(make_web: M
     web = make_web(policy=HOUR)
     first, again, other = web.call(), web.call(), web.call(body=b'{"amount":1}')
     assert [answer.status for answer in (first, again, other)] == [201, 201, 422]
-    assert all(honoured(answer) for answer in (first, again, other))
+    assert all(has_lifetime(answer) for answer in (first, again, other))
     assert {first.link(), again.link(), other.link()} == {first.link()}
     assert json.loads(web.call(method="GET", path=first.link() or "", key=None).body)["state"] == "SUCCEEDED"
 
@@ -44,8 +44,8 @@ def test_first_answers_replays_and_refusals_have_the_lifetime_header(make_web: M
 @pytest.mark.parametrize("status", [200, 204, 401, 404, 422, 500, 503])
 def test_every_application_answer_has_the_lifetime_header(make_web: MakeWeb, status: int) -> None:
     web = make_web(lambda seen: Reply(status=status, chunks=[]), policy=HOUR)
-    assert honoured(web.call())
-    assert honoured(web.call())
+    assert has_lifetime(web.call())
+    assert has_lifetime(web.call())
 
 
 def test_an_answer_that_cannot_be_stored_has_the_lifetime_header(make_web: MakeWeb) -> None:
@@ -54,8 +54,8 @@ def test_an_answer_that_cannot_be_stored_has_the_lifetime_header(make_web: MakeW
     )
     first, again = web.call(), web.call()
     assert (first.body, first.status, again.code) == (b"x" * 10 + b"y" * 10, 201, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE")
-    assert honoured(first)
-    assert honoured(again)
+    assert has_lifetime(first)
+    assert has_lifetime(again)
 
 
 def test_refusals_before_the_claim_have_no_lifetime_header(make_web: MakeWeb) -> None:
@@ -67,13 +67,13 @@ def test_refusals_before_the_claim_have_no_lifetime_header(make_web: MakeWeb) ->
         web.call(body=b"{"),
     ]
     assert [answer.status for answer in answers] == [400, 400, 401, 400]
-    assert not any(honoured(answer) for answer in answers)
+    assert not any(has_lifetime(answer) for answer in answers)
     assert [answer.link() for answer in answers] == [None] * 4
 
 
 def test_an_unprotected_request_has_no_lifetime_header(make_web: MakeWeb) -> None:
     web = make_web(policy=Policy(key="optional", answer_seconds=3600))
-    assert not honoured(web.call(key=None))
+    assert not has_lifetime(web.call(key=None))
 
 
 def test_an_unavailable_store_sends_no_lifetime(make_web: MakeWeb, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_unavailable_store_sends_no_lifetime(make_web: MakeWeb, monkeypatch: 
     monkeypatch.setattr(web.engine, "_claim_into", refuse, raising=False)
     answer = web.call()
     assert answer.status == 503
-    assert not honoured(answer)
+    assert not has_lifetime(answer)
 
 
 def test_the_header_may_have_another_name_or_none(make_web: MakeWeb) -> None:

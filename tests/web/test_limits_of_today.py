@@ -17,7 +17,7 @@ from semel.http.routing import Operation
 from semel.keys import KeyFormat
 from semel.policy import Policy
 from semel.testing.clock import SettableClock
-from tests.functions.stage import Mode, staged
+from tests.functions.stage import Mode, set_stage
 from tests.web.conftest import MakeWeb
 from tests.web.driving import Reply
 
@@ -167,7 +167,7 @@ def test_a_function_refuses_a_key_that_is_too_old(mode: Mode, tmp_path: Any) -> 
         ran.append(note)
         return "paid"
 
-    with staged(mode, "memory", tmp_path) as stage:
+    with set_stage(mode, "memory", tmp_path) as stage:
         before = stage.command(pay, policy=Policy())
         after = stage.command(pay, policy=Policy(key_format=AGED))
         assert after.with_key(OLD).met("x").__name__ == "KeyTooOld"
@@ -188,7 +188,7 @@ def test_a_purged_command_does_not_run_again_under_an_old_key(mode: Mode, tmp_pa
 
     clock = SettableClock()
     forgets = Policy(after_expiry="new")
-    with staged(mode, "memory", tmp_path, clock) as stage:
+    with set_stage(mode, "memory", tmp_path, clock) as stage:
         before = stage.command(pay, policy=forgets)
         after = stage.command(pay, policy=replace(forgets, key_format=AGED))
         assert before.with_key(OLD)("x") == "paid"
@@ -218,7 +218,7 @@ def test_a_function_replays(mode: Mode, stricter: dict[str, Any], tmp_path: Any)
         ran.append(note)
         return "paid"
 
-    with staged(mode, "memory", tmp_path) as stage:
+    with set_stage(mode, "memory", tmp_path) as stage:
         before = stage.command(pay, policy=Policy())
         after = stage.command(pay, policy=Policy.of(**stricter))
         assert before.with_key("order-1")("x" * 50) == "paid"

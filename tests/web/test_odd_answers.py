@@ -62,7 +62,7 @@ def test_header_values_are_stored_without_surrounding_blanks(make_web: MakeWeb) 
 
 
 def test_an_invalid_stored_header_is_left_out_of_the_replay(make_web: MakeWeb) -> None:
-    """Records that were written by an earlier Semel, or by somebody else."""
+    """Records that were written by an earlier Semel, or by other software."""
     web = make_web(lambda seen: Reply())
     web.call()
     [record] = web.records()
@@ -84,7 +84,7 @@ def rewritten(record: object, answer: Answer) -> object:
     return record._replace(headers=block, answer_digest=digest)  # type: ignore[attr-defined]
 
 
-# --- what is left out is said ---
+# --- headers that are not stored are logged ---
 
 
 def test_a_header_that_is_not_stored_is_logged_once_with_the_option(

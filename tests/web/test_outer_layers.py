@@ -90,17 +90,17 @@ async def _pass_on(request: Request, call_next: Any) -> Any:
     return await call_next(request)
 
 
-async def _refused(message: Message) -> None:
+async def _refuse(message: Message) -> None:
     raise AssertionError(f"{message} was sent to nobody")
 
 
 async def staying() -> Message:
-    """What a server's receive says to whoever listens for a disconnect that does not come."""
+    """What a server's receive returns to a listener for a disconnect that does not come."""
     await asyncio.Event().wait()
     raise AssertionError("nobody sets it")
 
 
-def posted() -> tuple[dict[str, Any], Callable[[], Awaitable[Message]]]:
+def make_post() -> tuple[dict[str, Any], Callable[[], Awaitable[Message]]]:
     """A request and its body."""
     left = [{"type": "http.request", "body": BODY, "more_body": False}]
 
@@ -128,7 +128,7 @@ def test_an_outer_layer_that_is_cancelled_leaves_no_error(way: str, chunks: list
     async def test(stage: Stage) -> None:
         stage.chunks = chunks
         app: App = getattr(stage, way)()
-        scope, receive = posted()
+        scope, receive = make_post()
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
@@ -142,7 +142,7 @@ def test_an_outer_layer_that_is_cancelled_leaves_no_error(way: str, chunks: list
         stage.finish.set()
         await stage.close()
         assert (sent, stage.reported, stage.states) == ([], [], [State.SUCCEEDED])
-        again = await asgi_call(app, posted()[0], [BODY])
+        again = await asgi_call(app, make_post()[0], [BODY])
         assert (again.status, again.replayed) == ((201, True) if chunks is not LONG else (409, False))
 
     run(test)
@@ -151,8 +151,8 @@ def test_an_outer_layer_that_is_cancelled_leaves_no_error(way: str, chunks: list
 def test_a_cancelled_unprotected_request_is_not_reported() -> None:
     async def test(stage: Stage) -> None:
         app = stage.inside()
-        scope, receive = posted()
-        server = asyncio.create_task(app({**scope, "path": "/plain"}, receive, _refused))
+        scope, receive = make_post()
+        server = asyncio.create_task(app({**scope, "path": "/plain"}, receive, _refuse))
         await stage.entered.wait()
         server.cancel()
         await asyncio.wait([server])
@@ -170,7 +170,7 @@ def test_a_disconnect_while_the_answer_is_sent_leaves_no_error(way: str, chunks:
     async def test(stage: Stage) -> None:
         stage.chunks = chunks
         app: App = getattr(stage, way)()
-        scope, receive = posted()
+        scope, receive = make_post()
         left = broken_at
 
         async def send(message: Message) -> None:

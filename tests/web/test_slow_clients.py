@@ -22,7 +22,7 @@ APPS = {"gunicorn": "tests.web.slow_shop:wsgi()", "gunicorn-flask": "tests.web.s
 
 
 @contextmanager
-def served(server: str) -> Iterator[int]:
+def serve_app(server: str) -> Iterator[int]:
     port = free_port()
     arguments = ["-m", "tests.web.slow_shop", server, str(port)]
     if server in APPS:
@@ -53,7 +53,7 @@ def _ask(port: int, method: str, path: str) -> tuple[int, str | None]:
 
 
 def test_waiting_duplicates_leave_threads_to_others() -> None:
-    with served("gunicorn") as port, ThreadPoolExecutor(THREADS) as clients:
+    with serve_app("gunicorn") as port, ThreadPoolExecutor(THREADS) as clients:
         asked = [clients.submit(_ask, port, "POST", "/slow") for _ in range(THREADS)]
         # Half of the threads wait at most, and one of them runs the command.
         await_true(lambda: sum(each.done() for each in asked) >= THREADS - 1 - THREADS // 2, "the others to be refused")
@@ -78,7 +78,7 @@ def _is_closed(line: socket.socket) -> bool:
 )
 @pytest.mark.parametrize("length", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
 def test_a_dripping_body_is_refused(server: str, length: str) -> None:
-    with served(server) as port, socket.create_connection(("127.0.0.1", port)) as line:
+    with serve_app(server) as port, socket.create_connection(("127.0.0.1", port)) as line:
         lines = ["POST /notes HTTP/1.1", "Host: a", "Idempotency-Key: the-key", length]
         line.sendall("\r\n".join([*lines, "", ""]).encode())
         line.settimeout(0.1)

@@ -87,7 +87,7 @@ def _ask(
     return (int(head[9:12]) if head.startswith(b"HTTP/") else 0), body
 
 
-def _spelled(pattern: str, path: str) -> str:
+def _spell(pattern: str, path: str) -> str:
     return pattern.format(
         path, upper=path.upper(), bare=path[1:], encoded=path[:-1] + "".join(f"%{ord(each):02X}" for each in path[-1])
     )
@@ -105,7 +105,7 @@ def test_no_spelling_has_a_second_effect(server: str, ports: dict[str, int]) -> 
     for app in ALL[server]:
         for number, (method, pattern) in enumerate(SPELLINGS):
             key = f"{server}-{number}"
-            for verb, target in ((method, _spelled(pattern, "/pay")),) * 2 + (("POST", "/pay"),):
+            for verb, target in ((method, _spell(pattern, "/pay")),) * 2 + (("POST", "/pay"),):
                 _ask(port, verb, target, app, key, closes=closes)
             effects = _effects(port).get(f"{app} {key}")
             assert effects == 1, f"{app} on {server}: {method} {pattern!r} ran {effects} times"
@@ -119,7 +119,7 @@ def test_a_key_in_the_path_is_one_key_however_it_is_spelled(server: str, ports: 
     for app in ALL[server]:
         for method, pattern in SPELLINGS:
             for spelled in (f"{number}", f"0{number}", f"{number}%0A", f"%31{number % 10}"):
-                _ask(port, method, _spelled(pattern, f"/invoices/{spelled}/pay"), app, closes=closes)
+                _ask(port, method, _spell(pattern, f"/invoices/{spelled}/pay"), app, closes=closes)
         assert _effects(port)[f"{app} invoice-{number}"] == 1, f"{app} on {server}"
 
 

@@ -1,4 +1,4 @@
-"""Whatever way a WSGI request goes, what its body was kept in is given back."""
+"""Every path of a WSGI request releases the spool of its body."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cut(io.BytesIO):
 
 
 class Pieces:
-    """An answer that fails where it is told to."""
+    """An answer that fails at a chosen place."""
 
     def __init__(self, fails_at: str, pieces: list[bytes]) -> None:
         self._fails_at = fails_at
@@ -82,7 +82,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 
 def ask(app: App, engine: Engine, policy: Policy, **changed: Any) -> None:
-    """One request, to whatever end it comes."""
+    """One request, with any end."""
     web = wsgi.SemelMiddleware(app, engine, caller=lambda environ: ALICE, operations=[Operation("/payments", policy)])
     environ = wsgi_environ("POST", "/payments", "", head(KEY, [], [LONG]), LONG, ALICE) | changed
     with contextlib.suppress(RuntimeError, OSError, IndexError):  # each in its own way; IndexError: no answer came

@@ -21,7 +21,7 @@ HALF = b'{"data": null, "errors": [{"message": "timed out"}]}'
 NOTHING = b'{"errors": [{"message": "Cannot query field"}]}'
 
 
-def answered(body: bytes, *headers: tuple[bytes, bytes]) -> Answer:
+def make_answer(body: bytes, *headers: tuple[bytes, bytes]) -> Answer:
     return Answer(200, headers, body)
 
 
@@ -41,24 +41,24 @@ def answered(body: bytes, *headers: tuple[bytes, bytes]) -> Answer:
     ],
 )
 def test_a_graphql_answer_means_what_its_body_says(body: bytes, meaning: object) -> None:
-    assert graphql_success(answered(body)) == meaning
-    assert graphql_success(answered(gzip.compress(body), (b"Content-Encoding", b"gzip"))) == meaning
+    assert graphql_success(make_answer(body)) == meaning
+    assert graphql_success(make_answer(gzip.compress(body), (b"Content-Encoding", b"gzip"))) == meaning
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'"data"', b'{"errors": []}', b"[1]"])
 def test_an_answer_that_is_not_graphql_proves_nothing(body: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        graphql_success(answered(body))
-    said = classify_answer(answered(body), Policy(success=graphql_success), begun=True)
+        graphql_success(make_answer(body))
+    said = classify_answer(make_answer(body), Policy(success=graphql_success), begun=True)
     assert isinstance(said, Unprovable)
 
 
 def test_an_unreadable_coding_proves_nothing() -> None:
     with pytest.raises(ValueError, match="Content-Encoding"):
-        graphql_success(answered(DONE, (b"content-encoding", b"br")))
+        graphql_success(make_answer(DONE, (b"content-encoding", b"br")))
 
 
-ANSWER = answered(b"")
+ANSWER = make_answer(b"")
 EVERY: list[tuple[object, dict[str, Any], bool, Outcome]] = [
     (True, {}, True, Succeeded(ANSWER)),
     ("refused", {}, True, Refused(ANSWER)),
@@ -70,7 +70,7 @@ EVERY: list[tuple[object, dict[str, Any], bool, Outcome]] = [
     (False, {"effects": "idempotent"}, True, Released("no-success", proven=False)),
     (False, {"effects": "atomic"}, True, Released("no-success", proven=True)),
     (None, {}, True, Unprovable("no-success")),
-    (1, {}, True, Unprovable("no-success")),  # not True itself: nobody said that it is done
+    (1, {}, True, Unprovable("no-success")),  # not True itself: not declared as done
 ]
 
 
@@ -95,19 +95,19 @@ def test_an_error_status_is_judged_as_always() -> None:
     assert classify_answer(Answer(500, (), b""), policy, begun=True) == Unprovable("http-500")
 
 
-@pytest.mark.parametrize("given", [graphql_success(answered(DONE)), "graphql", dict, lambda: True])
+@pytest.mark.parametrize("given", [graphql_success(make_answer(DONE)), "graphql", dict, lambda: True])
 def test_an_invalid_function_of_an_answer_is_refused(given: Any) -> None:
     with pytest.raises(PolicyError, match="success must be a plain function"):
         Policy(success=given)
 
 
-async def _looped(answer: Answer) -> bool:
+async def _return_true(answer: Answer) -> bool:
     return True
 
 
 def test_a_coroutine_function_is_refused() -> None:
     with pytest.raises(PolicyError, match="success must be a plain function"):
-        Policy(success=_looped)
+        Policy(success=_return_true)
 
 
 # --- through both middlewares ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is said once: callers, operations, settings; and the small readers beside them."""
+"""Declarations: callers, operations, settings; and the small readers beside them."""
 
 from __future__ import annotations
 

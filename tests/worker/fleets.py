@@ -1,4 +1,4 @@
-"""Processes on one store whose workers wake by a clock that stands still while they look, and what they ask of it."""
+"""Processes on one store whose workers wake by a clock that does not move while they look, and what they ask of it."""
 
 from __future__ import annotations
 

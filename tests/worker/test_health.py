@@ -48,27 +48,27 @@ async def hangs() -> Mapping[str, Any]:
     return {}
 
 
-async def served(check: Any, path: str, method: str = "GET", **options: Any) -> tuple[int, Any]:
+async def serve_health(check: Any, path: str, method: str = "GET", **options: Any) -> tuple[int, Any]:
     with HealthServer("127.0.0.1", 0, check, **options) as health:
         return await asyncio.to_thread(ask, health.address, path, method)
 
 
 def test_a_sound_worker_is_alive_and_ready() -> None:
-    assert asyncio.run(served(sound, "/livez")) == (200, {"status": "ok"})
-    assert asyncio.run(served(sound, "/readyz?verbose")) == (200, {"status": "ok", "working": ["reaper"]})
-    assert asyncio.run(served(sound, "/readyz", "HEAD")) == (200, None)
+    assert asyncio.run(serve_health(sound, "/livez")) == (200, {"status": "ok"})
+    assert asyncio.run(serve_health(sound, "/readyz?verbose")) == (200, {"status": "ok", "working": ["reaper"]})
+    assert asyncio.run(serve_health(sound, "/readyz", "HEAD")) == (200, None)
 
 
 def test_without_its_store_a_worker_is_alive_not_ready_and_reveals_no_secret() -> None:
-    assert asyncio.run(served(away, "/livez")) == (200, {"status": "ok"})
-    assert asyncio.run(served(away, "/readyz")) == (503, {"status": "store", "error": "StoreUnavailable"})
+    assert asyncio.run(serve_health(away, "/livez")) == (200, {"status": "ok"})
+    assert asyncio.run(serve_health(away, "/readyz")) == (503, {"status": "store", "error": "StoreUnavailable"})
 
 
 def test_a_check_that_fails_in_any_way_is_not_ready() -> None:
     async def breaks() -> Mapping[str, Any]:
         raise RuntimeError("a defect")
 
-    assert asyncio.run(served(breaks, "/readyz")) == (503, {"status": "store", "error": "RuntimeError"})
+    assert asyncio.run(serve_health(breaks, "/readyz")) == (503, {"status": "store", "error": "RuntimeError"})
 
 
 def test_health_listens_on_ipv6_too() -> None:
@@ -80,7 +80,7 @@ def test_health_listens_on_ipv6_too() -> None:
 
 
 def test_a_store_that_hangs_is_not_ready() -> None:
-    status, document = asyncio.run(served(hangs, "/readyz", answer_seconds=0.05))
+    status, document = asyncio.run(serve_health(hangs, "/readyz", answer_seconds=0.05))
     assert (status, document["status"]) == (503, "no answer")
 
 
@@ -98,7 +98,10 @@ def test_a_stalled_loop_is_not_alive() -> None:
 
 
 def test_other_paths_are_named() -> None:
-    assert asyncio.run(served(sound, "/metrics")) == (404, {"status": "not found", "paths": ["/livez", "/readyz"]})
+    assert asyncio.run(serve_health(sound, "/metrics")) == (
+        404,
+        {"status": "not found", "paths": ["/livez", "/readyz"]},
+    )
 
 
 @pytest.mark.parametrize(

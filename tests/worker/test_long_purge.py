@@ -22,7 +22,7 @@ SECOND_US = 1_000_000
 
 
 class Heard(Counting):
-    """Counts, and wakes whoever waits for an event."""
+    """Counts, and wakes the waiters for an event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Heard(Counting):
 
 
 class LongPurge(MemoryStore):
-    """A purge whose chunks do not come to an end before somebody says so."""
+    """A purge whose chunks do not end before a signal."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The reaper: lapsed commands become visible in time, whatever the store does meanwhile, and the purge is walked."""
+"""The reaper: lapsed commands become visible in time despite store errors, and the purge reads everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND_US = 1_000_000
 
 
 class Times:
-    """A clock that moves when it is told to."""
+    """A clock that moves only when advanced."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000 * SECOND_US
@@ -46,7 +46,7 @@ class Failing(LocalDriver):
 
 
 class Heard(Counting):
-    """Counts, and wakes whoever waits for an event."""
+    """Counts, and wakes the waiters for an event."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ async def record_of(engine: AsyncEngine, permit: Permit) -> Record:
     return record
 
 
-async def held(engine: AsyncEngine, key: str, **options: Any) -> Permit:
+async def abandon_claim(engine: AsyncEngine, key: str, **options: Any) -> Permit:
     """A claim whose holder is never heard of again."""
     permit = await engine.claim(command(key, **options))
     assert isinstance(permit, Permit)
@@ -83,7 +83,7 @@ def test_a_lapsed_external_command_becomes_unknown_and_is_reported() -> None:
         backend = Backend("memory", MemoryStore(), LocalDriver(clock=times))
         async with AsyncEngine(backend, observer=counting) as engine:
             reaper = Reaper(engine)
-            permit = await held(engine, "key-1", lease_seconds=5)
+            permit = await abandon_claim(engine, "key-1", lease_seconds=5)
             times.now += 5 * SECOND_US - 1
             assert await reaper.run_once() == 0
             times.now += 1
@@ -101,7 +101,7 @@ def test_a_retryable_lapse_stays_for_its_retry() -> None:
     async def scenario() -> None:
         times = Times()
         async with AsyncEngine(Backend("memory", MemoryStore(), LocalDriver(clock=times))) as engine:
-            permit = await held(engine, "key-1", effects="idempotent", lease_seconds=5)
+            permit = await abandon_claim(engine, "key-1", effects="idempotent", lease_seconds=5)
             times.now += 6 * SECOND_US
             assert await Reaper(engine).run_once() == 0
             assert (await record_of(engine, permit)).state == State.PROCESSING
@@ -114,7 +114,7 @@ def test_more_than_a_chunk_is_reaped_at_once(tmp_path: Path) -> None:
         times = Times()
         async with AsyncEngine(Backend("memory", MemoryStore(), LocalDriver(clock=times))) as engine:
             for number in range(LAPSE_CHUNK + 1):
-                await held(engine, f"key-{number}", lease_seconds=5)
+                await abandon_claim(engine, f"key-{number}", lease_seconds=5)
             times.now += 6 * SECOND_US
             assert await Reaper(engine).run_once() == LAPSE_CHUNK + 1
 
@@ -128,7 +128,7 @@ def test_a_lapse_is_visible_within_the_lease_and_one_second(tmp_path: Path) -> N
         await engine.migrate()
         async with engine:
             reaping = asyncio.create_task(Reaper(engine).run())
-            permit = await held(engine, "key-1", lease_seconds=1)
+            permit = await abandon_claim(engine, "key-1", lease_seconds=1)
             started = time.monotonic()
             async with asyncio.timeout(20):
                 await heard.heard.wait()
@@ -147,7 +147,7 @@ def test_the_reaper_survives_a_store_outage() -> None:
         times, heard, driver = Times(), Heard("unknown"), Failing()
         driver._clock = times
         async with AsyncEngine(Backend("memory", MemoryStore(), driver), observer=heard) as engine:
-            await held(engine, "key-1", lease_seconds=5)
+            await abandon_claim(engine, "key-1", lease_seconds=5)
             times.now += 6 * SECOND_US
             driver.failures = 1 + 5  # the first look at the clock, too
             reaping = asyncio.create_task(Reaper(engine, every_seconds=0.001).run())
@@ -174,7 +174,7 @@ def test_the_purge_reads_everything_and_deletes_nothing_open() -> None:
             for number in range(7):
                 await engine.run(command(f"key-{number}", answer_seconds=60, tombstone_seconds=120), answer)
             await engine.run(command("kept"), answer)
-            await held(engine, "open", answer_seconds=60, tombstone_seconds=120)
+            await abandon_claim(engine, "open", answer_seconds=60, tombstone_seconds=120)
             times.now += 3600 * SECOND_US
             total = await Reaper(engine).purge(chunk=2)
             assert (total.scanned, total.forgotten) == (9, 7)

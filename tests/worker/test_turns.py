@@ -1,4 +1,4 @@
-"""The turns of one worker, whatever the store's clock does."""
+"""The turns of one worker, with any jump of the store's clock."""
 
 from __future__ import annotations
 

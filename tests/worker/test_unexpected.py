@@ -1,4 +1,4 @@
-"""Errors that nobody expects: each background loop logs one once, rests, and goes on; renewal does, too."""
+"""Unexpected errors: each background loop logs one once, rests, and continues; so does renewal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The protocol as a model that is explored whole: every state that a few workers on one key can reach.
 
-The state machine is not told again here. What decides is the real ``semel.core``, called by the real memory store;
+The model does not repeat the state machine. The real ``semel.core`` decides, called by the real memory store;
 the model adds who calls when: workers that crash at every step, messages that are lost or late, a clock that lets
 leases lapse, a reaper, a purge, an operator, and a downstream in which effects can be counted. I1 to I4, I6 and I7 of
 the design are checked in every state, by a notebook that trusts nothing the rules say.

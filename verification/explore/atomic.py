@@ -18,8 +18,8 @@ from semel.core.outcomes import Outcome, classify_answer, classify_exception
 from semel.core.requests import Begin, Commit, Perform, Rollback, Within
 from semel.errors import EarlyCommit, StoreTimeout, StoreUnavailable
 from verification.explore import store
-from verification.explore.notebook import effected, granted, told, written
-from verification.explore.steps import Step, crashed, lost, operator, put, time_passes, upkeep
+from verification.explore.notebook import note_answer, note_effect, note_grant, note_write
+from verification.explore.steps import Step, crash, lose_message, operator, put, time_passes, upkeep
 from verification.explore.world import Mode, Pc, Unit, Worker, World
 
 
@@ -102,7 +102,7 @@ def _begin(world: World, mode: Mode, place: int, nonce: int) -> Step:
     transaction = _Transaction(world, world.row)
     verdict, unit = transaction.perform(claim_unit(store.STORE, attempt, None, Begin()))
     label = f"{label}: {type(verdict).__name__}"
-    after = granted(world, transaction.committed, nonce)
+    after = note_grant(world, transaction.committed, nonce)
     if unit is None:
         return label, _hear(after, verdict)
     assert isinstance(verdict, Proceed)
@@ -111,22 +111,22 @@ def _begin(world: World, mode: Mode, place: int, nonce: int) -> Step:
 
 
 def _hear(world: World, verdict: Verdict) -> World:
-    return told(world, verdict.answer) if isinstance(verdict, Replay) else world
+    return note_answer(world, verdict.answer) if isinstance(verdict, Replay) else world
 
 
 def _inside(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Step]:
     unit, who = world.unit, f"worker {worker.nonce}"
     mine = unit is not None and unit.nonce == worker.nonce
     if world.left.crashes:
-        gone = crashed(world, place)
+        gone = crash(world, place)
         yield f"{who} crashes", gone._replace(unit=None) if mine else gone
     if mine and unit is not None and worker.pc is Pc.HOLDS:
         wrote = world._replace(unit=unit._replace(wrote=True))
         yield f"{who} writes", put(wrote, place, worker._replace(pc=Pc.DONE))
     if mine and unit is not None and world.left.early_commits:
         left = world.left._replace(early_commits=world.left.early_commits - 1)
-        early = granted(world._replace(left=left, unit=None), unit.row, worker.nonce)
-        yield f"{who}'s handler commits by habit", effected(early, mode.policy) if unit.wrote else early
+        early = note_grant(world._replace(left=left, unit=None), unit.row, worker.nonce)
+        yield f"{who}'s handler commits by habit", note_effect(early, mode.policy) if unit.wrote else early
     if not mine and unit is not None:
         return  # its own transaction is gone, and the writer's place is taken
     assert worker.grant is not None
@@ -144,7 +144,9 @@ def _ends(
 ) -> Iterator[Step]:
     yield _end(world, mode, place, worker, grant, outcome, how)
     if world.left.losses:
-        label, after = _end(lost(world), mode, place, worker, grant, outcome, f"{how}; the reply is lost", unheard=True)
+        label, after = _end(
+            lose_message(world), mode, place, worker, grant, outcome, f"{how}; the reply is lost", unheard=True
+        )
         yield label, after
 
 
@@ -174,11 +176,11 @@ def _end(
         label = type(error).__name__
     after = world._replace(unit=None) if mine else world
     if mine or (transaction.committed is not None and transaction.committed.fence != grant.fence):
-        after = granted(after, transaction.committed, worker.nonce)  # its claim becomes visible with its settlement
+        after = note_grant(after, transaction.committed, worker.nonce)  # its claim becomes visible with its settlement
     else:
-        after = written(after, transaction.committed, by=worker.nonce)
+        after = note_write(after, transaction.committed, by=worker.nonce)
     if transaction.commits and unit is not None and mine and unit.wrote:
-        after = effected(after, mode.policy)
+        after = note_effect(after, mode.policy)
     if isinstance(reply, Settled) and settlement.answer is not None:
-        after = told(after, settlement.answer)
+        after = note_answer(after, settlement.answer)
     return f"worker {worker.nonce} {how}: {label}", put(after, place, Worker())

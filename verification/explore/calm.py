@@ -1,4 +1,4 @@
-"""What must hold of a single record, whatever else goes on: I7, and progress once all faults have stopped (I6).
+"""Invariants of a single record in every world: I7, and progress once all faults have stopped (I6).
 
 Asked once for every record that differs, since nothing but the record and the time matters here.
 """

@@ -45,7 +45,7 @@ class _Names:
 
 
 def canonical(world: World) -> Form:
-    """The form that stands for a world and all worlds like it."""
+    """The canonical form of a world and of all equivalent ones."""
     names = _Names(world)
     row, now, true = world.row, world.now, world.true
     held = names.nonce(int.from_bytes(row.nonce)) if row is not None else -1

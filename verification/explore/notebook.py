@@ -17,7 +17,7 @@ MADE: Final = 201
 DONE_STATES: Final = (*ANSWERED_STATES, State.FAILED_NOT_REPLAYABLE)
 
 
-def granted(world: World, row: Record | None, nonce: int) -> World:
+def note_grant(world: World, row: Record | None, nonce: int) -> World:
     """The world after a claim: where it changed the record, the claim's nonce is the holder's now."""
     if row == world.row:
         return world
@@ -25,10 +25,10 @@ def granted(world: World, row: Record | None, nonce: int) -> World:
     if _is_new_command(world, row):
         spec = spec._replace(epoch=spec.epoch + 1, settled_at=None, acked=None, effects=0)
     spec = spec._replace(holder=nonce, superseded=False, settled_at=None)
-    return written(world._replace(spec=spec), row)
+    return note_write(world._replace(spec=spec), row)
 
 
-def written(world: World, row: Record | None, *, by: int = 0, operator: bool = False) -> World:
+def note_write(world: World, row: Record | None, *, by: int = 0, operator: bool = False) -> World:
     """The world after a write of the record. ``by``: the nonce of the holder that wrote it."""
     before, spec = world.row, world.spec
     if row == before:
@@ -60,7 +60,7 @@ def stands(world: World, nonce: int) -> bool:
     return world.spec.holder == nonce and not world.spec.superseded
 
 
-def told(world: World, answer: Answer) -> World:
+def note_answer(world: World, answer: Answer) -> World:
     """The world after a client was given an answer: the first, or a replay of it."""
     spec = world.spec
     if spec.acked is not None and spec.acked != answer:
@@ -72,7 +72,7 @@ def told(world: World, answer: Answer) -> World:
     return world._replace(spec=spec._replace(acked=answer))
 
 
-def landed(world: World, mode: Mode, flight: Flight) -> World:
+def note_landing(world: World, mode: Mode, flight: Flight) -> World:
     """The world after a call has reached the downstream; an IDEMPOTENT one recognises the derived key."""
     remembered = tuple([(key, until) for key, until in world.remembered if world.true < until])
     flights = tuple([other for other in world.flights if other != flight])
@@ -84,10 +84,10 @@ def landed(world: World, mode: Mode, flight: Flight) -> World:
         world = world._replace(remembered=(*remembered, (flight.key, world.true + memory)))
     if flight.epoch != world.spec.epoch:
         raise Broken("I1", "an effect arrived after its command's tombstone was forgotten")
-    return effected(world, mode.policy)
+    return note_effect(world, mode.policy)
 
 
-def effected(world: World, policy: Policy) -> World:
+def note_effect(world: World, policy: Policy) -> World:
     """One more effect of this key, which must be its first."""
     effects = world.spec.effects + 1
     if effects > 1:
@@ -97,7 +97,7 @@ def effected(world: World, policy: Policy) -> World:
 
 
 def check(world: World) -> None:
-    """What must hold in every state: what a client was told is what the store holds, as long as it promised."""
+    """Check in every state that each client's answer is what the store holds, as long as promised."""
     spec, row = world.spec, world.row
     if spec.acked is None:
         return

@@ -34,8 +34,8 @@ def found(place: str) -> tuple[Any, str, Any]:
 
 
 @contextmanager
-def replaced(place: str, make: Callable[[Any], Any], *, only_there: bool = False) -> Iterator[None]:
-    """While inside, ``make(original)`` stands at the place and at every name of Semel's that meant the original.
+def replace_everywhere(place: str, make: Callable[[Any], Any], *, only_there: bool = False) -> Iterator[None]:
+    """While inside, ``make(original)`` replaces the original at its place and at every name of Semel's for it.
 
     Parameters: ``only_there`` leaves the other names alone.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from semel.core.model import ANSWERED_STATES, Resolution, Resolved, State
 from semel.steps.rules import unpack_steps
 from verification.explore import step_rows, store
-from verification.explore.notebook import written
+from verification.explore.notebook import note_write
 from verification.explore.steps import Step as Taken
 from verification.explore.steps import time_passes
 from verification.explore.world import DEDUP, RESULT, Account, Mode, World
@@ -30,19 +30,19 @@ def step_operator(world: World, mode: Mode) -> Iterator[Taken]:
     world = world._replace(left=world.left._replace(resolutions=world.left.resolutions - 1))
     if not resolution.happened:
         unopened = with_account(world, place, account._replace(open=0))
-        yield from _resolved(world, resolution, f"{part.name} did not happen", unopened)
+        yield from _resolve(world, resolution, f"{part.name} did not happen", unopened)
         return
-    yield from _resolved(world, resolution._replace(result=RESULT), f"{part.name} happened", world)
+    yield from _resolve(world, resolution._replace(result=RESULT), f"{part.name} happened", world)
     answer = store.answer_by(int.from_bytes(row.nonce))
     whole = world._replace(spec=world.spec._replace(effects=1))
-    yield from _resolved(world, resolution._replace(answer=answer), "all of it was done by hand", whole)
+    yield from _resolve(world, resolution._replace(answer=answer), "all of it was done by hand", whole)
 
 
-def _resolved(world: World, resolution: Resolution, what: str, then: World) -> Iterator[Taken]:
+def _resolve(world: World, resolution: Resolution, what: str, then: World) -> Iterator[Taken]:
     assert world.row is not None
     reply, row, steps = step_rows.resolve(world.row, world.steps, world.now, resolution)
     if isinstance(reply, Resolved):
-        after = written(then, row, operator=True)._replace(steps=steps)
+        after = note_write(then, row, operator=True)._replace(steps=steps)
         yield f"an operator settles that {what}: {State(reply.state).name}", after
 
 

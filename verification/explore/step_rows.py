@@ -29,7 +29,7 @@ class StepTable(Table):
 
 
 def may_write(row: Record | None, holder: Renewal) -> bool:
-    """Whether this holder may read and write the list: its grant stands, and is neither settled nor given back."""
+    """Whether this holder may read and write the list: its grant is valid, and is neither settled nor released."""
     return (
         row is not None
         and (row.fence, row.nonce) == (holder.fence, holder.nonce)
@@ -39,7 +39,7 @@ def may_write(row: Record | None, holder: Renewal) -> bool:
 
 
 class Write(TableCall[bool]):
-    """A write of a list; ``said`` is all that it says, for one that comes late."""
+    """A write of a list; ``said`` is its content, for one that arrives late."""
 
     __slots__ = ("said",)
 
@@ -58,7 +58,7 @@ class Write(TableCall[bool]):
 
 
 class ModelRows:
-    """Stands in for :class:`~semel.steps.store.StepRows`."""
+    """Replaces :class:`~semel.steps.store.StepRows`."""
 
     settles_by_proof = False
 

@@ -8,50 +8,50 @@ from typing import Any, Final
 
 from semel.core.model import OPEN_STATES, State
 from semel.steps.rules import without
-from verification.explore.replacing import replaced
+from verification.explore.replacing import replace_everywhere
 from verification.explore.variant import Variant
 from verification.explore.world import Habits
 
 
 def start_is_not_fenced() -> AbstractContextManager[None]:
-    """Whoever comes writes the list, as long as the record is open."""
+    """Every holder writes the list, as long as the record is open."""
 
     def may_write(row: Any, holder: Any) -> bool:
         return row is not None and row.state in OPEN_STATES and row.lease_until > 0
 
-    return replaced("verification.explore.step_rows:may_write", lambda _: may_write)
+    return replace_everywhere("verification.explore.step_rows:may_write", lambda _: may_write)
 
 
 @contextmanager
 def doubtful_step_is_repeated() -> Iterator[None]:
     """Neither a lapse nor a later run minds a step that had begun."""
     with (
-        replaced("semel.steps.rules:_why_not_again", lambda _: lambda known, want, dedup_us: None),
-        replaced("semel.steps.rules:standing", lambda _: lambda steps: (State.CLAIMED, None)),
+        replace_everywhere("semel.steps.rules:_why_not_again", lambda _: lambda known, want, dedup_us: None),
+        replace_everywhere("semel.steps.rules:standing", lambda _: lambda steps: (State.CLAIMED, None)),
     ):
         yield
 
 
 def result_is_dropped() -> AbstractContextManager[None]:
     """A step that has finished is left out of what is written next."""
-    return replaced(
+    return replace_everywhere(
         "semel.steps.rules:with_result", lambda _: lambda steps, step, result: without(steps, step.identity)
     )
 
 
 def everything_is_disproved() -> AbstractContextManager[None]:
     """ "Did not happen" of one step is taken for all of them."""
-    return replaced("semel.steps.findings:apply_finding", lambda _: lambda steps, doubt, result: ())
+    return replace_everywhere("semel.steps.findings:apply_finding", lambda _: lambda steps, doubt, result: ())
 
 
 def doubt_is_not_told() -> AbstractContextManager[None]:
     """The end of a run says nothing of the step that is in doubt."""
-    return replaced("semel.steps.flow:outcome_after", lambda _: lambda outcome, *rest, **named: outcome)
+    return replace_everywhere("semel.steps.flow:outcome_after", lambda _: lambda outcome, *rest, **named: outcome)
 
 
 def steps_are_forgotten() -> AbstractContextManager[None]:
-    """A version of the operation that declares no steps takes whatever has lapsed between two of them."""
-    return replaced("semel.steps.rules:any_begun", lambda _: lambda stored, generation: False)
+    """A version of the operation that declares no steps takes every command that lapsed between two of them."""
+    return replace_everywhere("semel.steps.rules:any_begun", lambda _: lambda stored, generation: False)
 
 
 STEP_VARIANTS: Final = (

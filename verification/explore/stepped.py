@@ -19,16 +19,16 @@ from semel.errors import NothingHappened, SemelError, StoreTimeout
 from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, unpack_steps
 from verification.explore import step_rows, store
-from verification.explore.notebook import granted, stands, told, written
+from verification.explore.notebook import note_answer, note_grant, note_write, stands
 from verification.explore.step_outside import step_operator, step_time, with_account
 from verification.explore.steps import Step as Taken
 from verification.explore.steps import (
     after_settling,
     claims,
-    crashed,
+    crash,
     deliver,
     limbo,
-    lost,
+    lose_message,
     put,
     renew,
     upkeep,
@@ -63,17 +63,17 @@ def stepped_steps(world: World, mode: Mode) -> Iterator[Taken]:
                 continue
             idle = True
         for label, after in _worker(world, mode, place, worker):
-            yield label, _kept(world, after, mode)
+            yield label, _keep_books(world, after, mode)
     for label, after in _without_steps(world, mode):
-        yield label, _kept(world, after, mode)
+        yield label, _keep_books(world, after, mode)
     for flight in world.flights:
         label = f"the call of {flight.nonce} for {mode.script[flight.part].name} arrives"
-        yield label, _kept(world, _arrive(world, mode, flight), mode)
+        yield label, _keep_books(world, _arrive(world, mode, flight), mode)
     for letter in world.letters:
         label, after = _deliver(world, mode, letter)
-        yield label, _kept(world, after, mode)
+        yield label, _keep_books(world, after, mode)
     for label, after in (*upkeep(world), *step_operator(world, mode), *step_time(world)):
-        yield label, _kept(world, after, mode)
+        yield label, _keep_books(world, after, mode)
 
 
 def _without_steps(world: World, mode: Mode) -> Iterator[Taken]:
@@ -87,7 +87,7 @@ def _without_steps(world: World, mode: Mode) -> Iterator[Taken]:
         return
     if any(account.open or account.effects for account in world.accounts):
         raise Broken("I4", "a version without steps may run, and a step had begun")
-    after = granted(world._replace(serial=nonce), row, nonce)
+    after = note_grant(world._replace(serial=nonce), row, nonce)
     refused = make_settlement(verdict.grant, classify_exception(_RELEASED, mode.undeclared, begun=True))
     reply, row = store.settle(after.row, after.now, refused)
     yield f"a version without steps runs {nonce}, and does nothing", after_settling(after, nonce, reply, row)
@@ -102,10 +102,10 @@ def _worker(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Ta
         case _:
             yield from _holder(world, mode, place, worker)
     if worker.pc is not Pc.IDLE and world.left.crashes:
-        yield f"worker {worker.nonce} crashes", crashed(world, place)
+        yield f"worker {worker.nonce} crashes", crash(world, place)
 
 
-def _kept(before: World, after: World, mode: Mode) -> World:
+def _keep_books(before: World, after: World, mode: Mode) -> World:
     """What follows of every step: books for new holders, fresh accounts for a new command, and what must hold."""
     workers = tuple(
         [
@@ -118,11 +118,11 @@ def _kept(before: World, after: World, mode: Mode) -> World:
         fresh = (Account(),) * len(mode.script)
         return after._replace(accounts=fresh, steps=None)
     if after.row != before.row or after.steps != before.steps:
-        after = _recorded(after, mode)
+        after = _record_accounts(after, mode)
     return after
 
 
-def _recorded(world: World, mode: Mode) -> World:
+def _record_accounts(world: World, mode: Mode) -> World:
     row = world.row
     assert row is not None
     if row.state == State.UNKNOWN and row.doubt not in {f"step:{part.name}" for part in mode.script}:
@@ -178,7 +178,7 @@ def _failing(world: World) -> World:
 
 
 def _ledger(worker: Worker, book: Book) -> StepLedger:
-    """The holder's real ledger, as it stood."""
+    """The holder's real ledger at that time."""
     assert worker.grant is not None
     ledger = StepLedger(step_rows.ROWS, worker.grant, DEDUP)
     for name, value in book.ledger or ():
@@ -208,7 +208,7 @@ def _drive(world: World, worker: Worker, flow: Flow[Any], fault: str = "") -> tu
                 reply, row, steps = step_rows.call(world.row, world.steps, world.now, needed.make)
                 if steps != world.steps and not stands(world, worker.nonce):
                     raise Broken("I3", "a superseded holder wrote a list of steps")
-                world = written(world, row, by=worker.nonce)._replace(steps=steps)
+                world = note_write(world, row, by=worker.nonce)._replace(steps=steps)
                 if needed.verb == "write_steps" and fault == "lost":
                     raise StoreTimeout("the reply is lost")
             except StoreTimeout as error:
@@ -242,7 +242,7 @@ def _begins(world: World, mode: Mode, place: int, worker: Worker, book: Book) ->
         return
     for fault in _faults(world):
         ledger = _ledger(worker, book)
-        met, after = _drive(lost(world) if fault else world, worker, ledger.begin(want), fault)
+        met, after = _drive(lose_message(world) if fault else world, worker, ledger.begin(want), fault)
         if fault and not isinstance(met, StoreTimeout):
             continue  # it wrote nothing that could be lost
         label = f"{who} begins {part.name}{fault and f'; its write is {fault}'}: {type(met).__name__}"
@@ -275,7 +275,7 @@ def _calls(world: World, mode: Mode, place: int, worker: Worker, book: Book) -> 
 
 def _arrive(world: World, mode: Mode, flight: Flight) -> World:
     world = world._replace(flights=tuple([other for other in world.flights if other != flight]))
-    world = _landed(world, mode, flight)
+    world = _land_step(world, mode, flight)
     for place, worker in enumerate(world.workers):
         book = worker.book
         if worker.nonce != flight.nonce or book is None or (book.phase, book.place) != (Phase.FLYING, flight.part):
@@ -288,7 +288,7 @@ def _arrive(world: World, mode: Mode, flight: Flight) -> World:
     return world
 
 
-def _landed(world: World, mode: Mode, flight: Flight) -> World:
+def _land_step(world: World, mode: Mode, flight: Flight) -> World:
     part, account = mode.script[flight.part], world.accounts[flight.part]
     if flight.epoch != world.spec.epoch:
         raise Broken("I1", "an effect arrived after its command's tombstone was forgotten")
@@ -327,7 +327,7 @@ def _closes(
     for fault in _faults(world):
         ledger = _ledger(worker, book)
         before = world.letters
-        _, after = _drive(lost(world) if fault else world, worker, ledger.close(outcome), fault)
+        _, after = _drive(lose_message(world) if fault else world, worker, ledger.close(outcome), fault)
         if fault and after.letters == before and after.steps == world.steps and after.row == world.row:
             continue
         ended = book._replace(phase=Phase.ENDED, ledger=_value(ledger), outcome=(ledger.outcome(outcome), True))
@@ -347,12 +347,12 @@ def _settles(world: World, mode: Mode, place: int, worker: Worker, book: Book) -
     ended = put(settled, place, Worker())
     label = f"{who} settles {type(outcome).__name__}: {type(reply).__name__}"
     mine = type(reply).__name__ != "Superseded"
-    yield label, told(ended, settlement.answer) if settlement.answer is not None and mine else ended
+    yield label, note_answer(ended, settlement.answer) if settlement.answer is not None and mine else ended
     if world.left.losses:
-        yield f"{who} settles; the reply is lost", after_settling(lost(world), worker.nonce, reply, row)
+        yield f"{who} settles; the reply is lost", after_settling(lose_message(world), worker.nonce, reply, row)
     if world.left.crashes:
         late = world._replace(letters=(*world.letters, Letter(worker.nonce, settlement)))
-        yield f"{who} crashes with its settlement on the way", crashed(late, place)
+        yield f"{who} crashes with its settlement on the way", crash(late, place)
 
 
 def _deliver(world: World, mode: Mode, letter: Letter) -> Taken:
@@ -365,4 +365,6 @@ def _deliver(world: World, mode: Mode, letter: Letter) -> Taken:
     )
     if held and not stands(world, letter.nonce):
         raise Broken("I3", "a late list of a superseded holder was written")
-    return f"a late list of {letter.nonce} arrives: {held}", written(rest, row, by=letter.nonce)._replace(steps=steps)
+    return f"a late list of {letter.nonce} arrives: {held}", note_write(rest, row, by=letter.nonce)._replace(
+        steps=steps
+    )

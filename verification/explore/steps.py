@@ -30,7 +30,7 @@ from semel.core.outcomes import classify_answer, classify_exception
 from semel.policy import Policy
 from verification.explore import store
 from verification.explore.canonical import moments
-from verification.explore.notebook import granted, landed, stands, told, written
+from verification.explore.notebook import note_answer, note_grant, note_landing, note_write, stands
 from verification.explore.world import SECOND, Broken, Flight, Letter, Mode, Pc, Worker, World
 
 Step = tuple[str, World]
@@ -65,7 +65,7 @@ def _worker(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[St
         case _:
             yield from _holder(world, mode, place, worker)
     if worker.pc is not Pc.IDLE and world.left.crashes:
-        yield f"worker {worker.nonce} crashes", crashed(world, place)
+        yield f"worker {worker.nonce} crashes", crash(world, place)
 
 
 def put(world: World, place: int, worker: Worker) -> World:
@@ -75,13 +75,13 @@ def put(world: World, place: int, worker: Worker) -> World:
     return world._replace(workers=tuple(workers))
 
 
-def crashed(world: World, place: int) -> World:
+def crash(world: World, place: int) -> World:
     """A worker that crashed: what it knew is gone."""
     left = world.left._replace(crashes=world.left.crashes - 1)
     return put(world._replace(left=left), place, Worker())
 
 
-def lost(world: World) -> World:
+def lose_message(world: World) -> World:
     """One message less may be lost."""
     return world._replace(left=world.left._replace(losses=world.left.losses - 1))
 
@@ -94,9 +94,9 @@ def claims(world: World, mode: Mode, place: int) -> Iterator[Step]:
     world = world._replace(serial=nonce)
     yield _claim(world, mode, place, nonce, f"a client asks worker {nonce}")
     if world.left.losses:
-        limbo = put(lost(world), place, Worker(Pc.LIMBO, nonce))
+        limbo = put(lose_message(world), place, Worker(Pc.LIMBO, nonce))
         _, row = store.claim(world.row, world.now, store.claim_of(nonce, mode.policy))
-        yield f"worker {nonce} claims; the reply is lost", granted(limbo, row, nonce)
+        yield f"worker {nonce} claims; the reply is lost", note_grant(limbo, row, nonce)
         yield (
             f"worker {nonce} claims; its message is late",
             limbo._replace(letters=(*world.letters, Letter(nonce, None))),
@@ -105,7 +105,7 @@ def claims(world: World, mode: Mode, place: int) -> Iterator[Step]:
 
 def _claim(world: World, mode: Mode, place: int, nonce: int, label: str) -> Step:
     verdict, row = store.claim(world.row, world.now, store.claim_of(nonce, mode.policy))
-    after = granted(world, row, nonce)
+    after = note_grant(world, row, nonce)
     label = f"{label}: {type(verdict).__name__}"
     if isinstance(verdict, Proceed):
         ends = world.true + mode.policy.terms.deadline_us
@@ -116,7 +116,7 @@ def _claim(world: World, mode: Mode, place: int, nonce: int, label: str) -> Step
 def _hear(world: World, verdict: Verdict) -> World:
     """A client hears a verdict that is no Proceed."""
     if isinstance(verdict, Replay):
-        return told(world, verdict.answer)
+        return note_answer(world, verdict.answer)
     if isinstance(verdict, OutcomeUnknown) and world.spec.acked is not None and world.spec.settled_at is not None:
         raise Broken("I2", "a client has the answer, and another is told that the outcome is unknown")
     return world
@@ -127,7 +127,7 @@ def limbo(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[Step
     yield _claim(world, mode, place, worker.nonce, f"worker {worker.nonce} claims again with its nonce")
     gone, row = store.abandon(world.row, world.now, worker.nonce)
     if gone:
-        after = written(world, row, by=worker.nonce)
+        after = note_write(world, row, by=worker.nonce)
         yield f"worker {worker.nonce} gives its claim up", put(after, place, Worker())
 
 
@@ -139,7 +139,7 @@ def deliver(world: World, mode: Mode, letter: Letter) -> Step:
             rest, letter.nonce, reply, row
         )
     _, row = store.claim(world.row, world.now, store.claim_of(letter.nonce, mode.policy))
-    return f"the late claim of {letter.nonce} arrives", granted(rest, row, letter.nonce)
+    return f"the late claim of {letter.nonce} arrives", note_grant(rest, row, letter.nonce)
 
 
 # --- holders ----------------------------------------------------------------------------------
@@ -169,27 +169,27 @@ def _holder(world: World, mode: Mode, place: int, worker: Worker) -> Iterator[St
     failed = make_settlement(grant, classify_exception(_FAILED, mode.policy, begun=begun))
     yield _settle(world, place, worker, failed, "raises")
     if worker.pc is Pc.DONE:
-        yield from _done(world, mode, place, worker, grant)
+        yield from _finish(world, mode, place, worker, grant)
 
 
 def _settlement(grant: Grant, nonce: int, policy: Policy) -> Settlement:
     return make_settlement(grant, classify_answer(store.answer_by(nonce), policy, begun=True))
 
 
-def _done(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> Iterator[Step]:
+def _finish(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> Iterator[Step]:
     settlement, who = _settlement(grant, worker.nonce, mode.policy), f"worker {worker.nonce}"
     yield _settle(world, place, worker, settlement, "settles and answers")
     reply, row = store.settle(world.row, world.now, settlement)
     if world.left.losses:
-        after = after_settling(lost(world), worker.nonce, reply, row)
+        after = after_settling(lose_message(world), worker.nonce, reply, row)
         yield f"{who} settles; the reply is lost", after
     if world.left.crashes:
         after = after_settling(world, worker.nonce, reply, row)
-        yield f"{who} settles and crashes before it answers", crashed(after, place)
+        yield f"{who} settles and crashes before it answers", crash(after, place)
         late = world._replace(letters=(*world.letters, Letter(worker.nonce, settlement)))
-        yield f"{who} crashes with its settlement on the way", crashed(late, place)
+        yield f"{who} crashes with its settlement on the way", crash(late, place)
     if mode.habits.answers_before_settling and world.spec.acked is None:
-        yield f"{who} answers before it settles", told(world, store.answer_by(worker.nonce))
+        yield f"{who} answers before it settles", note_answer(world, store.answer_by(worker.nonce))
 
 
 def _settle(world: World, place: int, worker: Worker, settlement: Settlement, how: str = "settles") -> Step:
@@ -198,14 +198,14 @@ def _settle(world: World, place: int, worker: Worker, settlement: Settlement, ho
     after = put(after_settling(world, worker.nonce, reply, row), place, Worker())
     label = f"worker {worker.nonce} {how}: {type(reply).__name__}"
     if settlement.answer is not None and not isinstance(reply, Superseded):
-        return label, told(after, settlement.answer)
+        return label, note_answer(after, settlement.answer)
     return label, after
 
 
 def after_settling(world: World, nonce: int, reply: object, row: object) -> World:
     if isinstance(reply, (Settled, AlreadyMine)) and not stands(world, nonce):
         raise Broken("I3", f"a superseded holder was told {type(reply).__name__}")
-    return written(world, row, by=nonce)  # type: ignore[arg-type]  # the row is what the verb left
+    return note_write(world, row, by=nonce)  # type: ignore[arg-type]  # the row is what the verb left
 
 
 def renew(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) -> World | None:
@@ -213,14 +213,14 @@ def renew(world: World, mode: Mode, place: int, worker: Worker, grant: Grant) ->
     if held:
         if not stands(world, worker.nonce):
             raise Broken("I3", "a superseded holder was told that its lease stands")
-        return written(world, row, by=worker.nonce)
+        return note_write(world, row, by=worker.nonce)
     if mode.policy.effects == Effects.IDEMPOTENT:  # a superseded IDEMPOTENT handler is cancelled; others finish
         return put(world, place, Worker())
     return None
 
 
 def _arrive(world: World, mode: Mode, flight: Flight) -> World:
-    world = landed(world, mode, flight)
+    world = note_landing(world, mode, flight)
     for place, worker in enumerate(world.workers):
         if worker.nonce == flight.nonce and worker.pc is Pc.FLYING:
             return put(world, place, worker._replace(pc=Pc.DONE))
@@ -234,10 +234,10 @@ def upkeep(world: World) -> Iterator[Step]:
     """The reaper and the purge, where they find something to do."""
     row = store.lapse(world.row, world.now)[1]
     if row != world.row:
-        yield "the reaper marks what has lapsed", written(world, row)
+        yield "the reaper marks what has lapsed", note_write(world, row)
     row = store.purge(world.row, world.now)
     if row != world.row:
-        yield "the purge passes", written(world, row)
+        yield "the purge passes", note_write(world, row)
 
 
 def operator(world: World, mode: Mode) -> Iterator[Step]:
@@ -254,7 +254,7 @@ def operator(world: World, mode: Mode) -> Iterator[Step]:
     if isinstance(reply, Resolved):
         left = world.left._replace(resolutions=world.left.resolutions - 1)
         label = f"an operator settles it as {'succeeded' if happened else 'did not happen'}"
-        yield label, written(world._replace(left=left), after, operator=True)
+        yield label, note_write(world._replace(left=left), after, operator=True)
 
 
 def time_passes(world: World, more: Sequence[int] = ()) -> Iterator[Step]:

@@ -14,7 +14,7 @@ from semel.core.decide import TABLE, Rule, Situation
 from semel.core.model import AnswerKind, Claim, Grant, Proceed, Record, Renewal, Replay, Settlement, State, Verdict
 from semel.core.record import answer_of
 from semel.core.timing import lease_end, retention
-from verification.explore.replacing import Patch, lines_replaced, replaced
+from verification.explore.replacing import Patch, lines_replaced, replace_everywhere
 from verification.explore.step_variants import STEP_VARIANTS
 from verification.explore.variant import Variant
 from verification.explore.world import Habits
@@ -29,12 +29,12 @@ def proceeds(situation: Situation) -> Patch:
 
 def no_holder_check() -> AbstractContextManager[None]:
     """Neither fence nor nonce is compared: any process counts as the holder."""
-    return replaced("semel.core.settle:holds", lambda _: lambda row, fence, nonce: row is not None)
+    return replace_everywhere("semel.core.settle:holds", lambda _: lambda row, fence, nonce: row is not None)
 
 
 def no_nonce_check() -> AbstractContextManager[None]:
     """The fence alone is compared."""
-    return replaced(
+    return replace_everywhere(
         "semel.core.settle:holds", lambda _: lambda row, fence, nonce: row is not None and row.fence == fence
     )
 
@@ -47,7 +47,7 @@ def renews_without_holding() -> AbstractContextManager[None]:
             return None
         return row._replace(lease_until=lease_end(now, row.lease_us, row.deadline_at))
 
-    return replaced("semel.core.settle:renew_row", lambda _: renewed)
+    return replace_everywhere("semel.core.settle:renew_row", lambda _: renewed)
 
 
 def abandons_without_nonce() -> AbstractContextManager[None]:
@@ -56,7 +56,7 @@ def abandons_without_nonce() -> AbstractContextManager[None]:
     def made(original: Any) -> Any:
         return lambda row, nonce, now: original(row, nonce if row is None else row.nonce, now)
 
-    return replaced("semel.core.settle:abandon_row", made)
+    return replace_everywhere("semel.core.settle:abandon_row", made)
 
 
 def lease_is_a_time_to_live() -> AbstractContextManager[None]:
@@ -69,7 +69,7 @@ def lease_is_a_time_to_live() -> AbstractContextManager[None]:
 
         return grant_row
 
-    return replaced("semel.stores.memory.store:grant_row", made)
+    return replace_everywhere("semel.stores.memory.store:grant_row", made)
 
 
 def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ def expiry_runs_from_the_claim() -> AbstractContextManager[None]:
 
         return situation
 
-    return replaced("semel.core.decide:situation", made)
+    return replace_everywhere("semel.core.decide:situation", made)
 
 
 def replays_before_comparing() -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ def replays_before_comparing() -> AbstractContextManager[None]:
 
         return decide
 
-    return replaced("semel.core.decide:decide", made)
+    return replace_everywhere("semel.core.decide:decide", made)
 
 
 @contextmanager
@@ -118,8 +118,8 @@ def lapses_what_is_settled() -> Iterator[None]:
         return put
 
     with ExitStack() as stack:
-        stack.enter_context(replaced("semel.core.settle:lapse_row", lambda _: lapsed))
-        stack.enter_context(replaced("semel.stores.memory.store:Table.put", made))
+        stack.enter_context(replace_everywhere("semel.core.settle:lapse_row", lambda _: lapsed))
+        stack.enter_context(replace_everywhere("semel.stores.memory.store:Table.put", made))
         yield
 
 
@@ -134,7 +134,7 @@ def settles_what_is_settled() -> AbstractContextManager[None]:
 
         return settled_row
 
-    return replaced("semel.core.settle:settle_row", made)
+    return replace_everywhere("semel.core.settle:settle_row", made)
 
 
 def generation_grows_with_each_grant() -> AbstractContextManager[None]:
@@ -147,12 +147,12 @@ def generation_grows_with_each_grant() -> AbstractContextManager[None]:
 
         return grant_again
 
-    return replaced("semel.core.decide:grant_again", made)
+    return replace_everywhere("semel.core.decide:grant_again", made)
 
 
 def dedup_never_ends() -> AbstractContextManager[None]:
     """A lapsed IDEMPOTENT command is granted anew however old it is."""
-    return replaced(
+    return replace_everywhere(
         "semel.core.decide:classify_lapsed",
         lambda original: lambda row, now: original(row._replace(dedup_until=now + 1), now),
     )
@@ -169,18 +169,20 @@ def purges_the_unknown() -> AbstractContextManager[None]:
 
         return lapsed
 
-    return replaced("semel.core.settle:lapse_row", made)
+    return replace_everywhere("semel.core.settle:lapse_row", made)
 
 
 def tombstone_goes_with_the_answer() -> AbstractContextManager[None]:
     """One lifetime for two things."""
-    return replaced(
+    return replace_everywhere(
         "semel.core.timing:retention", lambda original: lambda now, answer_us, _: original(now, answer_us, answer_us)
     )
 
 
 def _no_grace() -> AbstractContextManager[None]:
-    return replaced("semel.core.timing:may_forget", lambda _: lambda until, now: until is not None and until <= now)
+    return replace_everywhere(
+        "semel.core.timing:may_forget", lambda _: lambda until, now: until is not None and until <= now
+    )
 
 
 @contextmanager
@@ -198,7 +200,7 @@ def fences_restart_and_no_nonce() -> Any:
     with ExitStack() as stack:
         stack.enter_context(no_nonce_check())
         stack.enter_context(
-            replaced(
+            replace_everywhere(
                 "semel.core.decide:first_grant", lambda first: lambda claim, now: first(claim, now)._replace(fence=1)
             )
         )
@@ -219,7 +221,7 @@ def unfinished_is_nothing() -> AbstractContextManager[None]:
             forget_after=forget_after,
         )
 
-    return replaced("semel.core.settle:lapse_row", lambda _: lapsed)
+    return replace_everywhere("semel.core.settle:lapse_row", lambda _: lapsed)
 
 
 VARIANTS: Final = (

@@ -1,4 +1,4 @@
-"""The state of the model: one key, its real record, a few workers, a downstream, and what clients were told.
+"""The state of the model: one key, its real record, a few workers, a downstream, and the answers of clients.
 
 A :class:`World` is a value. The record in it is a :class:`~semel.core.model.Record` that the real rules wrote;
 everything else is the model's own notebook, kept independently of the rules, so that it can contradict them: who was
@@ -35,7 +35,7 @@ SPANS: Final = {
 
 
 class Pc(IntEnum):
-    """Where a worker stands in its one command."""
+    """The progress of a worker in its one command."""
 
     IDLE = 0  # a client may ask it
     LIMBO = 1  # it claimed, and the reply did not come
@@ -45,7 +45,7 @@ class Pc(IntEnum):
 
 
 class Phase(IntEnum):
-    """Where a run stands with the step that is next in its script."""
+    """The progress of a run with the next step of its script."""
 
     READY = 0  # nothing of it was asked for
     STARTED = 1  # its start is recorded
@@ -99,7 +99,7 @@ class Part(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What is true of one step, whatever is recorded. ``open``: an attempt that has not been disproved."""
+    """What really happened to one step, independent of the record. ``open``: an attempt that has not been disproved."""
 
     effects: int = 0
     open: int = 0

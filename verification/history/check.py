@@ -1,4 +1,4 @@
-"""Judges a history: every key for itself, then the effects and the answers that clients were told.
+"""Judges a history: every key for itself, then the effects and the answers that clients got.
 
 A violation comes with the smallest part of the history that shows it: cut off at the first answer that nothing can
 explain, without the observations that are not needed for that.
@@ -14,7 +14,7 @@ from typing import Final
 
 from verification.history.linear import PLACES_MAX, Finding, Stuck, Undecided, linearize
 from verification.history.reading import NEVER, Effect, History, Operation
-from verification.history.standing import Standing, Terms, shown
+from verification.history.standing import Standing, Terms, show
 
 OPERATIONS_PER_KEY_MAX: Final = 2_000
 ONE_WRITER: Final = ("sqlite:", "memory:")  # stores without locks of single records
@@ -63,7 +63,7 @@ def check(
     """Judge a whole history.
 
     Parameters: ``operations_per_key_max`` a key with more is reported as undecided, not searched; ``places_max`` what
-    one key's search may remember; ``progress`` is told how many operations of how many were judged.
+    one key's search may remember; ``progress`` is called with the judged and the total number of operations.
     """
     terms = Terms(history.deaths_ns, history.leases_judged)
     row_locks = any(not header.store.startswith(ONE_WRITER) for header in history.headers)
@@ -78,7 +78,7 @@ def check(
         if len(operations) > operations_per_key_max:
             report.undecided.append(f"key {key}: {len(operations)} operations, more than {operations_per_key_max}")
         else:
-            part = judged(operations, history.failed.get(key, ()), history.deaths_ns, row_locks=row_locks)
+            part = select_operations(operations, history.failed.get(key, ()), history.deaths_ns, row_locks=row_locks)
             _check_key(report, key, part, terms, places_max)
         done += len(operations)
         if progress is not None:
@@ -95,13 +95,13 @@ def _check_key(report: Report, key: str, operations: list[Operation], terms: Ter
         case Stuck():
             if len(report.violations) < REPORTED_MAX:
                 operations, finding = smallest(operations, finding, terms, places_max)
-            what = f"no order explains it: at best {shown(finding.standing)}, and then not {_told(finding.blocked)}"
+            what = f"no order explains it: at best {show(finding.standing)}, and then not {_describe(finding.blocked)}"
             report.violations.append(Violation("not-linearizable", key, what, tuple(operations)))
         case _:
             pass
 
 
-def _told(blocked: Sequence[Operation]) -> str:
+def _describe(blocked: Sequence[Operation]) -> str:
     names = [
         f"{op.kind} → {(op.result or {}).get('verdict') or (op.result or {}).get('settling') or op.result}"
         for op in blocked
@@ -109,7 +109,7 @@ def _told(blocked: Sequence[Operation]) -> str:
     return " nor ".join(names) or "anything"
 
 
-def judged(
+def select_operations(
     operations: list[Operation],
     failed: Sequence[Operation] = (),
     deaths_ns: Mapping[str, int] | None = None,
@@ -121,8 +121,8 @@ def judged(
     A process answers for its own running ATOMIC command out of its memory, also while that one only waits for its
     transaction. Such an "in progress" says nothing of the record and is left out; so is a "reused" beside one that was
     granted, or may have been. On a store with
-    ``row_locks`` an ATOMIC attempt is told "in progress" while any other one of its key is under way: that may hold the
-    record's lock, whatever it will be told itself. So may the claim of another request whose commit takes its time:
+    ``row_locks`` an ATOMIC attempt gets "in progress" while any other one of its key is under way: that may hold the
+    record's lock, with any verdict of its own. So may the claim of another request whose commit takes its time:
     until it is there, no one can see that the requests differ. And so may one that was never answered: a server that
     hangs in it hangs with its locks.
     """
@@ -142,18 +142,18 @@ def judged(
             if who is not op and _may_be_told(op, op.result["verdict"], who, row_locks=row_locks)
         )
     }
-    own = {(op.process, op.result["fence"]): op.args["request"] for op in atomic if _granted(op) and op.result}
-    return [_with_request(_softened(op, row_locks), own) for op in operations if id(op) not in left_out]
+    own = {(op.process, op.result["fence"]): op.args["request"] for op in atomic if _is_grant(op) and op.result}
+    return [_with_request(_soften(op, row_locks), own) for op in operations if id(op) not in left_out]
 
 
 def _may_be_told(op: Operation, verdict: str, who: Operation, *, row_locks: bool) -> bool:
     """Whether this verdict may come from that other ATOMIC attempt, rather than from the record."""
     if verdict == "in-progress":
         return row_locks or who.process == op.process
-    return who.process == op.process and (who.result is None or _granted(who))
+    return who.process == op.process and (who.result is None or _is_grant(who))
 
 
-def _granted(op: Operation) -> bool:
+def _is_grant(op: Operation) -> bool:
     return op.kind == "attempt" and op.result is not None and op.result["verdict"] == "proceed"
 
 
@@ -172,7 +172,7 @@ def _with_request(op: Operation, own: Mapping[tuple[str, int], str]) -> Operatio
 def _behind_a_lock(
     operations: list[Operation], failed: Sequence[Operation], deaths_ns: Mapping[str, int]
 ) -> list[Operation]:
-    """The attempts told "in progress" while one of another request, or one without an answer, was being claimed."""
+    """The attempts that got "in progress" while one of another request, or one without an answer, was being claimed."""
     attempts = [op for op in (*operations, *failed) if op.kind == "attempt"]
     return [
         op
@@ -191,24 +191,24 @@ def _attempt_ends_ns(op: Operation, deaths_ns: Mapping[str, int]) -> int:
     return op.end_ns if op.result is not None else min(op.gave_up_ns, deaths_ns.get(op.process, NEVER)) + LINGERS_NS
 
 
-def _softened(op: Operation, by_wire: bool) -> Operation:
+def _soften(op: Operation, by_wire: bool) -> Operation:
     """A settlement that frees the record and whose reply was lost: its repetition may meet what came after it.
 
     It then gets "superseded", although it did write. An ATOMIC refusal is stored beside its rolled back transaction;
     its repetition meets its own write in the same way. So this reply leaves open whether it wrote. An operator's
-    resolution, ``by_wire``, is repeated in the same way over a new connection, and told that the record has moved on.
+    resolution, ``by_wire``, is repeated over a new connection, and learns that the record has moved on.
     """
     if by_wire and op.kind == "resolve" and op.result is not None and op.result["resolving"] == "moved-on":
-        return _unanswered(op, "moved on, if only by itself")
+        return _leave_open(op, "moved on, if only by itself")
     if op.kind != "settle" or op.result is None or op.result["settling"] != "superseded":
         return op
     state = op.args["state"]
     frees = state not in ("succeeded", "refused", "unknown")
     lone = op.args["effects"] == "atomic" and state == "refused"
-    return _unanswered(op, "superseded, if only by itself") if frees or lone else op
+    return _leave_open(op, "superseded, if only by itself") if frees or lone else op
 
 
-def _unanswered(op: Operation, why: str) -> Operation:
+def _leave_open(op: Operation, why: str) -> Operation:
     open_end = Operation(op.process, op.number, op.kind, op.key, op.by, op.start_ns, op.args)
     open_end.gave_up = why
     return open_end
@@ -269,7 +269,7 @@ def _until(operations: list[Operation], now_ns: int) -> Iterator[Operation]:
             if op.end_ns <= now_ns or op.result is None:
                 yield op
             else:
-                yield _unanswered(op, "not answered yet")
+                yield _leave_open(op, "not answered yet")
 
 
 def is_observation(op: Operation) -> bool:
@@ -284,7 +284,7 @@ def is_observation(op: Operation) -> bool:
 
 
 def effect_violations(history: History) -> list[Violation]:
-    """The promises about the outside world and about what clients were told, each by counting."""
+    """The promises about effects and about clients' answers, each by counting."""
     found: list[Violation] = []
     effects: dict[str, list[Effect]] = defaultdict(list)
     for effect in history.effects:
@@ -340,10 +340,18 @@ def _answer(op: Operation) -> str | None:
 
 
 def _answers(operations: list[Operation]) -> tuple[set[str], set[str]]:
-    """The answers that were told, and those that an operator gave."""
+    """The answers that clients got, and those that an operator gave."""
     told = {answer for op in operations if (answer := _answer(op)) is not None}
     resolved = {str(op.args["answer"]) for op in operations if op.kind == "resolve"}
     return told, resolved
 
 
-__all__ = ["OPERATIONS_PER_KEY_MAX", "Report", "Standing", "Violation", "check", "effect_violations", "judged"]
+__all__ = [
+    "OPERATIONS_PER_KEY_MAX",
+    "Report",
+    "Standing",
+    "Violation",
+    "check",
+    "effect_violations",
+    "select_operations",
+]

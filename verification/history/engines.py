@@ -1,6 +1,6 @@
 """The engines, recording: every claim, settlement, reread and resolution of a process becomes part of its history.
 
-They are the engines themselves, so that whatever is built on an engine (``run``, a web integration) can be recorded.
+They are the engines themselves, so that everything built on an engine (``run``, a web integration) can be recorded.
 """
 
 from __future__ import annotations

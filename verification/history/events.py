@@ -127,7 +127,7 @@ def settling_words(reply: Settling) -> Words:
     """The reply to a holder's settlement."""
     if isinstance(reply, Superseded):
         return {"settling": "superseded"}
-    return {"settling": "settled"}  # AlreadyMine is the same truth, told twice
+    return {"settling": "settled"}  # AlreadyMine reports the same state twice
 
 
 def resolving_words(reply: Resolving) -> Words:

@@ -89,7 +89,7 @@ class Search:
         return self.stuck
 
     def _advance(self, mask: int, low: int, at: Standing) -> tuple[int, int, Standing, list[int]]:
-        """Take whatever changes nothing here, or has no alternative: no other order could do better."""
+        """Take each operation that changes nothing here, or has no alternative: no other order could do better."""
         closed, terms, count = self.closed, self.terms, len(self.closed)
         while True:
             while low < count and mask >> low & 1:
@@ -151,7 +151,7 @@ class Search:
 
 
 def _what(op: Operation) -> tuple[object, ...]:
-    """What an unanswered operation asks: those that ask the same may stand for each other."""
+    """What an unanswered operation asks: those with the same request are interchangeable."""
     asked = tuple(sorted((name, str(value)) for name, value in op.args.items()))
     # Of a grant whose reply was lost it matters whose it was: only its own process could have renewed it.
     return (op.kind, op.gave_up is None, op.process if op.kind == "attempt" else "", asked)

@@ -31,7 +31,7 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
 class Operation:
     """One call of one client: its request (``args``), its reply (``result``), and the times.
 
-    ``end_ns`` is NEVER where it was not told: its process died, or ``gave_up`` says what it saw instead of an answer.
+    ``end_ns`` is NEVER if it got no answer: its process died, or ``gave_up`` says what it saw instead of an answer.
     """
 
     __slots__ = (
@@ -148,19 +148,21 @@ def _read_file(path: Path, history: History, deaths: list[tuple[int, int]]) -> N
         try:
             _take(header, event, running, history, deaths)
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, number, f"an event that does not fit ({type(error).__name__}: {error})") from None
+            raise _make_damage_error(
+                path, number, f"an event that does not fit ({type(error).__name__}: {error})"
+            ) from None
     for operation in running.values():
         history.keys[operation.key].append(operation)
 
 
 def _events(path: Path, raw: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, event in enumerate(_parsed(path, raw[1:]), start=2):
+    for number, event in enumerate(_parse(path, raw[1:]), start=2):
         if type(event) is not dict:
-            raise _damaged(path, number, "it is no event")
+            raise _make_damage_error(path, number, "it is no event")
         yield number, event
 
 
-def _parsed(path: Path, lines: list[bytes]) -> list[Any]:
+def _parse(path: Path, lines: list[bytes]) -> list[Any]:
     """All lines as one document, which shares its words and so costs half; one by one where that is not what it is."""
     try:
         events: list[Any] = json.loads(b"[%b]" % b",".join(lines))
@@ -173,7 +175,7 @@ def _parsed(path: Path, lines: list[bytes]) -> list[Any]:
         try:
             events.append(json.loads(line))
         except ValueError:
-            raise _damaged(path, number, "it is no JSON") from None
+            raise _make_damage_error(path, number, "it is no JSON") from None
     return events
 
 
@@ -234,10 +236,10 @@ def _header(path: Path, line: bytes) -> Header:
     try:
         return Header(**{name: words[name] for name in Header.__dataclass_fields__})
     except KeyError as missing:
-        raise _damaged(path, 1, f"the header lacks {missing}") from None
+        raise _make_damage_error(path, 1, f"the header lacks {missing}") from None
 
 
-def _damaged(path: Path, line: int, what: str) -> HistoryError:
+def _make_damage_error(path: Path, line: int, what: str) -> HistoryError:
     return HistoryError(
         f"{path}, line {line}: damaged: {what}. Nothing after it can be trusted: check the other files without this "
         "one only if its process touched no key of theirs, otherwise record anew"

@@ -1,6 +1,6 @@
-"""The sequential model of one key: where its record stands, and what each operation may do and be told there.
+"""The sequential model of one key: the state of its record, and what each operation may do and answer there.
 
-This is the table of states and verdicts once more, on purpose written apart from ``rules``: a checker that asked the
+It repeats the table of states and verdicts, deliberately independent of ``rules``: a checker that asked the
 rules themselves would find every mistake of theirs right. Not modelled: retention that runs out (no operation here
 lives that long), declared steps, and ``after_expiry="new"``.
 """
@@ -34,7 +34,7 @@ LEASE_TOLERANCE_NS: Final = 20_000_000  # the wall and the monotonic clock drift
 
 
 class Standing(NamedTuple):
-    """Where a record stands. ``holder`` is the fence of its grant; times are monotonic nanoseconds."""
+    """The state of a record. ``holder`` is the fence of its grant; times are monotonic nanoseconds."""
 
     phase: Phase
     holder: int
@@ -59,7 +59,7 @@ class Terms(NamedTuple):
 
 
 def step(at: Standing, op: Operation, terms: Terms) -> Standing | None:
-    """Where the record stands after this operation took effect here; ``at`` itself if it changed nothing.
+    """The state after this operation took effect here; ``at`` itself if it changed nothing.
 
     None: it cannot have taken effect here.
     """
@@ -105,7 +105,7 @@ def _attempt(at: Standing, op: Operation, told: Words, terms: Terms) -> Standing
 def _proceed(at: Standing, op: Operation, fence: int, terms: Terms) -> Standing | None:
     if fence <= at.floor and op.args["effects"] != "atomic":
         return None  # the fence grows with every grant
-    return _granted(at, op, fence) if _may_proceed(at, op, terms) else None
+    return _grant(at, op, fence) if _may_proceed(at, op, terms) else None
 
 
 def _grant_unseen(at: Standing, op: Operation) -> Standing | None:
@@ -113,10 +113,10 @@ def _grant_unseen(at: Standing, op: Operation) -> Standing | None:
     if at.request is not None and at.request != op.args["request"] and not _forgets(at):
         return None
     holder = NOBODY if op.gave_up is None else GIVEN_UP
-    return _granted(at, op, holder) if _may_proceed(at, op, None) else None
+    return _grant(at, op, holder) if _may_proceed(at, op, None) else None
 
 
-def _granted(at: Standing, op: Operation, holder: int) -> Standing:
+def _grant(at: Standing, op: Operation, holder: int) -> Standing:
     args = op.args
     return Standing(
         HELD,
@@ -139,7 +139,7 @@ def _may_proceed(at: Standing, op: Operation, terms: Terms | None) -> bool:
         return False
     if at.effects == "atomic" or at.holder == GIVEN_UP:
         return True  # rolled back, or abandoned, unseen
-    return at.effects == "idempotent" and _lapsed(at, op, terms)
+    return at.effects == "idempotent" and _may_have_lapsed(at, op, terms)
 
 
 def _forgets(at: Standing) -> bool:
@@ -147,7 +147,7 @@ def _forgets(at: Standing) -> bool:
     return at.phase == HELD and at.effects == "atomic"
 
 
-def _lapsed(at: Standing, op: Operation, terms: Terms | None) -> bool:
+def _may_have_lapsed(at: Standing, op: Operation, terms: Terms | None) -> bool:
     """Whether the holder's lease may have run out before this operation ended."""
     if terms is None or not terms.leases_judged:
         return True
@@ -166,7 +166,7 @@ def _holder_is_long_dead(at: Standing, op: Operation, args: Words, terms: Terms)
 def _doubtful(at: Standing, op: Operation, terms: Terms) -> Standing | None:
     if at.phase == DOUBT:
         return at
-    if at.phase == HELD and _lapsed(at, op, terms):
+    if at.phase == HELD and _may_have_lapsed(at, op, terms):
         # It stays held: its holder may still settle, or renew.
         return at if at.effects != "idempotent" or at.grants >= op.args["attempts_max"] else None
     spent = at.phase == FREE and at.effects == "idempotent" and at.grants >= op.args["attempts_max"]
@@ -234,7 +234,7 @@ def _settled_atomic(at: Standing, word: Words) -> Standing | None:
 
 
 def _same_end(at: Standing, word: Words) -> bool:
-    """The same holder's same word, once more."""
+    """The same settlement by the same holder, repeated."""
     state = word["state"]
     if state in ("succeeded", "refused"):
         return at.phase == FINAL and at.word == state and (at.answer == word["answer"] or at.answer is None)
@@ -280,8 +280,8 @@ def _reads(at: Standing, told: Words) -> bool:
             return at.phase == HELD
 
 
-def shown(at: Standing) -> str:
-    """Where the record stands, in words."""
+def show(at: Standing) -> str:
+    """The state of the record, in words."""
     match at.phase:
         case Phase.ABSENT:
             return "no record"

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from verification.mutants import MUTANTS, PARTS
-from verification.mutants.catalogue import Tried, tried
+from verification.mutants.catalogue import Tried, try_mutant
 
 EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     if not given.json:
         sys.stdout.write(f"{'mutant':<32}{'breaks':<8}{'found by':<11}{'after':<24}{'seconds':>8}\n")
-    for one in _tried(given):
+    for one in _try_all(given):
         found.append(one)
         if not given.json:
             sys.stdout.write(_line(one, told=given.all or bool(given.only)))
@@ -74,7 +74,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
-def _tried(given: argparse.Namespace) -> Iterator[Tried]:
+def _try_all(given: argparse.Namespace) -> Iterator[Tried]:
     names = [mutant.name for mutant in MUTANTS if not given.only or mutant.name in given.only]
     if given.jobs == 1:
         yield from (_one(name, given.all) for name in names)
@@ -86,7 +86,7 @@ def _tried(given: argparse.Namespace) -> Iterator[Tried]:
 def _one(name: str, everything: bool) -> Tried:
     """One mutant, by name: a patch cannot be sent to another process."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    one = tried(mutant, everything=everything)
+    one = try_mutant(mutant, everything=everything)
     return one.without_patch()
 
 

@@ -27,7 +27,7 @@ class Tried:
         return replace(self, mutant=replace(self.mutant, patch=nullcontext))
 
 
-def tried(mutant: Mutant, *, everything: bool = False) -> Tried:
+def try_mutant(mutant: Mutant, *, everything: bool = False) -> Tried:
     """Let the kit at a mutant: first the part that must find it, then the others until one does.
 
     Parameters: ``everything`` asks every part, and reports all that found it.

@@ -15,12 +15,12 @@ from semel.engine.permit import Permit
 from semel.engine.result import Result
 from semel.errors import StoreError, StoreTimeout, StoreUnavailable
 from semel.policy import NOT_RUN
-from verification.explore.replacing import Patch, replaced
+from verification.explore.replacing import Patch, replace_everywhere
 from verification.mutants.mutant import Mutant
 
 
 def _at(place: str, make: Any) -> Patch:
-    return lambda: replaced(place, make)
+    return lambda: replace_everywhere(place, make)
 
 
 def _refusals_stored(original: Any) -> Any:
@@ -80,7 +80,7 @@ def _commit_believed(original: Any) -> Any:
 
 @contextmanager
 def _runs_again_after_a_commit_error() -> Iterator[None]:
-    """A commit that was not answered counts as failed, and the unit is run once more under its old grant."""
+    """A commit that was not answered counts as failed, and the unit runs again under its old grant."""
 
     def failed(_: Any) -> Any:
         def confirm_commit(store: Any, grant: Grant) -> Flow[None]:
@@ -107,8 +107,8 @@ def _runs_again_after_a_commit_error() -> Iterator[None]:
         return finish
 
     with (
-        replaced("semel.atomic.flow:_confirm_commit", failed),
-        replaced("semel.engine.sync_engine:Engine._finish", again),
+        replace_everywhere("semel.atomic.flow:_confirm_commit", failed),
+        replace_everywhere("semel.engine.sync_engine:Engine._finish", again),
     ):
         yield
 
@@ -117,8 +117,8 @@ def _runs_again_after_a_commit_error() -> Iterator[None]:
 def _cookies() -> Iterator[None]:
     """Both the list of what is kept and the list of what never is."""
     with (
-        replaced("semel.policy:REPLAY_HEADERS", lambda headers: headers | {b"set-cookie"}),
-        replaced("semel.policy:NEVER_REPLAYED", lambda headers: headers - {b"set-cookie"}),
+        replace_everywhere("semel.policy:REPLAY_HEADERS", lambda headers: headers | {b"set-cookie"}),
+        replace_everywhere("semel.policy:NEVER_REPLAYED", lambda headers: headers - {b"set-cookie"}),
     ):
         yield
 
@@ -171,7 +171,7 @@ MUTANTS: Final = (
         does="the claim of an ATOMIC command is committed before its effects",
         breaks="I1",
         part="model",
-        patch=lambda: replaced(
+        patch=lambda: replace_everywhere(
             "semel.atomic.flow:Within",
             lambda within: (
                 lambda unit, verb, make: Perform(verb, make) if verb == "claim" else within(unit, verb, make)
@@ -270,7 +270,7 @@ MUTANTS: Final = (
         does="something that differs between tries enters the fingerprint",
         breaks="I7",
         part="http",
-        patch=_at("semel.http.exchange:Exchange._command", lambda original: _counted(original)),
+        patch=_at("semel.http.exchange:Exchange._command", lambda original: _count(original)),
     ),
     Mutant(
         name="waiter-without-comparison",
@@ -299,7 +299,7 @@ MUTANTS: Final = (
         part="faults",
         patch=_at(
             "semel.core.command_flow:make_settlement",
-            lambda original: lambda *given, **named: _released(original(*given, **named)),
+            lambda original: lambda *given, **named: _release(original(*given, **named)),
         ),
     ),
 )
@@ -314,11 +314,11 @@ def _unkept(settlement: Settlement) -> Settlement:
     return settlement._replace(answer_kind=AnswerKind.NOT_KEPT) if settlement.answer is not None else settlement
 
 
-def _released(settlement: Settlement) -> Settlement:
+def _release(settlement: Settlement) -> Settlement:
     return settlement._replace(state=State.FAILED_NOT_REPLAYABLE) if settlement.state == State.UNKNOWN else settlement
 
 
-def _counted(original: Any) -> Any:
+def _count(original: Any) -> Any:
     count = 0
 
     def command(self: Any, fingerprint: bytes, recipe: str) -> Any:

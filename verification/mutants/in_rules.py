@@ -8,7 +8,7 @@ from semel.core.decide import TABLE, Rule, Situation
 from semel.core.model import Proceed, Record, State
 from semel.core.record import unpack_headers
 from verification.explore import variants
-from verification.explore.replacing import Patch, lines_replaced, replaced
+from verification.explore.replacing import Patch, lines_replaced, replace_everywhere
 from verification.mutants.mutant import Mutant
 
 _TABLE: Final = "semel.core.decide:TABLE"
@@ -26,7 +26,7 @@ def _proceeds(situation: Situation) -> Patch:
 
 
 def _rule(place: str, make: Any) -> Patch:
-    return lambda: replaced(place, make)
+    return lambda: replace_everywhere(place, make)
 
 
 def _with_row(changes: Any) -> Any:

@@ -8,7 +8,7 @@ from semel.core.flow import Flow
 from semel.core.requests import Perform, Unit, Within
 from semel.steps.rules import Steps
 from semel.stores.sql.dialect import SQLITE
-from verification.explore.replacing import Patch, replaced, text_replaced
+from verification.explore.replacing import Patch, replace_everywhere, text_replaced
 from verification.explore.step_variants import (
     doubt_is_not_told,
     doubtful_step_is_repeated,
@@ -19,7 +19,7 @@ from verification.mutants.mutant import Mutant
 
 
 def _at(place: str, make: Any) -> Patch:
-    return lambda: replaced(place, make)
+    return lambda: replace_everywhere(place, make)
 
 
 def _start_unwritten(original: Any) -> Any:
@@ -87,6 +87,6 @@ MUTANTS: Final = (
         does="the record of a local step is not written in its own transaction",
         breaks="I4",
         part="steps",
-        patch=lambda: replaced("semel.steps.flow:Within", lambda _: _elsewhere, only_there=True),
+        patch=lambda: replace_everywhere("semel.steps.flow:Within", lambda _: _elsewhere, only_there=True),
     ),
 )

@@ -11,7 +11,7 @@ from semel.core.model import Claim, KeyReused, Proceed, Verdict
 from semel.stores.memory.store import TableCall, grant_row
 from semel.stores.sqlite.bundles import SETTLE
 from semel.stores.sqlite.store import SQL
-from verification.explore.replacing import Patch, replaced, text_replaced
+from verification.explore.replacing import Patch, replace_everywhere, text_replaced
 from verification.mutants.mutant import Mutant
 
 
@@ -67,14 +67,14 @@ MUTANTS: Final = (
         does="a conflict deletes the record it is a conflict with",
         breaks="I4",
         part="contract",
-        patch=lambda: replaced("semel.stores.memory.store:MemoryStore.claim", _deletes_on_conflict),
+        patch=lambda: replace_everywhere("semel.stores.memory.store:MemoryStore.claim", _deletes_on_conflict),
     ),
     Mutant(
         name="claim-reads-then-writes",
         does="a claim of the memory store is a read and a later write",
         breaks="I4",
         part="orders",
-        patch=lambda: replaced("semel.stores.memory.store:MemoryStore.claim", _reads_then_writes),
+        patch=lambda: replace_everywhere("semel.stores.memory.store:MemoryStore.claim", _reads_then_writes),
     ),
     Mutant(
         name="sqlite-claim-overwrites",

@@ -100,15 +100,15 @@ def http() -> Finding | None:
 
 def simulator() -> Finding | None:
     """The simulator's first seeds."""
-    return _searched("simulator", SEEDS, Shape())
+    return _search("simulator", SEEDS, Shape())
 
 
 def steps() -> Finding | None:
     """The simulator's first seeds, with handlers that have steps."""
-    return _searched("steps", STEP_SEEDS, STEPS)
+    return _search("steps", STEP_SEEDS, STEPS)
 
 
-def _searched(part: str, seeds: range, shape: Shape) -> Finding | None:
+def _search(part: str, seeds: range, shape: Shape) -> Finding | None:
     try:
         violation = search(seeds, shape=shape)
     except Exception as error:  # noqa: BLE001 - as above

@@ -24,7 +24,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """How a part of the kit saw that something is wrong: what it said, and after how much."""
+    """How a part of the kit detected a mutant: its message, and after how much."""
 
     part: str
     after: int

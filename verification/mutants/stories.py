@@ -1,4 +1,4 @@
-"""Commands under faults, told over two processes: what a downstream saw, what clients were told, what the store holds.
+"""Scenarios of commands under faults in two processes: the downstream's calls, the clients' answers, the store's rows.
 
 Each story is one command on the real sync engine over SQLite in a file of its own. The process meets one fault, at
 each of its store calls in turn; another process recovers: a retry at once, the reaper after the lease, a retry again.

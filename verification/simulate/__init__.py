@@ -12,7 +12,7 @@ repeatable and local steps on the real SQLite store, completers, and a downstrea
     if violation is not None:
         print(violation.report())
 
-**Patches are honoured.** Nothing of the real code is copied or kept: whatever a test puts in place of a function or
+**Patches are honoured.** Nothing of the real code is copied or kept: what a test puts in place of a function or
 a method of ``semel.engine`` (the async half), the rules and flows of any room, ``semel.stores.memory.store``
 and ``semel.stores.sqlite.store`` before it calls ``search`` is what runs, as long as it is put where it is looked
 up (a name imported by ``from … import`` lives in the importing module: ``semel.stores.memory.store.settle_row``).

@@ -1,7 +1,7 @@
 """The calm after the trouble: everything comes to an end, and every key can be asked for.
 
 The network works, every worker runs, the clock is left alone. After the longest lease and one look of the reaper
-nothing may be left that blocks a key without being UNKNOWN and visible; then each key is asked for once more.
+nothing may be left that blocks a key without being UNKNOWN and visible; then each key is requested again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _nothing_is_stuck(schedule: Schedule) -> None:
 
 
 def _probe(schedule: Schedule, key: int, payload: int) -> None:
-    """Ask once more: on a world that works, every verdict has its reason in the record."""
+    """Attempt each key again: without faults, every verdict has its reason in the record."""
     call, row = _ask(schedule, key, payload)
     if isinstance(call.error, OutcomeUnknownError) and row is not None and row.state in ANSWERED:
         call, row = _ask(schedule, key, payload)  # an operator settled it between the attempt's look and its answer
@@ -127,7 +127,7 @@ def _ask(schedule: Schedule, key: int, payload: int) -> tuple[Call, Record | Non
 
 
 def _is_over(row: Record, now: int) -> bool:
-    """Whether the reaper will write UNKNOWN at its next look: it is derived by whoever reads until then."""
+    """Whether the reaper will write UNKNOWN at its next look: readers derive it until then."""
     return row.state == State.PROCESSING and row.lease_until <= now
 
 

@@ -1,6 +1,6 @@
 """Clients: they ask, lose patience, ask again with the same key, sometimes twice at once, sometimes for something else.
 
-What they are told is checked here against what really happened, without looking into the store.
+It checks their answers against what really happened, without looking into the store.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Call:
         elif isinstance(error, _EXPECTED):
             self._own(error.operation_id)
         elif isinstance(error, StoreUnavailable):
-            run = self.run  # of an ATOMIC one nothing remains, unless its handler commits by itself
+            run = self.run  # of an ATOMIC one nothing remains, unless its handler commits
             if run is not None and run.done and not run.committed_early:
                 raise Violated("I2 one answer", f"{seen}: 'nothing ran', but its handler ran: {run}")
         elif isinstance(error, Broken | NothingHappened | TimeoutError | StepFailed | StepInDoubt):

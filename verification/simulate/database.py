@@ -66,7 +66,7 @@ class Database(Protocol):
     store: Any
 
     def step(self, session: Session, needed: Ask[Any]) -> Ask[Any]:
-        """Perform one step of a flow; returns where it stands then, or raises StopIteration."""
+        """Perform one step of a flow; returns its next ask, or raises StopIteration."""
 
     def rows(self) -> Rows:
         """Every record as it is now, by id."""
@@ -81,7 +81,7 @@ class Database(Protocol):
         """The recorded steps of every record that has any, packed, by id."""
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """It is not needed any more."""
 
 
 class MemoryDatabase:
@@ -135,7 +135,7 @@ class SqliteDatabase:
     def __init__(self, content: bytes | None = None) -> None:
         self.store: Any = sqlite.SqliteStore()
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
-        self._connection.deserialize(_migrated() if content is None else content)
+        self._connection.deserialize(_migrate() if content is None else content)
         self._seen = -1  # how many rows were changed when it was read last
         self._rows: Rows = {}
         self._steps: dict[bytes, bytes] = {}
@@ -183,7 +183,7 @@ class SqliteDatabase:
 
 
 @cache
-def _migrated() -> bytes:
+def _migrate() -> bytes:
     """An empty store, as the bytes of its file: made once, since every schedule begins with one."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         perform(sqlite.SqliteStore().migrate("simulate", b"none"), answering(connection, SettableClock()))

@@ -134,7 +134,7 @@ async def _act(schedule: Schedule, call: Call | Resumption, permit: Permit, run:
         case _:
             pass
     if permit.unit is None and world.happens(0.04):
-        with suppress(StoreError):  # its answer will be too long to keep, said or not
+        with suppress(StoreError):  # its answer will be too long to store, announced or not
             await call.worker.engine.mark_not_kept(permit)
     with permit.effect():
         run.begun = True

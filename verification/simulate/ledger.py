@@ -1,8 +1,8 @@
-"""The downstream: what really happened, whatever the records say.
+"""The downstream: what really happened, independent of the records.
 
 Every effect that reaches it is written down with the scoped key, the grant and the worker it came from.
 For IDEMPOTENT commands it deduplicates by the derived key, for as long as it promises; for EXTERNAL ones it
-does what it is told. A scoped key has one *life* from its first grant until its retention is over.
+performs every call. A scoped key has one *life* from its first grant until its retention is over.
 """
 
 from __future__ import annotations

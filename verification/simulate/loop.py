@@ -85,7 +85,7 @@ class WorkerLoop(_Loop):  # type: ignore[misc]
         events._set_running_loop(cast("Any", self))
         for task in self._tasks:
             if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # nobody is to be told
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # it must not be reported
                 coroutine = task.get_coro()
                 assert coroutine is not None
                 coroutine.close()
@@ -146,4 +146,4 @@ class WorkerLoop(_Loop):  # type: ignore[misc]
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody retrieved is not told: when it would be depends on the garbage collector."""
+        """Unretrieved exceptions are not reported, because their time would depend on the garbage collector."""

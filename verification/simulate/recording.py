@@ -45,10 +45,10 @@ def read_recording(path: Path) -> tuple[Recorded, ...]:
     seeds = held.get("seeds")
     if not isinstance(seeds, list):
         raise RecordingRefused(f"{path} has no list of seeds; it looks like {{'format': {FORMAT}, 'seeds': [...]}}")
-    return tuple(_recorded(path, place, one) for place, one in enumerate(seeds, start=1))
+    return tuple(_read_one(path, place, one) for place, one in enumerate(seeds, start=1))
 
 
-def _recorded(path: Path, place: int, one: object) -> Recorded:
+def _read_one(path: Path, place: int, one: object) -> Recorded:
     match one:
         case {"seed": int(seed), "found": str(found)} if not isinstance(seed, bool) and seed >= 0:
             return Recorded(seed, found)

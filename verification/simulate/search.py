@@ -44,7 +44,7 @@ def seed_of(given: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One schedule, told: the violation or None, the events in their order, what it covered."""
+    """One schedule, described: the violation or None, the events in their order, what it covered."""
 
     seed: int
     violated: Violated | None
@@ -65,7 +65,7 @@ class Violation:
     def report(self) -> str:
         """What was broken, by which schedule, event by event, and how to see it again.
 
-        The schedule is run once more for it, with what is patched now.
+        The schedule runs again for it, with the current patches.
         """
         again = replay(self.seed, shape=self.shape)
         lines = [

@@ -80,7 +80,7 @@ def draw_plan(world: World, shape: Shape) -> Plan:
     large = world.happens(shape.large)
     calm = world.happens(0.2)
     plan = Plan(
-        policy=world.pick(_stepped() if stepped else policies(effects)),
+        policy=world.pick(_stepped_policies() if stepped else policies(effects)),
         workers=world.between(2, 4 if large else 3),
         clients=world.between(4, 7) if large else world.between(1, 4),
         keys=world.between(1, 4) if large else 1 + world.happens(0.25),
@@ -113,7 +113,7 @@ def draw_plan(world: World, shape: Shape) -> Plan:
     return plan
 
 
-def _stepped() -> tuple[Policy, ...]:
+def _stepped_policies() -> tuple[Policy, ...]:
     return stepped_policies(LEASES, ANSWER_SECONDS, TOMBSTONE_SECONDS, DEDUP_SECONDS)
 
 

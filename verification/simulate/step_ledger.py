@@ -97,7 +97,7 @@ class StepLedger(Ledger):
         self.account(run.id, run.life, part.name).open -= 1
 
     def did_not_happen(self, id: bytes, name: str) -> None:
-        """Somebody has found out that this step did not happen. Raises Violated where it did."""
+        """It was found out that this step did not happen. Raises Violated if it did."""
         account = self.account(id, self.life(id), name)
         if account.effects:
             raise Violated("I4 no blind rerun", f"step {name} was settled as 'did not happen', and it had")
@@ -151,7 +151,7 @@ class StepLedger(Ledger):
     def returned(self, run: Execution, part: Part, number: int, *, superseded: bool) -> None:
         """A step has given this result to its handler. Raises Violated where it is not the step's own.
 
-        Parameters: ``superseded`` as for ``begin``: what such a handler makes of its result reaches nobody.
+        Parameters: ``superseded`` as for ``begin``: the answer of such a handler is not used.
         """
         account = self.account(run.id, run.life, part.name)
         if number not in account.effects:

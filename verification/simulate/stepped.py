@@ -69,7 +69,7 @@ async def run_steps(schedule: Schedule, worker: Worker, permit: Permit, run: Exe
             except StoreTimeout:
                 if world.happens(0.5):
                     raise
-                await _step(schedule, worker, permit, run, part, "")  # it asks once more
+                await _step(schedule, worker, permit, run, part, "")  # it asks again
         if world.happens(0.2):
             await asyncio.sleep(world.draw() * 0.2)
     return None

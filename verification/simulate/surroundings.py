@@ -33,7 +33,7 @@ _MODULES: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
 
 
 class Surroundings:
-    """Stands in for the modules ``time``, ``os`` and ``random``, as far as the engine uses them."""
+    """Replaces the modules ``time``, ``os`` and ``random``, as far as the engine uses them."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -110,7 +110,7 @@ class Wire:
 
     def _lose_patience(self, request: Any, future: Any) -> None:
         if not future.done():
-            # Whoever still queues for the gate is taken out of the queue; what may have begun is not known yet.
+            # Callers that still queue for the gate leave the queue; what may have begun is not known yet.
             self._deliver(future, None, StoreTimeout("simulated: the store is too slow"))
 
     def _deliver(self, future: Any, value: Any, error: BaseException | None) -> None:

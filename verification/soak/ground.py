@@ -41,7 +41,7 @@ def insert(id: bytes, generation: int, body: bytes) -> str:
     return f"INSERT INTO business (id, generation, body) VALUES ('{id.hex()}', {generation:d}, '{body.hex()}')"
 
 
-def decoded(rows: Iterable[tuple[str, int, str]]) -> list[Row]:
+def decode(rows: Iterable[tuple[str, int, str]]) -> list[Row]:
     """The rows of the business table."""
     return [(bytes.fromhex(id), generation, bytes.fromhex(body)) for id, generation, body in rows]
 
@@ -81,7 +81,7 @@ class SqliteGround:
         """The rows of the business table."""
         connection = sqlite3.connect(self.database, timeout=10, isolation_level=None)
         try:
-            return decoded(connection.execute(ROWS).fetchall())
+            return decode(connection.execute(ROWS).fetchall())
         finally:
             connection.close()
 
@@ -101,4 +101,4 @@ def ground(url: str | None, folder: Path, seed: int) -> Ground:
     return server_ground(url, token(folder))
 
 
-__all__ = ["KINDS", "ROWS", "TABLE", "Ground", "Row", "SoakError", "decoded", "ground", "insert", "migrate", "token"]
+__all__ = ["KINDS", "ROWS", "TABLE", "Ground", "Row", "SoakError", "decode", "ground", "insert", "migrate", "token"]

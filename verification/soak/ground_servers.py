@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from semel.stores.backend import Backend
 from semel.stores.urls import connect_backend
-from verification.soak.ground import KINDS, ROWS, TABLE, Ground, Row, decoded, migrate
+from verification.soak.ground import KINDS, ROWS, TABLE, Ground, Row, decode, migrate
 from verification.soak.summary import SoakError
 
-# Whoever stops answering is not waited for longer than a lease and a bit: a soak is full of them.
+# A process that stops answering is waited for little longer than a lease: a soak has many of them.
 PATIENCE: Final = {"patience_seconds": "2"}
 
 
@@ -71,7 +71,7 @@ class PostgresGround:
     def committed(self) -> list[Row]:
         """The rows of the business table."""
         with self._connect() as connection:
-            return decoded(connection.execute(ROWS).fetchall())
+            return decode(connection.execute(ROWS).fetchall())
 
     def drop(self) -> None:
         """The schema and all in it."""
@@ -108,7 +108,7 @@ class MariadbGround:
         with self._connect(self.name) as connection:
             cursor = connection.cursor()
             cursor.execute(ROWS)
-            return decoded(cursor.fetchall())
+            return decode(cursor.fetchall())
 
     def drop(self) -> None:
         """The database."""

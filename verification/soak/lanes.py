@@ -49,7 +49,7 @@ class Soak:
         self._said = self._started
 
     def run(self) -> Summary:
-        """Go on until the plan is reached, the time is up, or a promise is broken; whatever it is, it is saved.
+        """Go on until the plan is reached, the time is up, or a promise is broken; save the result in each case.
 
         Raises KeyboardInterrupt after saving.
         """

@@ -20,7 +20,7 @@ from verification.soak.worker import Line, pause
 THREADS: Final = 2
 TASKS: Final = 4
 UPKEEP_EVERY: Final = 25  # commands
-AGAIN_SECONDS: Final = 0.02  # a server that is away is not asked without a pause
+AGAIN_SECONDS: Final = 0.02  # an unavailable server is retried after a pause
 Asks = Callable[[random.Random], Iterator[Command]]
 # Nothing here depends on an answer.
 EXPECTED: Final = (CommandError, StoreError, SupersededError, NothingHappened, HandlerFailed)

@@ -1,6 +1,6 @@
 """One round of a soak: a new store, workers that are killed and stopped at random moments, and the verdict on it all.
 
-A kill counts only if it hit a process that had asked and not been told, or that held a grant; so does a pause. Both are
+A kill counts only if it hit a process that was waiting for an answer, or that held a grant; so does a pause. Both are
 read from the histories, not guessed.
 """
 
@@ -94,7 +94,7 @@ class Round:
         self._pauses_left = pauses
         self._begun = 0
         self._ends: dict[Worker, float] = {}  # when each is to be killed
-        self._stopped: dict[Worker, tuple[float, int]] = {}  # when to let it go on, and since when it stands (ns)
+        self._stopped: dict[Worker, tuple[float, int]] = {}  # when to let it go on, and since when it is stopped (ns)
         self._deaths: list[tuple[int, int]] = []  # pid, ns
         self._told = 0  # how many of them the history knows of
         self._pauses: list[tuple[int, int]] = []
@@ -143,7 +143,7 @@ class Round:
         self._ends[worker] = time.monotonic() + self.rng.random() * self.life_seconds_max
 
     def _strike(self) -> None:
-        """Whoever's moment has come is killed, or stopped for longer than its lease, or let go on."""
+        """Kill each process whose moment has come, or stop it for longer than its lease, or let it continue."""
         now = time.monotonic()
         self._tell_deaths(time.monotonic_ns() - int(ON_ITS_WAY_SECONDS * 1e9))
         for worker, (until, since_ns) in list(self._stopped.items()):
@@ -162,7 +162,7 @@ class Round:
                 else:
                     self._kill(worker)
         moments = [*self._ends.values(), *(until for until, _ in self._stopped.values())]
-        # An ATOMIC holder that stands still stops the file's writers, so the others' moments come as well.
+        # A stopped ATOMIC holder blocks the file's writers, so the others' moments come as well.
         pause(min(moments, default=now) - time.monotonic())
 
     def _kill(self, worker: Worker) -> None:

@@ -1,6 +1,6 @@
 """Count open, UNKNOWN and new records of a store from a bounded number of its rows.
 
-Two pages are read, whatever the store's size: the newest records, and those on the store's own list of records that
+Two pages are read, for a store of any size: the newest records, and those on the store's own list of records that
 need attention. Where there are more of the latter than a page holds, both UNKNOWN and open ones are read, so that
 neither hides the other. Nothing is counted over all rows: what was not read is not counted; the result says how much
 was read.

@@ -57,7 +57,7 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
 
 
 def find_bounded(engine: Engine, query: Find) -> Found:
-    """One page of records that fit, from a bounded number of records, whatever the store's size.
+    """One page of records that fit, from a bounded number of records, for a store of any size.
 
     Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.
     """

@@ -99,7 +99,7 @@ def begins_with(text: str) -> Matching:
 
 
 def carries(engine: Engine, key: str) -> Matching:
-    """Matches records of this key, whatever their scope."""
+    """Matches records of this key in any scope."""
     hash = key_hash(key, engine.core.id_secret)
     return lambda record: record.key_hash == hash
 

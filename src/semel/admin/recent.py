@@ -1,4 +1,4 @@
-"""The last hour of a store, and how late its purge is: both from a bounded number of rows, whatever the store's size.
+"""The last hour of a store, and how late its purge is: both from a bounded number of rows, for a store of any size.
 
 Lists of every store lead from a cursor to older records, and cursors only grow. The oldest records are found by
 bisection. Where more records came within the hour than a census reads, samples at equal distances between two cursors

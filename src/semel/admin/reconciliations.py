@@ -1,4 +1,4 @@
-"""Describe reconciliations for the command line: how often each was asked, and what is left to an operator."""
+"""Describe reconciliations for the command line: how often each was asked, and which need an operator."""
 
 from __future__ import annotations
 

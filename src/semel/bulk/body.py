@@ -18,7 +18,7 @@ from semel.http.fingerprint.canonical import canonical_json
 Form = Literal["array", "lines"]
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _FLAT: Final = rb'[^"\[\]{}]*+(?:' + _STRING + rb'[^"\[\]{}]*+)*+'
-# A whole string, object or array of plain values; a quote by itself begins one that goes on in the next piece.
+# A whole string, object or array of plain values; a lone quote begins one that continues in the next piece.
 _MARK: Final = re.compile(_STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb'\]|[\[\]{},"]', re.DOTALL)
 _IN_STRING: Final = re.compile(rb'["\\]')
 _SPACE: Final = b" \t\r\n"

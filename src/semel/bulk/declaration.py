@@ -267,7 +267,7 @@ def make_item(listed: ListedItem, scope: Scope, grant: Grant, connection: Any) -
 
 
 def answer_of(tally: Tally) -> Succeeded:
-    """The answer of a whole bulk: a success, whatever the outcomes of its items."""
+    """The answer of a whole bulk: a success with any outcomes of its items."""
     return Succeeded(Answer(None, (), tally.pack()))
 
 

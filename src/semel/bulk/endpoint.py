@@ -95,7 +95,7 @@ class BulkEndpoint(Generic[R]):
                 how.check.feed(piece)
                 for raw in how.reader.feed(piece):
                     yield raw
-            how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
+            how.check.finish()  # a list that was cut in transit is refused as such, even if its last item looks valid
             for raw in how.reader.end():
                 yield raw
 

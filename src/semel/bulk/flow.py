@@ -40,7 +40,7 @@ class Handled:
     """The handlers' results for a chunk's first items.
 
     ``failed`` is the outcome of the item after those of ``outcomes``: what it has written must be undone. ``sure``:
-    its handler said so itself; otherwise it is tried once more, alone. ``conflict``: another transaction was first.
+    its handler said so itself; otherwise it is tried again, alone. ``conflict``: another transaction was first.
     ``blurred``: something failed while several statements were on their way, so the item at fault is unknown.
     """
 
@@ -52,7 +52,7 @@ class Handled:
 
 
 class KnownItems(Protocol):
-    """Items of whatever list that were done before, for lists whose items are done once over all of them.
+    """Items of any list that were done before, for lists whose items are done once over all of them.
 
     Both flows run in the transaction of a chunk.
     """
@@ -75,7 +75,7 @@ class Read(Ask[list[ListedItem]]):
 
 
 class HandleInside(Ask[Handled]):
-    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement by itself.
+    """Run the handler for items, one by one, in the unit's transaction; ``exact``: each statement alone.
 
     ``called`` counts the items whose turn has come, so that also a run that is cut short knows them; ``known`` are the
     places of items that other lists have done.
@@ -129,7 +129,7 @@ class BulkRun:
         self.tally = Tally(self.total)
 
     def flow(self) -> Flow[Tally]:
-        """Everything that is left to do; the tally of the whole in the end.
+        """Do the remaining items, and return the tally of the whole list.
 
         Raises SupersededError: another run goes on with it; StoreError: the store failed for too long; SemelError: an
         item has no outcome although all are done, so that the bulk may not be settled.

@@ -115,7 +115,7 @@ class AsyncBulk:
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 
-        Raises PolicyError where it is not said which bulk; StoreError.
+        Raises PolicyError if no bulk is identified; StoreError.
         """
         look = self._looking.progress
         return await self._engine.perform("bulk", lambda: look(operation_id, key, caller, tenant))

@@ -157,7 +157,7 @@ class Bulk:
 
         Parameters: its ``operation_id``, or the ``key``, ``caller`` and ``tenant`` that it was given to :meth:`run`.
 
-        Raises PolicyError where it is not said which bulk; StoreError.
+        Raises PolicyError if no bulk is identified; StoreError.
         """
         look = self._looking.progress
         return self._engine.perform("bulk", lambda: look(operation_id, key, caller, tenant))

@@ -1,7 +1,7 @@
 """The items of a bulk on disk while it runs: read once, named, checked, digested, and then paged through.
 
-A private temporary file of SQLite's, which the operating system forgets with the process. Whatever the list is made of,
-memory holds a page of it: a set of a million names alone would take a hundred megabytes.
+A private temporary file of SQLite's, which the operating system forgets with the process. Memory holds one page of any
+list: a set of a million names alone would take a hundred megabytes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ItemSpool:
         except BulkRefused as refused:
             self._bad(raw, refused)
             return
-        self._keep(item_id, named.raw, error)  # its name and content count, whatever the limits are by now
+        self._keep(item_id, named.raw, error)  # its name and content count, even if the limits have changed
 
     def _refuse(self, place: int | None, message: str, code: str, raw: bytes) -> None:
         if self.refusal is None:

@@ -21,7 +21,7 @@ from semel.stores.sql.statements import Execute, Query, Row, Value
 
 NOUN: Final = "items"
 PUT_MAX: Final = 500
-ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; what is behind them is left to the next purge
+ORPHANS_MAX: Final = 1000  # looked at for those that an archive has; the rest waits for the next purge
 PUT_BYTES_MAX: Final = 1024 * 1024  # about; it is written down as four times as much at most
 
 
@@ -227,7 +227,7 @@ def _tally(row: Sequence[Value]) -> Tally:
 def _outcome(row: Row) -> ItemOutcome:
     values: dict[str, Any] = dict(zip(ItemOutcome._fields, row, strict=True))
     damage = damage_of(NOUN, values)
-    if damage is not None:  # it is named, so that the items beside it are still told
+    if damage is not None:  # it is named, so that the other items are still reported
         return ItemOutcome(values["place"], str(values["item_id"]), ItemState.UNKNOWN, error_code=damage)
     return ItemOutcome(**{**values, "state": ItemState(values["state"]), "retryable": bool(values["retryable"])})
 

@@ -54,7 +54,7 @@ class BulkView:
 
     Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
     ``handler`` a function of an item; ``place`` gives the engine and the surface of the running application;
-    ``around`` wraps what runs in a thread of its own, where the client was told 202.
+    ``around`` wraps what runs in a thread of its own, if the client got 202.
     """
 
     answer: Callable[..., Any]
@@ -214,5 +214,5 @@ class _Work:
                 yield from how.reader.feed(piece)
         except OSError as error:  # the client has gone
             raise InvalidBody("The body is cut short; send it again.") from error
-        how.check.finish()  # a list that was cut in transit is refused as such, whatever its last item looks like
+        how.check.finish()  # a list that was cut in transit is refused as such, even if its last item looks valid
         yield from how.reader.end()

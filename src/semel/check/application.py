@@ -1,6 +1,6 @@
 """From `module:app` on the command line to the operations that the application declares.
 
-Importing a user's module may print, fail or end the process: whatever it does, the command line answers with one line.
+Importing a user's module may print, fail or end the process: in each case the command line answers with one line.
 """
 
 from __future__ import annotations

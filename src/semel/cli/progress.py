@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 LINE_SECONDS: Final = 5.0
 REDRAW_SECONDS: Final = 0.2
-SHOWN_AFTER_SECONDS: Final = 0.5  # work that is over before anybody wonders shows nothing
+SHOWN_AFTER_SECONDS: Final = 0.5  # quick work shows nothing
 _ERASE: Final = "\r\x1b[2K"
 
 

@@ -86,7 +86,7 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether stdout is a terminal, whatever is written to it."""
+        """Whether stdout is a terminal."""
         return self._stdout.isatty()
 
     def redraw(self, lines: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     """Call in a thread, and stop waiting for it after ``seconds``.
 
     A blocking HTTP client bounds each phase (pool, connect, write, every single read) and not their sum: a server that
-    sends one byte a second would hold it for ever. A call that was given up ends by itself at one of those bounds.
+    sends one byte a second would hold it for ever. An abandoned call ends at one of those bounds.
 
     Raises DeadlineOver, or what the call raised.
     """

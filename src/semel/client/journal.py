@@ -332,7 +332,7 @@ class Journal:
             ).rowcount
 
     def drop(self, name_or_key: str) -> JournalEntry | None:
-        """Forget one intent, whatever its state, so that its name may be used for a new command, under a new key.
+        """Forget one intent in any state, so that its name may be used for a new command, under a new key.
 
         Do so only when you know what has become of it, from your business reference or the operation's status. Returns
         what was forgotten, or None where there is no such intent. Raises JournalError where it is being sent.

@@ -608,7 +608,7 @@ class Plan:
     def _finish_stored(self, answer: Answered) -> Finish:
         """Finish: the stored answer of an earlier attempt is final.
 
-        That need not tell what happened: a server may store whatever its first attempt ended with. A failure is a
+        That need not prove what happened: a server may store any end of its first attempt. A failure is a
         refusal only where the operation itself says for how long it holds.
         """
         if 200 <= answer.status < 300 or answer.status == 303:

@@ -128,7 +128,7 @@ def parse_finding(
     {'mail': False}
     """
     given = {name: form.get(name, "") for name in TEXTS}
-    # A browser sends each line's end as CR LF, whatever was typed.
+    # A browser sends each line's end as CR LF.
     finding = Finding(
         **{name: text.replace("\r\n", "\n") if name in _VERBATIM else text.strip() for name, text in given.items()},
         steps={

@@ -30,7 +30,7 @@ try:
         TracerProvider,
         set_span_in_context,
     )
-except ImportError as error:  # pip would have said so, had the extra been asked for
+except ImportError as error:  # pip installs the right version with the extra
     raise ConfigurationError(
         f"metrics and spans need opentelemetry-api; run: {install_command('opentelemetry')}"
     ) from error

@@ -36,7 +36,7 @@ try:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.multiprocess import MultiProcessCollector
     from prometheus_client.registry import Collector
-except ImportError as error:  # pip would have said so, had the extra been asked for
+except ImportError as error:  # pip installs the right version with the extra
     raise ConfigurationError(f"metrics need prometheus-client; run: {install_command('prometheus')}") from error
 
 CALLERS: Final = 50

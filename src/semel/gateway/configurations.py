@@ -324,7 +324,7 @@ end
         ],
         "route_config": {"virtual_hosts": [{"name": "semel", "domains": ["*"], "routes": routes}]},
         "http_filters": [
-            {  # a route matches each line of a header by itself, so that it cannot see that there are two
+            {  # a route matches each line of a header separately, so it cannot detect that there are two
                 "name": _LUA,
                 "typed_config": {
                     "@type": f"{_TYPE}.filters.http.lua.v3.Lua",

@@ -2,7 +2,7 @@
 
 A key means something only for its caller, so nothing here guesses: a surface without ``caller=`` is refused,
 and there is no shared anonymous caller. The functions below read what an *earlier* layer has verified; they
-deliberately do not authenticate anybody.
+deliberately do not authenticate.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def from_state(name: str, *, tenant: str = "single") -> CallerOf:
     return read
 
 
-_SEEN: Final[set[str]] = set()  # names that were set once, or whose absence has been told
+_SEEN: Final[set[str]] = set()  # names that were set once, or whose absence was logged
 
 
 def _tell_unset(name: str) -> None:

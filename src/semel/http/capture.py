@@ -62,7 +62,7 @@ class AnswerHead(NamedTuple):
 
     ``kept`` is what the store gets of its ``headers``, ``dropped`` the names of those that replays may miss;
     ``announced`` how long the body will be, as the application says; ``endless`` a stream; ``bodyless`` a status that
-    has no body; ``fits`` that it can be held; ``succeeds`` a status that says by itself that all is done, and nothing
+    has no body; ``fits`` that it can be held; ``succeeds`` a status that alone proves that all is done, and nothing
     is dropped.
     """
 
@@ -89,7 +89,7 @@ class Keeping:
         self.headers = policy.allowed_headers - NEVER_REPLAYED
         self.keeps_caching = b"cache-control" in self.headers
         self.body_bytes_max = policy.answer_bytes_max
-        self.unmissed = set(_UNMISSED)  # or told of already
+        self.unmissed = set(_UNMISSED)  # or logged already
         self._operation = operation
         self._left = _NAMES_MAX
         self._succeeds = policy.success is None

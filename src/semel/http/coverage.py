@@ -1,6 +1,6 @@
 """Handle requests without a declared operation: refuse them, apply the default policy, or pass them on.
 
-Frameworks are more lenient than templates: they merge slashes, decode a path once more, take ``post`` for ``POST``. A
+Frameworks are more lenient than templates: they merge slashes, decode a path again, take ``post`` for ``POST``. A
 request that might reach a protected view in this way would run unprotected, so it is refused before the application
 sees it. Flask, Quart and Django are asked where a request leads; for all others its normal spelling is compared.
 """

@@ -71,7 +71,7 @@ from semel.resuming.request import pack_head
 UNPROTECTED_HEADER: Final = b"semel-unprotected"
 NAMING_BYTES_MAX: Final = 1024 * 1024  # of a body that a key or a reference is looked for in: it is held in memory
 ACCEPTED_RETRY_SECONDS: Final = b"1"  # after which a client that got 202 may look again
-ALLOWED_SECONDS: Final = 1.0  # for which the word of ``may`` holds: who has waited longer is asked about once more
+ALLOWED_SECONDS: Final = 1.0  # for which the result of ``may`` holds: after a longer wait it is called again
 _NO_STORE: Final = (b"cache-control", b"no-store")
 ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is read on an event loop: nested JSON takes many milliseconds
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
@@ -293,12 +293,12 @@ _NOT_OF_THIS_KEY: Final = (ReferenceTaken, QuotaExceeded, Unreadable)
 
 
 class Exchange:
-    """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said."""
+    """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said so."""
 
     # What most requests do not change is an attribute of the class.
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
-    wants_async = False  # the client would rather be told where to look than wait
+    wants_async = False  # the client prefers a link to waiting
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _size = 0
     _hashing: Hashing | None = None
@@ -353,7 +353,7 @@ class Exchange:
             self._entry = self._entry._replace(digest=_no_digest)
 
     def must_ask_again(self) -> bool:
-        """Whether ``may`` must be asked once more before a stored answer leaves: the request has waited meanwhile.
+        """Whether ``may`` must be called again before a stored answer is sent, since the request has waited.
 
         Only where ``may`` allowed it.
         """
@@ -592,7 +592,7 @@ class Exchange:
         return _new(Answer, (status, tuple(lines), body))  # type: ignore[no-any-return]
 
     def answer_unclaimed(self, error: SemelError) -> Answer | Unprotected:
-        """What becomes of a command that was not claimed: refused, or run unprotected where the store is away."""
+        """What becomes of a command that was not claimed: refused, or run unprotected if the store is unavailable."""
         if isinstance(error, RequestError):
             return self._surface.problems.of_error(error)
         self._surface.outage.tell(error)

@@ -17,7 +17,7 @@ UNCLAIMED: Final = (*NO_STORE, RequestError)  # or it breaks a limit, and nothin
 class Outage:
     """Logs an outage and its remedy once in ``EVERY_SECONDS``, however many commands it affects.
 
-    >>> Outage(clock=lambda: 7.0).tell(StoreError("the server is away: start it"))
+    >>> Outage(clock=lambda: 7.0).tell(StoreError("the server is down: start it"))
     True
     """
 

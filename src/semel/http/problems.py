@@ -267,7 +267,7 @@ class Problems:
         return self.answer(STORE_UNAVAILABLE, text, retry_after=1 + secrets.randbelow(STORE_RETRY_SECONDS))
 
     def too_early(self) -> Answer:
-        """The answer to a command in TLS early data, which anybody may replay (RFC 8470)."""
+        """The answer to a command in TLS early data, which an attacker can replay (RFC 8470)."""
         return self.answer(TOO_EARLY, "Send the command again once the handshake is complete.")
 
     def caller_unknown(self) -> Answer:

@@ -92,7 +92,7 @@ class Operation:
 
 
 class Route:
-    """An operation under one method, with all that a request needs of its policy at hand."""
+    """An operation under one method, with all that a request needs of its policy."""
 
     __slots__ = (
         "atomic",

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*").match
 _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)*+/?", re.ASCII).fullmatch  # in its normal spelling already
-_DECODED_MAX: Final = 3  # layers that may each decode a path once more
+_DECODED_MAX: Final = 3  # layers that may each decode a path again
 
 
 def without_slashes(path: str) -> str:

@@ -228,7 +228,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
             if connection is not None:
                 await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             outcome, sure, _ = failure_inside(listed, error)
-            if sure or attempt:  # as in a run, what the handler did not say itself is tried once more
+            if sure or attempt:  # as in a run, an undeclared failure is tried again
                 return outcome
         else:
             if connection is not None:

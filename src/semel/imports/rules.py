@@ -66,7 +66,7 @@ class Keying(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """``SUPPLIER:SHA256``: the same bytes of the same supplier are one job, whatever they are called.
+    """``SUPPLIER:SHA256``: the same bytes of the same supplier are one job under any file name.
 
     >>> ContentKey().key(Facts("ACME", "a3f8", datetime(2026, 11, 1, tzinfo=UTC)))
     'ACME:a3f8'
@@ -427,7 +427,7 @@ class ImportJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens to it by itself."""
+        """Whether it changes only by an operator."""
         return self.state not in OPEN_STATES
 
     def document(self) -> dict[str, Any]:

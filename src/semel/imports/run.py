@@ -126,7 +126,7 @@ class Preview:
 
 
 class Imports:
-    """Files that suppliers send: the same bytes are one job, whatever they are called and how often they come.
+    """Files that suppliers send: the same bytes are one job under any file name, however often they come.
 
     Parameters: ``engine`` on a SQL store; ``operation`` the name of these imports; ``key`` how files get their keys;
     ``content`` where bytes are kept (in the database by default); ``formats`` that are taken, each with its own media
@@ -807,7 +807,7 @@ def _make_known_rows(imports: Imports, scope: Scope) -> KnownRows:
 
 
 def _is_sealed(job: Job) -> bool:
-    """Whether a job's bytes were kept sealed, whatever is declared by now."""
+    """Whether a job's bytes were sealed when they were stored."""
     return (job.content_ref or "").endswith(_SEALED_REF)
 
 

@@ -90,7 +90,7 @@ class ImportRows:
         return _jobs((yield from self._dialect.rows(self._sql["by_beginning"], params)))
 
     def found_by_key(self, beginning: str, limit: int) -> Flow[list[Job]]:
-        """Jobs whose keys begin so, of whatever tenant and operation."""
+        """Jobs whose keys begin so, of any tenant and operation."""
         low, high = key_range(beginning)
         params: Values = {"low": low, "high": high, "limit": limit}
         return _jobs((yield from self._dialect.rows(self._sql["found_by_key"], params)))

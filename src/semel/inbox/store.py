@@ -110,7 +110,7 @@ class InboxRows:
             return None
         handled_at, tries, parked_at, reason = cast("Any", rows[0])
         if damage_of("messages", {"tries": tries, "parked_at": parked_at, "reason": reason}) is not None:
-            # Whether it was handled or parked is still said by what is there; its tries are counted anew.
+            # The other columns still show whether it was handled or parked; its attempts are counted anew.
             tries, reason = (tries if type(tries) is int else 0), None if reason is None else str(reason)
         return Seen(handled_at is not None, tries, parked_at, reason)
 
@@ -145,7 +145,7 @@ class InboxRows:
         return (yield from self._count(message_id, reason, tries, step, self.tries_max))
 
     def note_begin(self, message_id: str, reason: str) -> Flow[Seen]:
-        """Count a try before it begins, since it may end its worker; it parks nothing by itself."""
+        """Count a try before it begins, since it may end its worker; it does not park the message."""
         return (yield from self._count(message_id, reason, 1, 1, _NEVER))
 
     def _count(self, message_id: str, reason: str, tries: int, step: int, tries_max: int) -> Flow[Seen]:

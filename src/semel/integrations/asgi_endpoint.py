@@ -130,7 +130,7 @@ class EndpointCommands(Generic[R]):
         """A list of items as one command: ``semel.bulk(approvals, approve).answer`` is an endpoint.
 
         Parameters: ``bulk`` on this engine; ``handler`` a coroutine function of an item; ``body_bytes_max`` of a list;
-        ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (an array by itself
+        ``items_at`` where its items are in an object, such as ``"/items"`` for ``{"items": [...]}`` (a plain array
         is taken, too); ``counts`` names of request headers that count, by default the application's.
 
         Raises ConfigurationError, when the application is built.

@@ -208,7 +208,7 @@ class Semel:
 
         Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
         ``handler`` a function of an item; ``body_bytes_max`` of a list; ``items_at`` where its items are in an object,
-        such as ``"/items"`` (an array by itself is taken, too); ``counts`` names of request headers that count, by
+        such as ``"/items"`` (a plain array is accepted, too); ``counts`` names of request headers that count, by
         default the application's.
 
         Raises ConfigurationError and PolicyError, when the module is imported.
@@ -542,7 +542,7 @@ def _in_app_context(act: Callable[[], None]) -> Callable[[], None]:
 def _read(answered: Any, bytes_max: int) -> Any:
     """A view's answer with its stream read, because it may read uncommitted rows.
 
-    One that is too long stays a stream. What is none of Flask's answers is left to the decorators above.
+    One that is too long stays a stream. Other return values are passed to the decorators above.
     """
     first = answered[0] if isinstance(answered, tuple) and answered else answered
     if not isinstance(first, (BaseResponse, Iterator)):

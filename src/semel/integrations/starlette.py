@@ -212,7 +212,7 @@ class Semel(EndpointCommands[Response]):
         """Refuse an application that routes to an endpoint as it was before ``@command`` wrapped it, or to a command
         by a method that is none.
 
-        Raises ConfigurationError: the two decorators stand in the wrong order, so nothing would be protected; or GET,
+        Raises ConfigurationError: the two decorators are in the wrong order, so nothing would be protected; or GET,
         HEAD or OPTIONS would reach a command, and each such request would fail.
         """
         templates: dict[str, set[str]] = {}

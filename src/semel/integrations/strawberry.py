@@ -1,6 +1,6 @@
 """Strawberry GraphQL: a mutation's field happens once for each key, and later attempts get its first result.
 
-A GraphQL answer is 200 whatever became of its fields, and holds several; so the command is the field, not the request.
+A GraphQL answer is 200 even if fields fail, and holds several fields; so the command is the field, not the request.
 The field's resolver becomes a :func:`~semel.functions.command`, whose arguments are the field's.
 """
 

@@ -195,7 +195,7 @@ def check_sources(key_from: str | None, reference_from: str | None, *, required:
 
 def _document(body: bytes, what: str) -> object:
     try:
-        # Digits stay as they are written: Python makes no int of thousands, wherever in the body they stand.
+        # Digits stay as they are written: Python converts no thousands of digits to an int.
         return json.loads(body, object_pairs_hook=_members, parse_int=str)
     except (ValueError, RecursionError):  # no JSON, not UTF-8, a member twice
         raise InvalidBody(f"The {what} cannot be read: send a JSON object that names each member once.") from None

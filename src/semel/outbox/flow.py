@@ -85,10 +85,10 @@ class Away:
     ) -> bool:
         """Record a batch's results by topic; returns whether to skip unavailable topics from now on.
 
-        Not so where one of their events did arrive: then something smaller is away, such as a partition. What comes
-        back brings the others' next try forward, since the whole broker may be back. ``slow`` topics are passed over in
-        any case, and never for longer than the first time where something of them arrives. ``asked`` how many seconds
-        a topic wants to be left alone for, ``most`` what it is else.
+        It is not skipped if one of its events arrived: then something smaller is unavailable, such as a partition. A
+        topic that recovers brings the next try of the others forward, since the whole broker may be back. ``slow``
+        topics are always skipped, but only for the first pause if something of them arrives. ``asked`` gives the
+        seconds for which a topic asked to be left alone, ``most`` the longest pause otherwise.
         """
         if not self._topics.keys().isdisjoint(arrived):
             self._topics = {

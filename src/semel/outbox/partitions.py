@@ -133,7 +133,7 @@ class Partitions:
     ) -> Flow[tuple[Turn, Look | None]]:
         """The next turn of an idle relay, as :class:`~semel.core.contract.TakesTurns` has it, in one statement.
 
-        ``earliest`` is now where any event may be published, in whatever partition, else None.
+        ``earliest`` is now if any event of any partition may be published, else None.
 
         Parameters: ``holder`` and ``listens`` as of :meth:`attend`; ``hold`` as of ``Events.due``; ``gauge`` whether to
         look how full the outbox is, and who publishes, too.

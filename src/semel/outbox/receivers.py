@@ -1,7 +1,7 @@
 """Several webhook receivers behind one relay: each with its topics, its secret and its own progress.
 
 An event that a receiver takes is copied for it, in the outbox itself: the copy has a topic and an aggregate of its own,
-so that its tries, its order and its being parked are this receiver's alone, and a receiver that is away is passed over
+so that its tries, its order and its being parked are this receiver's alone, and an unavailable receiver is skipped
 as any topic is. The copy's id is derived, so that copying again writes nothing. What is delivered is the event as it
 was, under its own id.
 """
@@ -311,7 +311,7 @@ def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bo
     on, in µs since 1970; ``late`` also events whose aggregate has a later event among those that the receiver has had:
     by default they are left out, since they would come out of order.
 
-    Told twice it copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
+    A second replay copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
 
     Raises ConfigurationError where the store is no SQL database, and StoreError.
     """

@@ -1,6 +1,6 @@
 """The outbox in a SQL store: write events in their effect's transaction, read them in order, mark and delete them.
 
-Nothing here needs a fence: that an event was published is true whichever relay reports it, and what a relay does to
+Nothing here needs a fence: that an event was published is true from any relay, and what a relay does to
 an event that is published or parked already changes no row. Which relay reads which partitions is ``partitions.py``'s.
 """
 
@@ -143,7 +143,7 @@ class Events:
 
 
 def write_events(dialect: Dialect, events: Sequence[Event]) -> Flow[int]:
-    """Write events in the transaction that is open, with whatever else it writes; how many were not there yet."""
+    """Write events in the transaction that is open, and return how many were new."""
     return (yield from Events(dialect).write(events)) if events else 0
 
 

@@ -45,13 +45,13 @@ from semel.workers.turns import Turns, is_due, seconds_to_turn
 BATCH: Final = 500
 BATCH_BYTES: Final = 8 * 1024 * 1024
 LEASE_SECONDS: Final = 10.0
-POLL_SECONDS: Final = 0.05  # where the database notifies nobody
+POLL_SECONDS: Final = 0.05  # if the database sends no notifications
 LISTENING_POLL_SECONDS: Final = 1.0
 GAUGE_SECONDS: Final = 15.0
 SWEEP_SECONDS: Final = 60.0
 SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
-WALK_REST: Final = 3.0  # for how many times as long as a walk past what is away took the database is left alone
+WALK_REST: Final = 3.0  # the relay rests this many times as long as skipping unavailable topics took
 ELSEWHERE_SECONDS: Final = 0.25
 LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
 LOOK_SECONDS: Final = 1.1  # of all idle relays together: with a sweep a minute, less than a statement a second
@@ -142,7 +142,7 @@ class Relay:
         self._away = Away()
         self._struck = False  # whether the last turn met an outage that is not passed over
         self._put_away = False  # whether it met one that is, from here on
-        self._walk_seconds = 0.0  # what the last look past those that are away has cost
+        self._walk_seconds = 0.0  # what the last skip of unavailable topics has cost
         self._woken = asyncio.Event()
         every = LOOK_SECONDS if poll_seconds is None else poll_seconds
         self._turns = Turns(_Looks(self._flow_of_turn), "relay" if hold else "relay:skip", every, engine.perform)
@@ -255,7 +255,7 @@ class Relay:
             most=self._outage_seconds_max,
         )
         self._put_away, self._struck = bool(unreached_topics) and passed, not passed
-        # Where some have arrived, one partition or queue is away: the others of its topic do not wait for it.
+        # If some have arrived, one partition or queue is unavailable: the others of its topic do not wait.
         self._outages = 0 if not self._struck else 1 if arrived else self._outages + 1
         if outage is not None or not self._away:
             self.outage = outage
@@ -409,7 +409,7 @@ class Relay:
     async def _take_turn(self) -> bool:
         """Take a turn of the idle relays; whether there is something to do, or no turn to be had.
 
-        A due event is enough, in whatever partition: each relay whose turn comes while others have too much joins them.
+        A due event in any partition is enough: each relay whose turn comes while others have too much joins them.
         """
         turn = await self._turns.take()
         look, self._look = self._look, None
@@ -544,7 +544,7 @@ class Relay:
                 return 0
             if not self._met and await self._may_rest():
                 return self._idle_seconds()
-        except (StoreError, SchemaError):  # the observer was told; a store that comes back finds its relay alive
+        except (StoreError, SchemaError):  # the observer was notified; the relay survives the store's outage
             self._turn_at = max(self._turn_at, self._time() + STORE_REST_SECONDS)  # an idle one's turn has not moved
             return STORE_REST_SECONDS
         except Exception as error:  # noqa: BLE001 - a relay that dies unseen leaves every event behind it unsent
@@ -575,7 +575,7 @@ class Relay:
             try:
                 await self._look_after_all()
                 self._house_trouble.over()
-            except (StoreError, SchemaError):  # told to the observer, and done next time
+            except (StoreError, SchemaError):  # reported to the observer, and done next time
                 pass
             except Exception as error:  # noqa: BLE001 - as in _round
                 self._house_trouble.note_error(error)

@@ -142,5 +142,5 @@ def _early(left_us: int, reason: str) -> Again:
 
 
 def _short(reason: str) -> str:
-    text = str(reason)[:REASON_LENGTH_MAX]  # whatever the other side has said, half a character of it, too
+    text = str(reason)[:REASON_LENGTH_MAX]  # the other side's text may hold half a character
     return text.encode("utf-8", "replace").decode() or "no reason given"

@@ -1,4 +1,4 @@
-"""Reconciliations: how often it was asked what became of an UNKNOWN record, who asks now, and whether anybody will.
+"""Reconciliations: how often reconcilers asked about an UNKNOWN record, who asks now, and whether they gave up.
 
 What a restart must not forget. None of it decides anything: that is the record's fence.
 """

@@ -2,7 +2,7 @@
 
 A reconciler asks the other side and answers what it found. The worker asks with back-off and a bounded number
 of times, alone for each record, and settles by compare-and-set on the record's fence: the quicker one wins, and a
-crash between asking and writing repeats the question only. What it cannot find out is left to an operator.
+crash between asking and writing repeats the question only. What it cannot find out needs an operator.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def reconciler(
 
     Parameters: ``operation`` its name; ``quiet_for`` seconds after the handler's deadline from which "it did not
     happen" is believed: longer than the other side may keep a call in its queues; ``timeout_seconds`` for one question
-    (a sync function must keep it by itself); ``asks_max`` how often it is asked before an operator must (12 take about
+    (a sync function must enforce it itself); ``asks_max`` how often it is asked before an operator must (12 take about
     three hours).
 
     Raises PolicyError for an impossible value.
@@ -175,7 +175,7 @@ class Reconciling(Loop):
             try:
                 await self._ask_about(each, seen, done)
             except (StoreError, SchemaError):
-                return  # the observer was told; its lease ends, and the next round asks again
+                return  # the observer was notified; its lease ends, and the next round asks again
             except Exception as error:  # noqa: BLE001 - such as a damaged record: the others are asked about all the same
                 self._one_trouble.note_error(error)
 

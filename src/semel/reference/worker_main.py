@@ -84,7 +84,7 @@ def run_server(
         log_config=None,
     )
     server = _Server(config, tells)
-    with suppress(KeyboardInterrupt):  # uvicorn drains on SIGINT, then raises it once more
+    with suppress(KeyboardInterrupt):  # uvicorn drains on SIGINT, then raises it again
         server.run(sockets=[listening, *([] if measuring is None else [measuring])])
     if page is not None:
         page.close()

@@ -1,7 +1,7 @@
 """Run a stored request through an ASGI application again, without its client, as a completer's handler.
 
 Of the request's headers only those that say what the body is and where it was sent are kept, never a credential. So
-the application that is called here is the one *inside* whatever authenticates; who the caller is, the permit's command
+the application that is called here is the one *inside* the authentication; who the caller is, the permit's command
 says.
 """
 

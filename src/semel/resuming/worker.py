@@ -218,7 +218,7 @@ class Completer(Loop):
             return self._left_to_others(found)
         except (CommandError, StoreError, SchemaError):
             return False  # a look after its rest meets it again
-        except Exception as error:  # noqa: BLE001 - told to the loop: one execution does not end the completer
+        except Exception as error:  # noqa: BLE001 - reported to the loop: one execution does not end the completer
             self._tell_failed(found.operation, error)
             return False
         if ended.replayed:
@@ -264,7 +264,7 @@ class Completer(Loop):
             runs = partial(copy_context().run, self.engine.run, command, in_thread, wait_seconds=0)
             return await asyncio.get_running_loop().run_in_executor(self._threads, runs)
         except Exception:
-            if raised:  # whatever its type: an error of the handler is none of its command's own
+            if raised:  # of any type: an error of the handler is not one of the completer
                 raise _HandlerFailed(raised[0]) from raised[0]
             raise
 

@@ -1,6 +1,6 @@
 """Run a stored request through a WSGI application again, without its client, as a completer's handler.
 
-As over ASGI (``asgi_resumed``), the application that is called is the one *inside* whatever authenticates.
+As over ASGI (``asgi_resumed``), the application that is called is the one *inside* the authentication.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Archive exactly the rows that a purge is about to delete, then purge at the moment of the archive.
 
 Time goes on between an archive and its purge. So both judge every row at one moment, the archive's: what becomes due
-later is left to the next purge. A row that was due then and was claimed again meanwhile is kept.
+later waits for the next purge. A row that was due then and was claimed again meanwhile is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Archive:
     ``bulks`` are,
     once :meth:`documents` has ended, the operation ids of the bulks whose items are in the archive.
 
-    Raises UsageFailed on Redis, which forgets records by itself.
+    Raises UsageFailed on Redis, which expires records itself.
     """
 
     def __init__(self, engine: Engine, keep_us: int, now: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """The reaper: makes lapsed records visible, and forgets expired ones.
 
-A lapsed EXTERNAL command reads UNKNOWN within its lease and one second, whether or not anybody retries;
+A lapsed EXTERNAL command reads UNKNOWN within its lease and one second, whether or not a client retries;
 expired answers and tombstones go hourly. Several reapers on one store are safe: every write they make is
 a compare-and-set. The reaper never decides an outcome; that is an operator's or a reconciler's.
 """
@@ -140,7 +140,7 @@ class Reaper(Loop):
                     "run semel purge --clock-is-right where it is right",
                     moved / 3_600_000_000,
                 )
-        except (StoreError, SchemaError):  # the observer was told; the next purge is hourly anyway
+        except (StoreError, SchemaError):  # the observer was notified; the next purge runs within an hour
             return
         except Exception as error:  # noqa: BLE001 - what cannot be purged must not keep lapses from being seen
             self._purge_trouble.note_error(error)

@@ -87,7 +87,7 @@ def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotRepla
                     value.close()
                 raise ConfigurationError("an Engine needs a plain function as rebuild=")
             ended.append(_answer(value, verdict))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the command was done
+        except BaseException as error:  # noqa: BLE001 - the command was done in any case
             failed.append(type(error).__name__)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="semel-rebuild", daemon=True)
@@ -107,7 +107,7 @@ async def rebuild_async(core: Core, command: Command, verdict: Rebuild) -> Repla
         async with asyncio.timeout(command.policy.rebuild_seconds):
             value = await _call(build, _request(command, verdict))
         answer = _answer(value, verdict)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the command was done
+    except Exception as error:  # noqa: BLE001 - the command was done in any case
         return _report_failure(core, command, verdict, type(error).__name__)
     return _replay(core, command, verdict, answer)
 

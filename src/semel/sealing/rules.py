@@ -181,7 +181,7 @@ def cover_answer(
             return bare, AnswerKind.NOT_KEPT
     if policy.redact and answer.body:
         body = redact(answer.body, policy.redact_paths)
-        if body is None:  # whatever it is, the secret may be in it
+        if body is None:  # the secret may be in it
             return bare, AnswerKind.NOT_KEPT
         if body != answer.body:
             headers = tuple(pair for pair in answer.headers if pair[0].lower() not in _OF_THE_BODY)
@@ -194,7 +194,7 @@ def cover_answer(
 def cover_resolution(resolution: Resolution, policy: Policy | None, sealer: Seals | None) -> Resolution:
     """An operator's, a reconciler's or a webhook's settlement, its answer stored as the operation wants it.
 
-    Parameters: ``policy`` of the operation; None where it is not declared here: then whatever can be sealed is.
+    Parameters: ``policy`` of the operation; None where it is not declared here: then everything is sealed that can be.
     """
     answer = resolution.answer
     if resolution.result is not None and resolution.step is not None:

@@ -69,7 +69,7 @@ def _end_steps(row: Record, resolution: Resolution, findings: dict[str, bool], l
     """The list of an execution that ends; None: it stays as it is. Raises ResolveRefused as ``steps_after``.
 
     "It did not happen" frees the key: that needs a list in which nothing has happened. An end with an answer is final,
-    so that no step is made again whatever the list says.
+    so that no step runs again with any list.
     """
     from semel.bulk.rules import is_bulk  # it is large, and no other resolution needs it
 

@@ -289,7 +289,7 @@ class StepLedger:
         self._learned = True
 
     def _write(self, steps: Steps) -> Flow[bool]:
-        self._changes += 1  # until the store has said that it holds this list, another one may be there
+        self._changes += 1  # until the store has confirmed this list, it may hold another one
         changes = self._changes
         packed, stands = pack_steps(self._generation, steps), standing(steps)
         was_unseen, self._unseen = self._unseen, True

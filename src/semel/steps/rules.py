@@ -290,7 +290,7 @@ def outcome_after(
     whether this is the execution's first run.
     """
     if isinstance(outcome, Unprovable) and names_a_step(outcome.doubt):
-        return outcome  # it has been said already
+        return outcome  # it was recorded already
     if doubt is None:
         step = doubtful(recorded)
         if step is None and not isinstance(outcome, (Released, Unprovable)):

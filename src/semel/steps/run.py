@@ -251,7 +251,7 @@ class AsyncSteps(StepBook):
         except BaseException:
             await self._whole(ledger.undo(met))
             raise
-        if cancelled is not None:  # it is committed, and its caller is not told
+        if cancelled is not None:  # it is committed, and its caller gets the cancellation
             raise cancelled
         return value
 

@@ -105,7 +105,7 @@ class HealthServer:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "no answer", "seconds": self._answer_seconds}
         except CancelledError:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "ending"}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the worker does not reach its store
+        except Exception as error:  # noqa: BLE001 - with any error the worker does not reach its store
             # Its own text may name hosts and files: it is for the log.
             return HTTPStatus.SERVICE_UNAVAILABLE, {"status": "store", "error": type(error).__name__}
 

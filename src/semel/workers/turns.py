@@ -41,7 +41,7 @@ class Turns:
     async def take(self) -> Turn | None:
         """Take a turn; None where the store knows none, so that each worker looks for itself.
 
-        Raises StoreError: the store is away.
+        Raises StoreError: the store is unavailable.
         """
         store = self._store
         if store is None or time.monotonic() < self._without_until:

@@ -65,7 +65,7 @@ def Token(get_response: Callable[[Any], Any]) -> Any:
 
 
 def ReadsForm(get_response: Callable[[Any], Any]) -> Any:
-    """A middleware that parses each form before anybody else."""
+    """A middleware that parses each form before the others."""
 
     def serve(request: Any) -> Any:
         request.POST  # noqa: B018
@@ -85,7 +85,7 @@ def ReadsBody(get_response: Callable[[Any], Any]) -> Any:
 
 
 class ErrorPage:
-    """A middleware that leads to its page whatever a view raises."""
+    """A middleware that answers every exception of a view with its page."""
 
     sync_capable = async_capable = True
 

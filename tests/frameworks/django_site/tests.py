@@ -83,7 +83,7 @@ class Asking:
 
 
 def run_semel(*arguments: str) -> Any:
-    """A command's document, whatever its exit code."""
+    """A command's document, with any exit code."""
     with redirect_stdout(io.StringIO()) as told:
         main(["--json", *arguments])
     return json.loads(told.getvalue())
@@ -453,7 +453,7 @@ OUTER = "tests.frameworks.django_site.outer"
 
 
 class PlaceTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
-    """Wherever the middleware is, and whatever the others do."""
+    """At every place of the middleware, and beside any others."""
 
     databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
 
@@ -599,7 +599,7 @@ class InTestCase(Asking, TestCase):  # type: ignore[misc]  # Django ships no typ
 
 
 class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
-    """What is told when the project starts."""
+    """The messages when the project starts."""
 
     def refused(self, declare: Any) -> str:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.suite.adapters import ADAPTERS, Adapter, Feature
-from tests.frameworks.suite.door import Door, Shop, opened
+from tests.frameworks.suite.door import Door, Shop, open_shop
 
 DOORS = ("client", "server")
 
@@ -47,7 +47,7 @@ def _adapter_of(item: pytest.Item) -> Any:
 @pytest.fixture(scope="module")
 def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     adapter: Adapter = request.param
-    with opened(adapter, tmp_path_factory.mktemp(str(adapter))) as shop:
+    with open_shop(adapter, tmp_path_factory.mktemp(str(adapter))) as shop:
         yield shop
 
 

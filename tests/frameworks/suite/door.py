@@ -29,7 +29,7 @@ def fresh() -> str:
     return uuid.uuid4().hex
 
 
-def joined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+def join_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Headers by their names in lower case; several lines of one name are joined, as HTTP has it."""
     found: dict[str, str] = {}
     for name, value in lines:
@@ -72,7 +72,7 @@ class Door:
         return self.ask(path, method="GET", **how)
 
     def until_final(self, path: str, body: Any, key: str) -> Answered:
-        """As a client that retries while the command runs, or its server is away."""
+        """As a client that retries while the command runs or its server is down."""
         answers: list[Answered] = []
 
         def is_final() -> bool:
@@ -114,7 +114,7 @@ class Server(Door):
         try:
             connection.request(method, path, body, dict(headers))
             got = connection.getresponse()
-            return Answered(got.status, joined(got.getheaders()), got.read())
+            return Answered(got.status, join_headers(got.getheaders()), got.read())
         except (OSError, http.client.HTTPException):
             return Answered(0)
         finally:
@@ -130,7 +130,7 @@ class Client(Door):
 
     def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answered:
         told = self.tell(method=method, path=path, headers=dict(headers), body=base64.b64encode(body).decode())
-        return Answered(told["status"], joined(told["headers"]), base64.b64decode(told["body"]))
+        return Answered(told["status"], join_headers(told["headers"]), base64.b64decode(told["body"]))
 
     def document(self, kind: str) -> Any:
         """The shop's OpenAPI document: its "own", or the one of the "command"."""
@@ -159,7 +159,7 @@ class Shop:
 
 
 @contextmanager
-def opened(adapter: Adapter, folder: Path) -> Iterator[Shop]:
+def open_shop(adapter: Adapter, folder: Path) -> Iterator[Shop]:
     """The shop, until the block ends."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, (folder / "log").open("wb") as log:
         command = [sys.executable, "-W", "error", "-m", "tests.frameworks.suite.host"]

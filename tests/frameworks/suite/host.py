@@ -187,7 +187,7 @@ def answer_lines(adapter: Adapter, module: Any) -> None:
             elif "document" in asked:
                 said = {"document": documents(app, module)[asked["document"]]()}
             else:
-                said = answered(ask, asked)
+                said = answer_request(ask, asked)
             print(json.dumps(said), flush=True)
 
 
@@ -198,7 +198,7 @@ def documents(app: Any, module: Any) -> dict[str, Callable[[], Any]]:
     return {"own": lambda: module.document(app), "command": lambda: document_of(app)}
 
 
-def answered(ask: Ask, asked: Asked) -> dict[str, Any]:
+def answer_request(ask: Ask, asked: Asked) -> dict[str, Any]:
     try:
         status, headers, body = ask(asked, base64.b64decode(asked["body"]))
     except Exception:  # noqa: BLE001 -- as a connection that is cut: what the application raised in its answer

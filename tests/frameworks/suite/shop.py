@@ -53,7 +53,7 @@ def user_of(authorization: str | None) -> str | None:
 
 
 def is_valid(asked: object) -> bool:
-    """Whether a body asks for something, for frameworks that validate nothing by themselves."""
+    """Whether a body asks for something, for frameworks that do not validate."""
     return isinstance(asked, dict) and isinstance(asked.get("what"), str)
 
 
@@ -91,8 +91,8 @@ def end(asked: Any) -> None:
         raise NothingHappened("it was out of stock")
 
 
-def paid(asked: Any, permit: Any) -> dict[str, Any]:
-    """The effect of a payment, and what is said of it."""
+def pay(asked: Any, permit: Any) -> dict[str, Any]:
+    """The effect of a payment, and its answer."""
     note(asked["what"])
     end(asked)
     return {"what": asked["what"], "key": permit.key_for("charge"), "operation": permit.operation_id}

@@ -409,7 +409,7 @@ def test_the_same_file_is_one_import(door: Door) -> None:
     assert door.ask(path, file, content_type="text/csv", caller=None).status in (401, 403)
 
 
-def documented(shop: Shop, kind: str) -> None:
+def check_document(shop: Shop, kind: str) -> None:
     """Each command of the shop is described in its document."""
     document = shop.client.document(kind)
     pay = document["paths"]["/pay"]["post"]
@@ -422,9 +422,9 @@ def documented(shop: Shop, kind: str) -> None:
 
 @shows(Feature.OPENAPI)
 def test_the_frameworks_own_document_describes_each_command(shop: Shop) -> None:
-    documented(shop, "own")
+    check_document(shop, "own")
 
 
 @shows(Feature.COMMAND)
 def test_semel_openapi_describes_each_command(shop: Shop) -> None:
-    documented(shop, "command")
+    check_document(shop, "command")

@@ -81,7 +81,7 @@ def one(data: bytes) -> None:
     assert (out == "too deep") == (depth_of(body) > 64)
     if isinstance(out, bytes):
         value, same = _loads(body), _loads(out)
-        assert _typed(value) == _typed(same), "the canonical form means something else"
+        assert _add_types(value) == _add_types(same), "the canonical form means something else"
         assert canonical_json(out) == out
         assert len(out) <= 2 * len(body) + 2
         assert canonical_json(_respelt(value).encode()) == out, "another spelling of the same document"
@@ -112,7 +112,7 @@ def _check_selection(body: bytes) -> None:
         found, value = _walk(document, steps)
         if found:
             wanted[path] = value
-    assert _typed(_loads(selected)) == _typed(wanted)
+    assert _add_types(_loads(selected)) == _add_types(wanted)
     assert canonical_json(selected) == selected
 
 
@@ -145,27 +145,27 @@ def _loads(body: bytes) -> Any:
     return json.loads(body.decode("utf-8"), parse_int=Token, parse_float=Token)
 
 
-def _typed(value: Any) -> Any:
+def _add_types(value: Any) -> Any:
     """A value in which a number, a text and a truth value of the same spelling differ."""
     if isinstance(value, dict):
-        return "object", {name: _typed(each) for name, each in value.items()}
+        return "object", {name: _add_types(each) for name, each in value.items()}
     if isinstance(value, list):
-        return "array", [_typed(each) for each in value]
+        return "array", [_add_types(each) for each in value]
     return type(value).__name__, value
 
 
 def _respelt(value: Any) -> str:
     """The same document with members backwards, blanks everywhere and every character escaped."""
     if isinstance(value, dict):
-        members = [f"{_escaped(name)}\t: {_respelt(each)}" for name, each in reversed(value.items())]
+        members = [f"{_escape(name)}\t: {_respelt(each)}" for name, each in reversed(value.items())]
         return "{ " + " ,\n".join(members) + " }"
     if isinstance(value, list):
         return "[\r" + " , ".join(_respelt(each) for each in value) + " ]"
     if isinstance(value, Token):
         return str(value)
-    return _escaped(value) if isinstance(value, str) else json.dumps(value)
+    return _escape(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     units = text.encode("utf-16-be", "surrogatepass")
     return '"' + "".join(f"\\u{units[at]:02X}{units[at + 1]:02x}" for at in range(0, len(units), 2)) + '"'

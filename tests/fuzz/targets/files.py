@@ -73,24 +73,24 @@ def _judge(path: Path, sample: Sample) -> None:
     store, driver = SqliteStore(), SqliteDriver(str(path), busy_seconds=0.2, clock=SettableClock(START_US + 1_000_000))
     run_again = False
     try:
-        if _done(driver, store.identity) is None:
+        if _perform(driver, store.identity) is None:
             return
         for claim, state in sample.claims:
             again = claim._replace(nonce=bytes(16))
-            [verdict] = _done(driver, partial(store.claim, [again])) or [None]
+            [verdict] = _perform(driver, partial(store.claim, [again])) or [None]
             if isinstance(verdict, Replay):
                 assert verdict.answer == OK
                 assert state in SETTLED
             run_again = run_again or (isinstance(verdict, Proceed) and state in SETTLED)
         for verb in (partial(store.lapse, 10), partial(store.purge, None, 10), store.counts):
-            _done(driver, verb)
+            _perform(driver, verb)
     finally:
         driver.close()
     if run_again:
         assert integrity(path) != "ok", "a settled command would run again, and nothing shows why"
 
 
-def _done(driver: SqliteDriver, make: Callable[[], Flow[Any]]) -> Any:
+def _perform(driver: SqliteDriver, make: Callable[[], Flow[Any]]) -> Any:
     """What a verb answers; None where it is refused with an error that helps and repeats nothing stored."""
     problem = None
     try:

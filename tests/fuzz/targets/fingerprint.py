@@ -77,8 +77,8 @@ def one(data: bytes) -> None:
         extra=(("X-Extra", "1"),),
         content_digest=field,
     )
-    made = _made(maker, facts, [body])
-    assert made == _made(maker, facts, pieces_of(body)), "it matters how the body is cut into chunks"
+    made = _digest_of(maker, facts, [body])
+    assert made == _digest_of(maker, facts, pieces_of(body)), "it matters how the body is cut into chunks"
     assert made == _whole(maker, facts, body)
     _check_media(media)
     if isinstance(made, bytes):
@@ -88,7 +88,7 @@ def one(data: bytes) -> None:
 
 
 def _check_facts(maker: Fingerprinter, facts: Facts, body: bytes, made: bytes) -> None:
-    """Whatever else the request says, said otherwise, is another request."""
+    """A change of any other part of the request makes another request."""
     for other in (
         facts._replace(operation="op2"),
         facts._replace(method="PATCH"),
@@ -129,7 +129,7 @@ def _field(body: bytes) -> str:
     return "sha-256=:" + base64.b64encode(hashlib.sha256(body).digest()).decode() + ":"
 
 
-def _made(maker: Fingerprinter, facts: Facts, pieces: list[bytes]) -> bytes | str:
+def _digest_of(maker: Fingerprinter, facts: Facts, pieces: list[bytes]) -> bytes | str:
     try:
         hashing = maker.begin(facts)
         for piece in pieces:

@@ -46,12 +46,12 @@ def one(data: bytes) -> None:
         for name, value in parse_qsl(text, keep_blank_values=True, encoding="latin-1", separator="&")
     ]
     assert [(name, value or b"") for name, value in pairs] == sorted(wanted, key=lambda pair: pair[0])
-    # Whoever spells the same pairs in another way means the same, in any order of different names.
+    # Another spelling of the same pairs means the same, in any order of different names.
     spelt = [
-        _escaped(name) + (b"" if value is None else b"=" + _escaped(value)) for name, value in pairs if name or value
+        _escape(name) + (b"" if value is None else b"=" + _escape(value)) for name, value in pairs if name or value
     ]
     if all(name or value is not None for name, value in pairs):
-        spelt = [_escaped(name) + (b"" if value is None else b"=" + _escaped(value)) for name, value in pairs]
+        spelt = [_escape(name) + (b"" if value is None else b"=" + _escape(value)) for name, value in pairs]
         assert form_canonical(b"&&".join(spelt) + b"&") == out
         groups: dict[bytes, list[bytes]] = {}
         for (name, _), pair in zip(pairs, spelt, strict=True):
@@ -59,7 +59,7 @@ def one(data: bytes) -> None:
         assert form_canonical(b"&".join(pair for name in reversed(groups) for pair in groups[name])) == out
     assert form_canonical(data + b"&x=1") != out
     for at, (name, _) in enumerate(pairs):
-        assert form_canonical(b"&".join([*spelt[:at], _escaped(name + b"!") + b"=", *spelt[at + 1 :]])) != out
+        assert form_canonical(b"&".join([*spelt[:at], _escape(name + b"!") + b"=", *spelt[at + 1 :]])) != out
         break
 
 
@@ -68,22 +68,22 @@ def _pairs(out: bytes) -> list[tuple[bytes, bytes | None]]:
     assert out.startswith(b"form:")
     at, pairs = 5, []
     while at < len(out):
-        name, at = _framed(out, at)
+        name, at = _read_frame(out, at)
         value: bytes | None = None
         if out[at : at + 1] == b"-":
             at += 1
         else:
-            value, at = _framed(out, at)
+            value, at = _read_frame(out, at)
         pairs.append((name, value))
     return pairs
 
 
-def _framed(out: bytes, at: int) -> tuple[bytes, int]:
+def _read_frame(out: bytes, at: int) -> tuple[bytes, int]:
     colon = out.index(b":", at)
     end = colon + 1 + int(out[at:colon])
     assert end <= len(out)
     return out[colon + 1 : end], end
 
 
-def _escaped(value: bytes) -> bytes:
+def _escape(value: bytes) -> bytes:
     return b"".join(b"%%%02x" % byte for byte in value)

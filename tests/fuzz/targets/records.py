@@ -1,4 +1,4 @@
-"""Damaged records: whatever a row holds, an attempt meets a verdict, no rule raises, and nothing settled runs again.
+"""Damaged records: with any row, an attempt gets a verdict, no rule raises, and nothing settled runs again.
 
 The row starts out as a real one in each state, and any of its columns is then overwritten by any value that a store
 could hold there. What cannot be noticed by looking at the row is listed in `UNNOTICED`.
@@ -88,7 +88,7 @@ def one(data: bytes) -> None:
 
 
 def _row(claim: Claim, state: State | None) -> tuple[bool, Record]:
-    """A real record in a state (None: given back by its holder), and whether it stands for an effect."""
+    """A real record in a state (None: released by its holder), and whether it had an effect."""
     starts = State.CLAIMED if state is State.CLAIMED else State.PROCESSING
     claim = claim._replace(terms=claim.terms._replace(starts=starts))
     grant = first_grant(claim, START_US)

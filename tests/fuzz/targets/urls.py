@@ -52,7 +52,7 @@ TOKENS = (
 def one(data: bytes) -> None:
     """One URL."""
     url = data.decode("utf-8", "surrogateescape")
-    backend = _connected(url)
+    backend = _connect(url)
     if isinstance(backend, str):
         if url.count("://") == 1 and "://user:s3cret@" in url:
             assert "s3cret" not in backend, "the message repeats a password"
@@ -68,7 +68,7 @@ def one(data: bytes) -> None:
         assert Path(path).name
 
 
-def _connected(url: str) -> Backend | str:
+def _connect(url: str) -> Backend | str:
     try:
         return connect_backend(url)
     except UrlError as error:

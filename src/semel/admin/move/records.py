@@ -34,9 +34,7 @@ from semel.engine.sync_engine import Engine
 from semel.sealing.rules import key_name
 
 HOLDER: Final = "semel move"
-MOMENT_US: Final = (
-    60_000_000  # the lease and the deadline of a copy: no other process runs it, whatever becomes of them
-)
+MOMENT_US: Final = 60_000_000  # the lease and the deadline of a copy: no other process runs it, even after they end
 STEPS_MAX: Final = 8
 _ALIKE: Final = (
     *("id", "tenant", "caller", "operation", "key_hash", "recipe", "fingerprint", "state", "effects", "generation"),

@@ -9,7 +9,7 @@ or anywhere else. What is hashed, in this order, each text framed by its length:
 
 Further facts are parameters of the media type and a content coding that could not be removed. Semel's first
 fingerprints did not know them; a request without any has the same fingerprint as then, under the recipe's id, and one
-that has some is recorded under an id of its own. So a record says by itself what was compared.
+that has some is recorded under an id of its own. So a record itself names what was compared.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Fingerprinter:
         self._json_tag = _MEMBERS if isinstance(recipe.body, Members) else _JSON
 
     def digest(self, facts: Facts, body: bytes) -> bytes:
-        """The fingerprint of a request whose body is at hand; the same as feeding the body to `begin(facts)`.
+        """The fingerprint of a request whose body is given; the same as feeding the body to `begin(facts)`.
 
         Args:
             facts: what the request says besides its body.
@@ -278,7 +278,7 @@ class Fingerprinter:
             return _Held(base, partial(_compute, body, facts), bytes_max, None)
         match kind:
             case "json":
-                # A selection cannot be told from bytes that are not held.
+                # A selection needs the whole body, which is not held.
                 large = None if isinstance(body, Members) else _JSON_LARGE
                 return _Held(base, self._read_json, bytes_max, large)
             case "form":

@@ -113,7 +113,7 @@ class MultipartDigest:
     It covers name, file name, media type and content of each part. `parameterised` says whether a part's media type
     has parameters beyond charset and boundary, which did not count in Semel's first fingerprints.
     Parts are sorted by name, and parts of one name
-    keep their order. Memory is bounded by the header limit and 64 bytes a part, whatever the parts hold.
+    keep their order. Memory is bounded by the header limit and 64 bytes for each part of any size.
 
     Args:
         boundary: the boundary parameter of the body's media type, without the leading dashes.
@@ -293,7 +293,7 @@ def _parse_part(block: bytes) -> _Part | None:
     media = fields.pop("content-type", None)
     length = fields.pop("content-length", None)
     encoding = fields.pop("content-transfer-encoding", "binary").lower()
-    # Any other field might matter to a handler, and could not be told from its absence.
+    # Any other field might matter to a handler, and would look like its absence.
     if disposition is None or fields or encoding not in _IDENTITY_ENCODINGS:
         return None
     if length is not None and re.fullmatch("[0-9]{1,18}", length) is None:

@@ -73,7 +73,7 @@ class InsideCall:
 
     @property
     def has_claimed(self) -> bool:
-        """Whether a view has claimed, whatever it was given."""
+        """Whether a view has claimed, with any verdict."""
         return self.capture is not None
 
     def command(
@@ -190,7 +190,7 @@ class InsideCall:
         return answer
 
     def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
-        """The view raised this, whatever the framework makes of it further outside.
+        """The view raised this, even if the framework turns it into an answer.
 
         Parameters: ``own_status`` where the exception is an answer of the view's own, such as ``abort(redirect(...))``.
         """

@@ -416,7 +416,7 @@ class Closing:
 
 
 def close_each(*things: object) -> None:
-    """Close each that can be closed, in their order, whatever one of them raises."""
+    """Close each that can be closed, in their order, even if one of them raises."""
     with contextlib.ExitStack() as closing:
         for thing in reversed(things):
             close = getattr(thing, "close", None)
@@ -453,5 +453,5 @@ def _read(exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answe
         if refusal is not None:
             return refusal
         spool.write(chunk)
-    # A client that went away in the middle has not said what it wants.
+    # The body of a client that disconnected is incomplete.
     return exchange.cut_short() if left else exchange.finish(spool)

@@ -248,7 +248,7 @@ class CaptureMiddleware:
             return self._serve(environ, start_response)
 
     def close(self) -> None:
-        """Wait for the views whose clients were told 202 (``Prefer: respond-async``)."""
+        """Wait for the views whose clients got 202 (``Prefer: respond-async``)."""
         self._accepted.close()
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

@@ -3,7 +3,7 @@
 No server says how many threads it has. As many as were at work at the same time are certain, so the waiters are at most
 half of those: the others stay for requests that do not wait. A server of one thread has no waiters.
 
-Handlers whose clients were told 202 run in threads of the process that accepted them, a bounded number at once. Where
+Handlers whose clients got 202 run in threads of the process that accepted them, a bounded number at once. Where
 there is no place the client waits for its answer, as it would without the preference. Where the process dies a
 completer takes over. WSGI has no end of an application that could be waited for: Python waits for these threads.
 """

@@ -1,4 +1,4 @@
-"""One delivery on its way through an inbox, whatever broker it came from."""
+"""One delivery of any broker on its way through an inbox."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Deliveries:
     ) -> bool | None:
         """Handle one delivery; whether to acknowledge it.
 
-        None: not yet, and that is not the message's fault: the store is away, or another worker is at it.
+        None: not yet, and that is not the message's fault: the store is unavailable, or another worker handles it.
 
         Parameters: ``unnamed`` is the reason that ``message_id`` is not the one wanted (:func:`find_id`): the delivery
         fails by it.

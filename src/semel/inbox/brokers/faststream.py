@@ -109,7 +109,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     """The name that its publisher gave it, else its place. Raises ConfigurationError where it has neither."""
     raw = delivery.raw_message
     if isinstance(raw, (list, tuple)) or (isinstance(raw, dict) and raw.get("type") in _BATCHES):
-        # Delivered again, others may stand behind its first one, whose headers it has: they would pass as handled.
+        # A redelivered batch may hold other messages behind the same first one: they would pass as handled.
         raise ConfigurationError("a batch has no single id: use batch=False, or InboxMiddleware(..., id_of=...)")
     given = next((delivery.headers[name] for name in _NAMES if delivery.headers.get(name)), None)
     given = given or getattr(raw, "message_id", None)  # of AMQP

@@ -13,7 +13,7 @@ from semel.inbox.run import AsyncInbox
 class KafkaConsumer:
     """Handles each record of a consumer's partitions once, in their order.
 
-    Kafka delivers nothing again by itself: a record that failed is tried again here, ``retry_seconds`` later, before
+    Kafka redelivers nothing: a record that failed is tried again here, ``retry_seconds`` later, before
     those behind it, until it is handled or parked. ``client`` is an ``AIOKafkaConsumer`` with
     ``enable_auto_commit=False``; ``delivery`` its record.
     """

@@ -116,7 +116,7 @@ class PulledConsumer(Generic[D]):
         Parameters: ``batch`` at most so many messages; ``wait_seconds`` for which the first one is waited for (at most
         20).
 
-        Raises PolicyError, ConfigurationError, and the client's own errors where the broker is away.
+        Raises PolicyError, ConfigurationError, and the client's own errors if the broker is unavailable.
         """
         check_whole("batch", batch, 1, self.BATCH_MAX)
         check_whole("wait_seconds", wait_seconds, 0, 20)

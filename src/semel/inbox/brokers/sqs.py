@@ -49,9 +49,9 @@ class SqsConsumer(PulledConsumer[Delivery]):
     SQS's own ``MessageId`` (:func:`deduplication_id`, :func:`attribute` and :func:`body_member` find others);
     ``handler(message, delivery)`` gets the message as boto3 has it.
 
-    While the store is away, or another worker is at a message, the message is kept and tried again here: its receives
-    do not grow towards the queue's ``maxReceiveCount``. On a FIFO queue those of the same group behind a message that
-    failed are given back.
+    During a store outage, or while another worker handles a message, the message is kept and retried here: its receive
+    count does not grow towards the queue's ``maxReceiveCount``. On a FIFO queue the later messages of a failed one's
+    group are returned.
 
         consumer = SqsConsumer(inbox, handler, boto3.client("sqs"), queue=url)
         await consumer.serve()

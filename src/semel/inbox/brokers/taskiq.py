@@ -52,7 +52,7 @@ def inbox_task(
     """Declare a task that is handled once: it gets the inbox's Message before its own arguments.
 
     The task's id is the message's: Taskiq keeps it when a message comes again. What fails is tried again here,
-    ``retry_seconds`` later, until the inbox parks it, and then has failed for Taskiq, too; while the store is away, or
+    ``retry_seconds`` later, until the inbox parks it, and then has failed for Taskiq, too; during a store outage, or
     another worker is at the message, it waits here. The message is acknowledged after its commit; one whose worker ends
     or is cancelled is not, and comes again where the broker acknowledges at all. A repetition stores no result.
 
@@ -134,7 +134,7 @@ def _once(
             raise failures[0]
         if context is None:
             return None  # the caller has more to do, and is no repetition
-        raise NoResultError  # whatever the first delivery stored stays
+        raise NoResultError  # the result of the first delivery stays
 
     signature = inspect.signature(function)
     consume.__signature__ = signature.replace(parameters=[*own[:place], given, *own[place:]])  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def in_place_of(response: Any, answer: Answer) -> Any:
 
 
 def whole_of(response: Any, body: bytes) -> Any:
-    """A streaming response that has been read to its end, as one with its body at hand."""
+    """A streaming response that was read to its end, as one that holds its body."""
     whole = HttpResponse(body, status=response.status_code, reason=response.reason_phrase)
     whole.headers = response.headers
     whole.cookies = response.cookies

@@ -79,7 +79,7 @@ def run_atomic(
 ) -> Any:
     """Call the view in the outermost block of its database, with the command's record in it.
 
-    A definite refusal (4xx), and whatever rolls the block back, undoes the view's writes.
+    A definite refusal (4xx), and everything that rolls the block back, undoes the view's writes.
     """
     exchange = call.exchange
     assert exchange is not None
@@ -114,7 +114,7 @@ def run_atomic(
                 if answer is None:
                     response = response_of(place.surface.problems.answer_too_large())
                     raise _RolledBack
-                if databases.rolls_back(alias):  # as the view, or REST framework for an exception, has said
+                if databases.rolls_back(alias):  # as the view did, or REST framework for an exception
                     _check_success(response, databases.failure_since(before))
                     raise _RolledBack
                 outcome = classify_answer(answer, command.policy, begun=True)
@@ -132,7 +132,9 @@ def run_atomic(
             if isinstance(error, HandlerRefused):
                 raise  # for what the view wrote: as if it had raised that
             response = response_of(place.surface.problems.of_error(error))
-        except BaseException as error:  # whatever an outer layer makes an answer of it: that one may commit its block
+        except (
+            BaseException
+        ) as error:  # even if an outer layer turns it into an answer: that layer may commit its block
             run.error = error
             databases.roll_back(alias)
             raise

@@ -70,7 +70,7 @@ class DjangoCall(InsideCall):
         return self._body
 
     def accept(self) -> Answer | None:
-        """Have the granted request run once more behind the other middlewares, in a thread of its own; 202 for its
+        """Run the granted request again behind the other middlewares, in a thread of its own; 202 for its
         client. None where there is no place: then the client waits.
         """
         request = again(self._request, b"".join(self._keep_body().spool.chunks()))

@@ -25,7 +25,7 @@ class View(NamedTuple):
     methods: tuple[str, ...]
     function: Any
     declared: Declared | None
-    names_methods: bool  # whether the project itself has said that it takes these methods
+    names_methods: bool  # whether the project itself declares these methods
     authenticated_by: tuple[type, ...] = ()  # the classes of REST framework
 
     @property

@@ -117,7 +117,7 @@ class Site:
             except SemelError as error:
                 if using is not None and self.wrong is None:
                     raise
-                # Said by `manage.py check`, which could say nothing if the module of the view could not be imported.
+                # Reported by `manage.py check`, which needs the module of the view to be importable.
                 self.wrong = error
                 declared = self._declared[name] = Declared(name, policy or Policy(**options), paths, alias)
                 return declared
@@ -409,7 +409,7 @@ atexit.register(_close_all)
 
 
 def site() -> Site:
-    """The site of this project's settings. Where they are wrong, whatever uses them raises ConfigurationError."""
+    """The site of this project's settings. If they are wrong, every use raises ConfigurationError."""
     if not _SITES:
         with _LOCK:
             if not _SITES:

@@ -280,7 +280,7 @@ def bulk(
 
     Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
     ``handler`` a function of an item; ``using`` the alias of the database that holds its record; ``body_bytes_max`` of
-    a list; ``items_at`` where its items are in an object, such as ``"/items"`` (an array by itself is taken, too);
+    a list; ``items_at`` where its items are in an object, such as ``"/items"`` (a plain array is accepted, too);
     ``counts`` names of request headers that count, by default the project's. In a method of a class-based view, or
     below ``@api_view``, return ``approvals.answer(request)``.
 

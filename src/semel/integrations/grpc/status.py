@@ -107,7 +107,7 @@ def _text(value: bytes) -> str | bytes:
 
 
 def as_metadata(given: Iterable[Any] | None) -> Metadata:
-    """Metadata as pairs, whatever a handler gave."""
+    """A handler's metadata as pairs."""
     return tuple((str(name), value) for name, value in given or ())
 
 
@@ -117,7 +117,7 @@ def as_code(given: Any) -> Code:
 
 
 def as_details(given: str | bytes | None) -> str:
-    """A text for people as it can be sent and stored, whatever a handler gave."""
+    """A handler's text for people, as it can be sent and stored."""
     raw = given if isinstance(given, bytes) else str(given or "").encode(errors="replace")
     return raw.decode(errors="replace")
 

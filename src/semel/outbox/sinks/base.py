@@ -2,8 +2,8 @@
 
 An event is acknowledged (None) once the broker has it for good. It is *refused* if the broker answered and does not
 accept it: that counts as a try, and after the last one it is parked. It is *unreached* if the outcome is open: the
-broker is away, or its answer was lost. That counts as nothing; the event is sent again, under the same id, when it is
-back.
+broker is unavailable, or its answer was lost. That uses up no try; the event is sent again, under the same id, when the
+broker is back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_gone(reply: Reply) -> bool:
 
 
 class Sink(Protocol):
-    """A broker, or whatever else takes events.
+    """A broker, or another target of events.
 
     It may have ``refused_waits``, the seconds before each next try of an event that it refuses, and
     ``outage_seconds_max``, the longest that a topic of which nothing arrives is left alone. ``disables`` says what the
@@ -115,7 +115,7 @@ def error_text(error: BaseException) -> str:
 
 
 class SinkUnreached(Exception):
-    """Raise it from a function sink: the system that it sends to is away, and this event is not at fault.
+    """Raise it from a function sink: the system that it sends to is unavailable, and this event is not at fault.
 
     The relay then waits and sends the event again, under the same id, for as long as the outage lasts: no attempt is
     used up, and nothing is parked. Parameters: the reason, for people (``semel worker`` and ``semel events`` show it).
@@ -154,7 +154,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def reply_to(error: BaseException) -> Refused | Unreached:
-    """The meaning of an error that was raised for an event: the broker is away, or the event is refused.
+    """The meaning of an error that was raised for an event: the broker is unavailable, or the event is refused.
 
     >>> reply_to(SinkUnreached("it restarts")).reason, reply_to(ValueError("no")).reason
     ('it restarts', 'ValueError: no')

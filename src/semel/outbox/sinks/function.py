@@ -1,7 +1,8 @@
 """The sink that is a function of yours: ``python:shop.events:deliver``.
 
-It is called with each event, and has it once it returns; it may be async. What it raises is a refusal, unless it shows
-that the function's own broker is away: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an error of the network.
+It is called with each event, which is published once it returns; it may be async. An exception refuses the event,
+unless it shows that the function's own broker is unavailable: :class:`~semel.outbox.sinks.base.SinkUnreached`, or an
+error of the network.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class FunctionSink:
                     await returned
                 if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
                     raise TypeError("the sink's function returned a generator, which has not run: leave yield out")
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it has not taken the event
+        except Exception as error:  # noqa: BLE001 - any exception means that the event was not published
             return reply_to(error)
         return None
 

@@ -23,7 +23,7 @@ class AppendLost(Exception):
     """The server did not answer, or takes no writes at all."""
 
 
-# a server that answers so would say the same of every entry: no fault of the one that it was said of
+# a server that answers so refuses every entry: the event is not at fault
 _CLOSED: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError)
 _CLOSED_TEXTS: Final = ("MISCONF", "NOREPLICAS", "BUSY ")
 

@@ -31,7 +31,7 @@ MESSAGE_BYTES_MAX: Final = 1_048_576
 _ATTRIBUTES_BYTES: Final = 4096  # more than Semel's own take
 _NO_TEXT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what SQS takes in no body
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
-# the event's own fault; whatever else SQS says may change without it
+# the event's own fault; any other error of SQS may be temporary
 _REFUSALS: Final = frozenset(
     (
         *("InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue", "MissingParameter"),

@@ -41,7 +41,7 @@ RETRY_AFTER_SECONDS_MAX: Final = 86_400
 _OF_HTTP: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
 )
-# the receiver has no place or no time for anybody's event: an outage, however long, parks nothing
+# the receiver is overloaded: an outage, however long, parks nothing
 _AWAY: Final = frozenset({408, 425, 429, 502, 503, 504})
 
 
@@ -152,7 +152,7 @@ class WebhookSink:
             return Unreached(str(error))
         except (httpx.InvalidURL, UnicodeError) as error:  # likewise: its host is no name
             return Unreached(error_text(error))
-        except httpx.LocalProtocolError as error:  # it cannot be said in HTTP: the event's own fault
+        except httpx.LocalProtocolError as error:  # HTTP cannot carry it: the event's own fault
             return Refused(error_text(error))
         except (httpx.HTTPError, httpcore.NetworkError, OSError, TimeoutError) as error:
             return Unreached(error_text(error))

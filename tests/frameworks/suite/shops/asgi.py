@@ -25,7 +25,7 @@ JSON = ("Content-Type", "application/json")
 Answered = tuple[int, list[tuple[str, str]], Iterable[bytes]]
 
 
-def told(status: int, value: Any, *headers: tuple[str, str]) -> Answered:
+def answer_json(status: int, value: Any, *headers: tuple[str, str]) -> Answered:
     return status, [JSON, *headers], [json.dumps(value).encode()]
 
 
@@ -34,24 +34,24 @@ def answer(path: str, body: bytes, content_type: str, permit: Any) -> Answered:
     if path == "/upload":
         form = shop.read_form(content_type, body)
         shop.note(form["what"].decode())
-        return told(201, {"bytes": len(form["file"])})
+        return answer_json(201, {"bytes": len(form["file"])})
     if path.endswith("/close"):
         number = int(path.split("/")[2])
         shop.note(f"close {number}")
-        return told(201, {"number": number})
+        return answer_json(201, {"number": number})
     asked = json.loads(body)
     what, refused = asked["what"], asked.get("do") == "refuse"
     if path == "/pay":
         headers = [("Location", f"/paid/{what}")]
         if asked.get("do") == "cookie":
             headers.append(("Set-Cookie", "session=secret"))
-        return told(409 if refused else 201, shop.paid(asked, permit), *headers)
+        return answer_json(409 if refused else 201, shop.pay(asked, permit), *headers)
     if path == "/book":
         permit.connection.execute("INSERT INTO effect (what) VALUES (?)", (what,))
         shop.end(asked)
-        return told(409 if refused else 201, {"by": type(permit.connection).__module__})
+        return answer_json(409 if refused else 201, {"by": type(permit.connection).__module__})
     shop.note(what)
-    return (201, [("Content-Type", "text/plain")], shop.pieces(asked)) if path == "/stream" else told(201, asked)
+    return (201, [("Content-Type", "text/plain")], shop.pieces(asked)) if path == "/stream" else answer_json(201, asked)
 
 
 async def read(receive: Callable[[], Awaitable[Any]]) -> bytes:
@@ -68,9 +68,9 @@ async def serve(scope: Any, receive: Any, send: Any) -> None:
     content_type = dict(scope["headers"]).get(b"content-type", b"").decode()
     body, permit = await read(receive), scope.get("semel.permit")
     if permit is None:
-        answered = told(404, "nothing here")
+        answered = answer_json(404, "nothing here")
     elif scope["path"] == "/ship":
-        answered = told(201, await shop.ship_async(json.loads(body), permit))
+        answered = answer_json(201, await shop.ship_async(json.loads(body), permit))
     else:
         answered = answer(scope["path"], body, content_type, permit)
     await leave(send, answered)

@@ -1,4 +1,4 @@
-"""What stands around the views of the shops in Django and REST framework: the users, and the table."""
+"""The surroundings of the views of the shops in Django and REST framework: the users, and the table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Token:
     def __call__(self, request: Any) -> Any:
         name = shop.user_of(request.headers.get("Authorization"))
         request.user = None if name is None else User(name)
-        request._dont_enforce_csrf_checks = True  # no browser sends a token by itself
+        request._dont_enforce_csrf_checks = True  # a browser sends no token automatically
         return self._get_response(request)
 
     def process_exception(self, request: Any, error: Exception) -> Any:

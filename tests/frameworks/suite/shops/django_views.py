@@ -19,7 +19,7 @@ from tests.frameworks.suite import shop
 from tests.frameworks.suite.shops.django_outer import Effect
 
 
-def guarded(view: Any) -> Any:
+def guard(view: Any) -> Any:
     """Let in whom the middleware knows."""
 
     @functools.wraps(view)
@@ -44,14 +44,14 @@ def checked(view: Any) -> Any:
             asked = None
         return view(request) if shop.is_valid(asked) else HttpResponse(status=400)
 
-    return guarded(check)
+    return guard(check)
 
 
 @checked
 @semel.command("pay")
 def pay(request: Any) -> Any:
     asked = json.loads(request.body)
-    paid = shop.paid(asked, request.semel_permit)
+    paid = shop.pay(asked, request.semel_permit)
     if asked.get("do") == "refuse":
         return JsonResponse({"error": "sold out"}, status=409)
     response = JsonResponse(paid, status=201, headers={"Location": f"/paid/{asked['what']}"})
@@ -79,14 +79,14 @@ def stream(request: Any) -> Any:
     return StreamingHttpResponse(shop.pieces(asked), status=201)
 
 
-@guarded
+@guard
 @semel.command("upload")
 def upload(request: Any) -> Any:
     shop.note(request.POST["what"])
     return JsonResponse({"bytes": len(request.FILES["file"].read())}, status=201)
 
 
-@guarded
+@guard
 @semel.command("orders.close", key_from="path:number")
 def close(request: Any, number: int) -> Any:
     shop.note(f"close {number}")

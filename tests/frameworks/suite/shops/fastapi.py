@@ -26,7 +26,7 @@ def caller(request: Request) -> Caller | None:
     return None if user is None else Caller("shop", user)
 
 
-def authenticated(request: Request) -> None:
+def authenticate(request: Request) -> None:
     user = shop.user_of(request.headers.get("authorization"))
     if user is None:
         raise HTTPException(401)
@@ -39,14 +39,14 @@ async def swallow(request: Request, error: Exception) -> Response:
 
 
 def make() -> FastAPI:
-    app = FastAPI(dependencies=[Depends(authenticated)], exception_handlers={shop.Swallowed: swallow})
+    app = FastAPI(dependencies=[Depends(authenticate)], exception_handlers={shop.Swallowed: swallow})
     engine = AsyncEngine.connect(shop.store())
     semel = Semel(engine, caller=caller)
 
     @app.post("/pay", status_code=201)
     @semel.command("pay")
     async def pay(asked: Asked, response: Response, permit: Permit = semel.permit) -> dict[str, Any]:
-        paid = shop.paid(asked.model_dump(), permit)
+        paid = shop.pay(asked.model_dump(), permit)
         if asked.do == "refuse":
             raise HTTPException(409, "sold out")
         if asked.do == "cookie":

@@ -53,7 +53,7 @@ def make() -> Flask:
     @semel.command("pay")
     def pay() -> Any:
         asked = request.get_json()
-        response = jsonify(shop.paid(asked, semel.permit))
+        response = jsonify(shop.pay(asked, semel.permit))
         if asked.get("do") == "refuse":
             abort(409)
         if asked.get("do") == "cookie":

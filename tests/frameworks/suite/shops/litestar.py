@@ -38,7 +38,7 @@ def caller(request: Request[Any, Any, Any]) -> Caller | None:
     return None if user is None else Caller("shop", user)
 
 
-def authenticated(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+def authenticate(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     user = shop.user_of(connection.headers.get("authorization"))
     if user is None:
         raise NotAuthorizedException
@@ -57,7 +57,7 @@ def make() -> Litestar:
     @post("/pay")
     @semel.command("pay")
     async def pay(data: JSONBody[Asked], permit: Permit = semel.permit) -> Response[dict[str, Any]]:
-        response = Response(shop.paid(asdict(data), permit), headers={"Location": f"/paid/{data.what}"})
+        response = Response(shop.pay(asdict(data), permit), headers={"Location": f"/paid/{data.what}"})
         if data.do == "refuse":
             raise HTTPException("sold out", status_code=409)
         if data.do == "cookie":
@@ -106,7 +106,7 @@ def make() -> Litestar:
     app = Litestar(
         [pay, book, stream, upload, close, put_order, ship, post("/approvals")(approvals.answer)],
         plugins=[semel],
-        guards=[authenticated],
+        guards=[authenticate],
         exception_handlers={shop.Swallowed: swallow},
     )
     semel.imports(app, shop.stock(engine), path=shop.IMPORTS, supplier="path:supplier", may=shop.may_upload)

@@ -47,7 +47,7 @@ def make() -> Quart:
     @semel.command("pay")
     async def pay(permit: Permit = semel.permit) -> Any:
         asked = await request.get_json()
-        response = jsonify(shop.paid(asked, permit))
+        response = jsonify(shop.pay(asked, permit))
         if asked.get("do") == "refuse":
             abort(409)
         if asked.get("do") == "cookie":

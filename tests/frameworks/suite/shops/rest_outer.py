@@ -1,4 +1,4 @@
-"""What stands around the views of the shop in REST framework: who is let in, and what becomes of an exception."""
+"""The surroundings of the shop's views in REST framework: authentication, and the handling of exceptions."""
 
 from __future__ import annotations
 

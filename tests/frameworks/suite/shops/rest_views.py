@@ -49,7 +49,7 @@ class Payments(Checked, ViewSet):  # type: ignore[misc]
 
     @semel.command("pay")
     def create(self, request: Any) -> Response:
-        paid = shop.paid(request.data, request.semel_permit)
+        paid = shop.pay(request.data, request.semel_permit)
         if request.data.get("do") == "refuse":
             raise SoldOut
         response = Response(paid, 201, headers={"Location": f"/paid/{request.data['what']}"})

@@ -25,7 +25,7 @@ def caller(request: Request) -> Caller | None:
     return None if user is None else Caller("shop", user)
 
 
-def guarded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def guard(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """Let in whom the token names."""
 
     @functools.wraps(endpoint)
@@ -51,7 +51,7 @@ def checked(endpoint: Callable[..., Any]) -> Callable[..., Any]:
             raise HTTPException(400)
         return await endpoint(request)
 
-    return guarded(check)
+    return guard(check)
 
 
 async def swallow(request: Request, error: Exception) -> Response:
@@ -66,7 +66,7 @@ def make() -> Starlette:
     @semel.command("pay")
     async def pay(request: Request, permit: Permit = semel.permit) -> Response:
         asked = await request.json()
-        paid = shop.paid(asked, permit)
+        paid = shop.pay(asked, permit)
         if asked.get("do") == "refuse":
             raise HTTPException(409, "sold out")
         response = JSONResponse(paid, 201, {"Location": f"/paid/{asked['what']}"})
@@ -91,14 +91,14 @@ def make() -> Starlette:
         shop.note(asked["what"])
         return StreamingResponse(shop.pieces(asked), 201)
 
-    @guarded
+    @guard
     @semel.command("upload")
     async def upload(request: Request) -> Response:
         async with request.form() as form:
             shop.note(str(form["what"]))
             return JSONResponse({"bytes": len(await form["file"].read())}, 201)  # type: ignore[union-attr]
 
-    @guarded
+    @guard
     @semel.command("orders.close", key_from="path:number")
     async def close(request: Request) -> Response:
         shop.note(f"close {request.path_params['number']}")

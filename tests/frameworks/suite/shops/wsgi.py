@@ -11,15 +11,15 @@ from semel import Engine
 from semel.http.caller import Caller
 from semel.http.wsgi.middleware import SemelMiddleware
 from tests.frameworks.suite import shop
-from tests.frameworks.suite.shops.asgi import OPERATIONS, answer, told
+from tests.frameworks.suite.shops.asgi import OPERATIONS, answer, answer_json
 
 
 def serve(environ: Any, start_response: Any) -> Iterable[bytes]:
     path, permit = environ["PATH_INFO"], environ.get("semel.permit")
     if permit is None:
-        answered = told(404, "nothing here")
+        answered = answer_json(404, "nothing here")
     elif path == "/ship":
-        answered = told(201, shop.ship(json.loads(environ["wsgi.input"].read()), permit))
+        answered = answer_json(201, shop.ship(json.loads(environ["wsgi.input"].read()), permit))
     else:
         answered = answer(path, environ["wsgi.input"].read(), environ.get("CONTENT_TYPE", ""), permit)
     status, headers, pieces = answered

@@ -32,7 +32,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import BulkRefused
 
 CODES_MAX: Final = 20
-# Whatever the bulk's own limits were: that it is the same list its fingerprint tells.
+# The bulk's own limits do not matter: the fingerprint shows whether it is the same list.
 _ANY_LIST: Final = (100_000_000, 16 * 1024 * 1024, "fail")
 _ID: Final = "018f2b7e-4a10-7c3e-9b1a-0c6f5a2d9e41"
 _STATES: Final = {"succeeded": ItemState.SUCCEEDED, "failed": ItemState.FAILED, "unknown": ItemState.UNKNOWN}

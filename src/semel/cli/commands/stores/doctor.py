@@ -116,11 +116,11 @@ def _look_at_lost(engine: Engine, identity: Identity | None) -> Iterator[DoctorF
     """Check the server's settings for a store without an identity: it may have lost one."""
     if identity is not None or not isinstance(engine.store, Observable):
         return
-    with suppress(StoreError, SchemaError):  # the missing identity was told
+    with suppress(StoreError, SchemaError):  # the missing identity was reported
         server = list(look_at_store(engine))
         yield from server
         keeping = [finding for finding in server if finding.check in ("eviction", "persistence")]
-        if keeping:  # a server that can be flushed, whatever its settings are
+        if keeping:  # a server that can be flushed under any settings
             detail = (
                 "if this store was migrated before, the server has lost its identity, and records may be lost with it"
             )

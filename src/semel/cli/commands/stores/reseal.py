@@ -1,4 +1,4 @@
-"""`semel reseal`: whatever is sealed in a store under the newest key, so that an old one may go."""
+"""`semel reseal`: seal all sealed data of a store under the newest key, so that an old key may go."""
 
 from __future__ import annotations
 
