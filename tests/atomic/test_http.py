@@ -348,7 +348,7 @@ STOPPED = [is_interrupted, is_interrupted_sync, is_interrupted_in_its_session]
 
 @pytest.mark.parametrize("endpoint", STOPPED)
 def test_a_statement_that_was_stopped_is_rolled_back(file: Path, outside: Outside, endpoint: Any) -> None:
-    with protected(file, endpoint) as web:
+    with protect(file, endpoint) as web:
         check_rolled_back(web.call("/"))
         assert web.raised is not None  # the server's log has it
         assert (outside.rows(), outside.states) == ([], [])
@@ -356,7 +356,7 @@ def test_a_statement_that_was_stopped_is_rolled_back(file: Path, outside: Outsid
 
 @pytest.mark.parametrize(("endpoint", "status"), [(says_so_itself, 500), (says_504_itself, 504)])
 def test_an_answer_of_the_applications_own_stays(file: Path, outside: Outside, endpoint: Any, status: int) -> None:
-    with protected(file, endpoint) as web:
+    with protect(file, endpoint) as web:
         answer = web.call("/")
         assert (answer.status, answer.body) == (status, b'{"detail":"later"}')
         assert (outside.rows(), outside.states) == ([], [])

@@ -228,14 +228,14 @@ def test_a_handler_of_the_other_colour_stops_the_bulk(make_fellow: Make, effects
     fellow = make_fellow(effects=effects)
 
     def run_with_the_other() -> None:
-        told = fellow.bulk.run(numbered(3), plain if fellow.runner else nothing, key="k", caller="alice")
+        told = fellow.bulk.run(number_items(3), plain if fellow.runner else nothing, key="k", caller="alice")
         if fellow.runner is not None:
             fellow.runner.run(told)
 
     with pytest.raises(HandlerError, match="coroutine"):
         run_with_the_other()
     assert calls == ([0] if fellow.runner else [])
-    assert fellow.run(numbered(3), nothing).tally.done == 3
+    assert fellow.run(number_items(3), nothing).tally.done == 3
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_function_that_has_yet_to_run_when_it_returns_delivers_nothing() -> No
     async def story() -> None:
         replies.extend(await FunctionSink(pieces).publish([event("a")]))
 
-    told(story)
+    run_story(story)
     [reply] = replies
     assert reply is not None
     assert "returned a generator, which has not run" in str(reply)

@@ -132,9 +132,7 @@ def run_atomic(
             if isinstance(error, HandlerRefused):
                 raise  # for what the view wrote: as if it had raised that
             response = response_of(place.surface.problems.of_error(error))
-        except (
-            BaseException
-        ) as error:  # even if an outer layer turns it into an answer: that layer may commit its block
+        except BaseException as error:  # even if an outer layer answers: that layer may commit its block
             run.error = error
             databases.roll_back(alias)
             raise
