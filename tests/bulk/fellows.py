@@ -48,7 +48,9 @@ class Fellow(Member):
         made: Any = Engine if self.runner is None else AsyncEngine
         self.engine: Any = made(home.backend(kind))
         form: Any = Bulk if self.runner is None else AsyncBulk
-        self.bulk: Any = form(self.engine, **{"operation": "count", "effects": "atomic", **options})
+        # A chunk ends by its items alone, however busy the machine is.
+        usual = {"operation": "count", "effects": "atomic", "chunk_seconds": 60}
+        self.bulk: Any = form(self.engine, **{**usual, **options})
 
     def run(self, items: Any, handler: Handler, *, key: str = "k", caller: str = "alice", **options: Any) -> BulkResult:
         result: BulkResult

@@ -22,7 +22,7 @@ def main(url: str, dies_at: str, by: str = "") -> None:
     if by == "orm":
         from tests.bulk.rows import add_row  # SQLAlchemy takes longer to import than most of these processes live
     engine = Engine(connect_backend(url))
-    bulk = Bulk(engine, operation="count", effects="atomic", chunk_items=CHUNK, lease_seconds=1)
+    bulk = Bulk(engine, operation="count", effects="atomic", chunk_items=CHUNK, chunk_seconds=60, lease_seconds=1)
     kind, _, number = dies_at.partition(":")
     text = "INSERT INTO effect VALUES (?)" if url.startswith("sqlite") else "INSERT INTO effect VALUES (%s)"
 
