@@ -55,7 +55,7 @@ ROOMS = {
 }
 SQLITE_REPLAY = 1_010
 SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
-REDIS = {"fresh": 5_220, "replay": 2_910}  # with the whole of its round trips, which come together otherwise
+REDIS = {"fresh": 5_230, "replay": 2_750}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 3, "settle": 3, "replay": 3}  # of one more in a batch
 SERVERS = {
     ("psycopg", "fresh"): 7_000,

@@ -39,7 +39,9 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores.sqlite": {"doctor": 2},
     "stores.postgres": dict.fromkeys(["rows", "alike", "settings", "text", "doctor"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
-    "stores.redis": dict.fromkeys(["rows", "settings", "keys", "layout", "pages", "remedies", "scripts", "doctor"], 2),
+    "stores.redis": dict.fromkeys(
+        ["rows", "settings", "keys", "layout", "pages", "batches", "remedies", "scripts", "doctor"], 2
+    ),
     "atomic": {"own_transaction": 3},
     "steps": dict.fromkeys(["doubts", "findings", "options", "permit"], 1),
     "operations": {"references": 1, "tracking": 2},

@@ -57,7 +57,8 @@ def test_only_array_parameters_are_encoded_as_arrays() -> None:
 def test_asyncpg_writes_them_so_that_the_server_reads_the_same(kind: str) -> None:
     """Where it is a version whose inner parts are known; any other goes on as it does."""
     items = KINDS[kind]
-    batches, read = ([], items[:1], items, [None], items[:1] * 3), f"SELECT $1::{kind}[]::text"
+    batches: list[list[Any]] = [[], items[:1], items, [None], items[:1] * 3]
+    read = f"SELECT $1::{kind}[]::text"
 
     async def story() -> None:
         connection = await asyncpg.connect(postgres.postgres(), statement_cache_size=0)

@@ -112,7 +112,9 @@ def slots_that_move_are_followed(story: Story) -> None:
             source.execute_command("MIGRATE", "127.0.0.1", story.nodes[2].port, "", 0, 5000, "KEYS", *keys)
     for shell in story.shells:
         told = [whether_replayed(shell, f"before {number}") for number in range(MANY)]
-        assert set(told) == {True, "on its way to another node"}
+        # A look has one key, which is here or there; a claim has several.
+        refused = set() if isinstance(shell.engine, AsyncEngine) else {"on its way to another node"}
+        assert set(told) == {True, *refused}
         told = [whether_replayed(shell, f"meanwhile {number}") for number in range(MANY)]
         assert set(told) == {False, "on its way to another node"}
     for number in moving:

@@ -62,11 +62,26 @@ def test_a_string_that_was_cut_or_damaged_is_no_record() -> None:
 
 def met(data: bytes, claim: Claim, now: int) -> Verdict | None:
     """What a claim makes of a string that the server answers, alone and beside another; None where it goes on."""
-    [verdict] = batch_met([data], [claim], now) or [None]
+    alone = batch_met([data], [claim], now)
+    verdict = None if alone is None else alone[0]
     for order in (1, -1):
         beside = batch_met([data, MATES][::order], [claim, MATE][::order], now)
         assert (beside and beside[::order][0]) == verdict
+    assert looked_at([data], [claim], now) == [verdict if type(verdict) is Replay else None]
+    found = [[seen] for seen in looked_at([data, MATES], [claim, MATE], now)]
+    assert found == [looked_at([data], [claim], now), looked_at([MATES], [MATE], now)]
     return verdict
+
+
+def looked_at(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> list[Replay | None]:
+    """What a look makes of the same."""
+    look = RedisStore("shop").look_kept
+    assert look is not None
+    flow = look([(claim.id, claim.recipe, claim.fingerprint) for claim in claims])
+    next(flow)
+    with pytest.raises(StopIteration) as end:
+        flow.send([[now, *strings]])
+    return list(end.value.value)
 
 
 def batch_met(strings: Sequence[bytes], claims: Sequence[Claim], now: int) -> Sequence[Verdict] | None:
@@ -168,4 +183,4 @@ def test_no_script_that_ends_a_command_is_stopped_by_a_full_server() -> None:
     free = {name for name, script in LUA.items() if b"allow-oom" in script.text.split(b"\n")[0]}
     reading = {name for name, script in LUA.items() if b"no-writes" in script.text.split(b"\n")[0]}
     assert set(LUA) - free - reading == {"claim", "mark", "migrate", "version"}
-    assert {name for name, script in LUA.items() if not script.writes} == {"look", "due", "earliest"}
+    assert {name for name, script in LUA.items() if not script.writes} == {"look", "look_kept", "due", "earliest"}

@@ -11,6 +11,7 @@ from redis import Redis
 from semel import AsyncEngine, Policy
 from semel.core.model import Replay, Settled, State
 from semel.policy import Command
+from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import attempt, settlement
 from tests.engine.shells import MADE, command
 from tests.redis.conftest import Opens, backend, heard
@@ -21,7 +22,8 @@ from tests.servers.relay import REDIS, relay
 def test_two_commands_fresh_and_one_replayed(own: int, opened: Opens, effects: str) -> None:
     shell = opened(own)
     policy = Policy.of(effects=effects)
-    shell.run(command("warm", policy=policy), lambda permit: MADE)  # the scripts are loaded, the connection is open
+    for _ in range(2):  # the scripts are loaded, the connection is open
+        shell.run(command("warm", policy=policy), lambda permit: MADE)
     with heard(own) as fresh:
         assert not shell.run(command(policy=policy), lambda permit: MADE).replayed
     with heard(own) as again:
@@ -53,6 +55,12 @@ def test_what_the_scripts_of_a_command_call(own: int, together: int) -> None:
         ["TIME", "MGET", *["SET", "ZREM", "ZREM", "PEXPIRE"] * together],
         ["TIME", "MGET"],
     ]
+
+
+def test_where_replicas_are_waited_for_a_claim_replays() -> None:
+    """It waits for them, also where it writes nothing: what a look sees may be on the primary alone."""
+    assert RedisStore().look_kept is not None
+    assert RedisStore(wait_replicas=1).look_kept is None
 
 
 def _own(said: list[str]) -> list[str]:

@@ -173,6 +173,7 @@ def claim_all(
 def _when_all_new(claims: Sequence[Claim], rows: Sequence[Row], found: Mapping[bytes, Row]) -> int | None:
     """The time of a statement that has reserved a record for each of the claims; None where it has not."""
     if len(set(map(_told_of, rows))) == 1 and found.keys() == set(map(id_of, claims)):
+        now: int | None
         now, format, counted = _told_of(rows[0])
         if format is None and counted is None:
             return now  # None in another store

@@ -16,6 +16,7 @@ from itertools import repeat
 from operator import getitem, itemgetter, methodcaller
 from typing import Any, Final
 
+from semel.core.identity import ID_BYTES, KEY_HASH_BYTES
 from semel.core.model import ANSWERED_STATES, RECORD_FORMAT, AnswerKind, Record, Replay
 from semel.core.record import DIGEST_BYTES, checked_answer, checked_answers
 from semel.stores.sql.statements import Value
@@ -269,7 +270,7 @@ def kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) ->
         return None
     [length] = lengths
     end = HEAD_BYTES + int(claimed[0])
-    rests = list(map(_ANSWERED_REST, strings, repeat(end)))
+    rests: list[Any] = list(map(_ANSWERED_REST, strings, repeat(end)))
     if None in rests or not all(map(_is_granted, set(map(itemgetter(slice(HEAD_BYTES + length, end)), strings)))):
         return None
     digests, statuses, sizes = zip(*map(_groups, rests), strict=True)
@@ -289,6 +290,42 @@ def kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) ->
         return None
     told = zip(answers, map(unhexlify, operations), map(_BY_STATE.__getitem__, states), strict=True)
     return list(map(_new, repeat(Replay), told))
+
+
+def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> bytes | None:
+    """What a string is about (id, scope, key's hash, recipe and fingerprint), if that is this request; None otherwise.
+
+    The scope and the key's hash, of which the id is made, are only asked to be there, in the form of their kinds.
+    """
+    meant = b"%b%d:%b" % (_framed(recipe), len(fingerprint), fingerprint)
+    at = data.find(meant, HEAD_BYTES)
+    if (
+        at < 0
+        or not data.startswith(_ID_LENGTH + id, HEAD_BYTES)
+        or not _is_scope(data[_SCOPE_AT : at - KEY_HASH_BYTES])
+    ):
+        return None
+    return data[HEAD_BYTES : at + len(meant)]
+
+
+_ID_LENGTH: Final = b"%d:" % ID_BYTES
+_KEY_LENGTH: Final = b"%d:" % KEY_HASH_BYTES
+_SCOPE_AT: Final = HEAD_BYTES + len(_ID_LENGTH) + ID_BYTES
+_SCOPE_KINDS: Final = (str, str, str)
+
+
+@lru_cache(maxsize=1024)
+def _framed(text: str) -> bytes:
+    return frames((text,))
+
+
+@lru_cache(maxsize=1024)
+def _is_scope(data: bytes) -> bool:
+    """Whether these are the names of a scope, and what a key's hash is written behind."""
+    try:
+        return frames(tuple(_whole(data, 0, _SCOPE_KINDS))) + _KEY_LENGTH == data
+    except ValueError:
+        return False
 
 
 _groups: Final[Any] = methodcaller("groups")

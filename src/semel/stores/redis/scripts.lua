@@ -46,6 +46,13 @@ end
 -- KEYS: record. The time to decide by, and the record.
 return {time(ARGV[1]), call('GET', KEYS[1])}
 
+-- name: look_kept
+-- flags: no-writes
+-- KEYS: the records. The time to decide by, and each record, or nothing where there is none.
+local reply, records = {time(ARGV[1])}, call('MGET', unpack(KEYS))
+for place = 1, #KEYS do reply[place + 1] = records[place] end
+return reply
+
 -- name: claim
 -- KEYS: the records, and in a cluster behind them all other keys of theirs, which lie in the same slot. ARGV: the time, the
 -- last place that the caller has seen anywhere, and for each record its terms (what claims of one policy have in common, in

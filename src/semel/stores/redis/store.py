@@ -14,8 +14,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Observed, Turn
-from semel.core.decide import decide, first_grant, grant_first, is_grant_new
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
+from semel.core.decide import decide, find_replay, first_grant, grant_first, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -28,6 +28,7 @@ from semel.core.model import (
     QuotaExceeded,
     Record,
     Renewal,
+    Replay,
     Resolution,
     Resolved,
     Resolving,
@@ -46,7 +47,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
 from semel.stores.redis.batches import tell_claims, tell_settlements
 from semel.stores.redis.keys import TAGS, Keys, marker_name
-from semel.stores.redis.layout import decode_any, kept_answer, kept_answers, number
+from semel.stores.redis.layout import decode_any, kept_answer, kept_answers, names_of_kept, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
@@ -68,15 +69,16 @@ LOST_REMEDY: Final = (
 )
 _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
+_LOOK_KEPT: Final = LUA["look_kept"]
 _SETTLED: Final = Settled()
 _ALL_NEW: Final = {int}  # what a claim's script answers of a record that it has reserved: its place
 _ALL_THERE: Final = {bytes}  # and of one that was there, itself
-_id_of: Final[Callable[[Claim | Settlement], bytes]] = itemgetter(0)
+_id_of: Final[Callable[[Claim | Settlement | Known], bytes]] = itemgetter(0)
 _state_of: Final = itemgetter(3)  # of a settlement
 
 
 T = TypeVar("T")
-_Request = TypeVar("_Request", Claim, Settlement)
+_Request = TypeVar("_Request", Claim, Settlement, Known)
 
 
 class RedisStore:
@@ -152,7 +154,7 @@ class RedisStore:
             return (requests,) if requests else ()
         groups: dict[int, list[_Request]] = {}
         for request in requests:
-            groups.setdefault(request.id[0] % TAGS, []).append(request)
+            groups.setdefault(_id_of(request)[0] % TAGS, []).append(request)
         return [groups[tag] for tag in sorted(groups)]
 
     def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
@@ -188,6 +190,20 @@ class RedisStore:
             writes = type(verdict) is Proceed and is_grant_new(row, verdict.grant)
             verdicts.append(None if writes else verdict)
         return verdicts
+
+    @property
+    def look_kept(self) -> Callable[[Sequence[Known]], Flow[list[Replay | None]]] | None:
+        """As :class:`~semel.core.contract.LooksForKept`. None where replicas are waited for, as claims do."""
+        return None if self._wait_replicas else self._look_kept
+
+    def _look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
+        groups = self._groups(asked)
+        calls = [RedisCall(_LOOK_KEPT, tuple(self.keys.each_record(map(_id_of, group))), ()) for group in groups]
+        replies = (yield from ask(Calls(tuple(calls)))) if calls else []
+        kept: list[Replay | None] = []
+        for group, (now, *met) in zip(groups, replies, strict=True):
+            kept += _kept_among(group, met, now)
+        return kept if len(groups) < 2 else _in_order(asked, kept)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         return (yield from self.claim((claim,)))[0]
@@ -425,6 +441,20 @@ class RedisStore:
         return list(MIGRATIONS[done:])
 
 
+def _kept_among(asked: Sequence[Known], strings: Sequence[bytes | None], now: int) -> Sequence[Replay | None]:
+    """The kept answer that each string is, where it is this request's."""
+    named = [None if data is None else names_of_kept(data, *known) for data, known in zip(strings, asked, strict=True)]
+    together: Any = None if None in named or len(named) < 2 else kept_answers(strings, named, now)  # type: ignore[arg-type]
+    return together or [_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
+
+
+def _kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
+    if data is None:
+        return None
+    kept = None if names is None else kept_answer(data, names, now)
+    return kept or find_replay(decode_any(data, known[0]), *known, now=now)
+
+
 def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
     return RedisCall(LUA["earliest"], (sets[0],), tuple(sets[1:]))
 
@@ -432,7 +462,7 @@ def _earliest_call(sets: Sequence[bytes]) -> RedisCall:
 def _in_order(requests: Sequence[_Request], replies: Sequence[T]) -> list[T]:
     """Replies by tag, in the order of the requests."""
     ordered = list(replies)
-    by_tag = sorted(range(len(requests)), key=lambda place: requests[place].id[0] % TAGS)
+    by_tag = sorted(range(len(requests)), key=lambda place: _id_of(requests[place])[0] % TAGS)
     for place, reply in zip(by_tag, replies, strict=True):
         ordered[place] = reply
     return ordered
