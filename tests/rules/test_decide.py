@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -357,13 +356,6 @@ def test_the_table_of_declarations_is_whole() -> None:
         (Was.STEPS_BEGUN, DeclaredTerms.STEPS),
         *((Was.STEPS_NOT_BEGUN, each) for each in DeclaredTerms),
     }
-
-
-def test_the_page_on_upgrading_has_the_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text("utf-8")
-    for was, line in LAPSED.items():
-        verdicts = " | ".join(f"`{TABLE[line[now]].verdict.__name__}`" for now in DeclaredTerms)
-        assert f"\n| {was.value} | {verdicts} |\n" in page
 
 
 @pytest.mark.parametrize("declares", CLAIMS)
