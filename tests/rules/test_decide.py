@@ -358,6 +358,26 @@ def test_the_table_of_declarations_is_whole() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("effects", "state", "late_us", "told"),
+    [
+        (Effects.EXTERNAL, State.PROCESSING, -1, State.PROCESSING),
+        (Effects.EXTERNAL, State.PROCESSING, 0, State.UNKNOWN),
+        (Effects.IDEMPOTENT, State.PROCESSING, 0, State.PROCESSING),  # the next attempt of its own runs it again
+        (Effects.EXTERNAL, State.CLAIMED, 0, State.CLAIMED),
+        (Effects.EXTERNAL, State.SUCCEEDED, 0, State.SUCCEEDED),
+        (Effects.EXTERNAL, State.UNKNOWN, -1, State.UNKNOWN),
+    ],
+)
+def test_another_request_is_told_the_state_that_the_first_one_has(
+    effects: Effects, state: State, late_us: int, told: State
+) -> None:
+    policy = Policy(effects=effects)
+    row = record(state, policy=policy)
+    other = attempt(nonce=2, request=1, policy=policy)
+    assert decide(row, other, row.lease_until + late_us) == KeyReused(row.operation_id, told)
+
+
 @pytest.mark.parametrize("declares", CLAIMS)
 @pytest.mark.parametrize("state", State)
 def test_a_bulk_and_a_single_command_never_run_each_others_record(state: State, declares: str) -> None:
