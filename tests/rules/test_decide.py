@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -359,11 +358,24 @@ def test_the_table_of_declarations_is_complete() -> None:
     }
 
 
-def test_the_page_on_upgrading_has_the_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "upgrading.md").read_text("utf-8")
-    for was, line in LAPSED.items():
-        verdicts = " | ".join(f"`{TABLE[line[now]].verdict.__name__}`" for now in DeclaredTerms)
-        assert f"\n| {was.value} | {verdicts} |\n" in page
+@pytest.mark.parametrize(
+    ("effects", "state", "late_us", "told"),
+    [
+        (Effects.EXTERNAL, State.PROCESSING, -1, State.PROCESSING),
+        (Effects.EXTERNAL, State.PROCESSING, 0, State.UNKNOWN),
+        (Effects.IDEMPOTENT, State.PROCESSING, 0, State.PROCESSING),  # the next attempt of its own runs it again
+        (Effects.EXTERNAL, State.CLAIMED, 0, State.CLAIMED),
+        (Effects.EXTERNAL, State.SUCCEEDED, 0, State.SUCCEEDED),
+        (Effects.EXTERNAL, State.UNKNOWN, -1, State.UNKNOWN),
+    ],
+)
+def test_another_request_is_told_the_state_that_the_first_one_has(
+    effects: Effects, state: State, late_us: int, told: State
+) -> None:
+    policy = Policy(effects=effects)
+    row = record(state, policy=policy)
+    other = attempt(nonce=2, request=1, policy=policy)
+    assert decide(row, other, row.lease_until + late_us) == KeyReused(row.operation_id, told)
 
 
 @pytest.mark.parametrize("declares", CLAIMS)

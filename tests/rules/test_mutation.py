@@ -49,6 +49,13 @@ def test_impossible_arguments_are_reported(arguments: list[str], said: str) -> N
     assert said in ended.stderr
 
 
+def test_the_tests_of_the_rules_read_no_file_that_the_copy_has_not() -> None:
+    """It has the sources and these tests; one that fails there ends the run before the first change."""
+    here = Path(__file__)
+    found = [file.name for file in here.parent.glob("*.py") if file != here and "__file__" in file.read_text("utf-8")]
+    assert found == []
+
+
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Every function of a module and its node, those of a class by ``Class.function``."""
     for node in ast.iter_child_nodes(tree):

@@ -100,6 +100,17 @@ def test_a_settlement_removes_an_earlier_doubt() -> None:
     assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
 
 
+def test_a_body_in_a_buffer_is_kept_as_it_was_settled() -> None:
+    """An application may fill its buffer anew; only bytes are read back as they were."""
+    grant, row = grant_and_row()
+    buffer = bytearray(b"first")
+    given = OK._replace(body=buffer)  # type: ignore[arg-type]  # as Python lets an application do
+    _, written = settle_row(row, settlement(grant, answer=given), NOW)
+    buffer[:] = b"other"
+    assert written is not None
+    assert (type(written.body), written.body) == (bytes, b"first")
+
+
 def test_an_answer_that_is_not_stored_leaves_only_its_status() -> None:
     grant, row = grant_and_row()
     _, written = settle_row(row, settlement(grant, kept=False), NOW)
