@@ -283,13 +283,13 @@ class SqliteDriver:
             return False
 
     def _take_group(self) -> list[Job]:
-        """The jobs up to the first that lends. Called with the gate held, but jobs may expire meanwhile."""
+        """The jobs up to the first that lends. Called with the gate held."""
         queue = self._queue
         jobs: list[Job] = []
         with suppress(IndexError):
-            while len(jobs) < GROUP_MAX and not queue[0].lends:
+            for _ in range(GROUP_MAX):
                 job = queue.popleft()
-                if job.lends:  # the one before it expired in this moment
+                if job.lends:
                     queue.appendleft(job)
                     break
                 jobs.append(job)
