@@ -182,10 +182,13 @@ class SqliteDriver:
 
     def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
         """The reply to one request of a verb, written with those of this tick's other callers. As :meth:`run_async`."""
-        kind = getattr(verb, "__func__", None)
-        bundle = BUNDLES.get(kind)
-        if bundle is None or not bundle.fits(request):
-            return self._claim_one(verb, request) if kind is SqliteStore.claim else self._run_one(verb, request)
+        try:
+            bundle = BUNDLES[verb.__func__]  # type: ignore[attr-defined]  # a method of the store's, as nearly all
+        except (AttributeError, KeyError):
+            is_claim = getattr(verb, "__func__", None) is SqliteStore.claim
+            return self._claim_one(verb, request) if is_claim else self._run_one(verb, request)
+        if not bundle.fits(request):
+            return self._run_one(verb, request)
         loop = asyncio.get_running_loop()
         job = RequestJob(bundle, verb, request, time.monotonic() + self._busy_seconds, loop)
         self._queue.append(job)
