@@ -191,8 +191,8 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
     bundles: defaultdict[Bundle, dict[bytes, RequestJob]] = defaultdict(dict)
     others: list[Job] = []
     for job in jobs:
-        bundle = job.bundle
-        if bundle is None or bundles[bundle].setdefault(job.request.id, job) is not job:  # another of the same record
+        # What is in its bundle already is another request for the same record.
+        if job.bundle is None or bundles[job.bundle].setdefault(job.request.id, job) is not job:
             others.append(job)
     for bundle, members in bundles.items():
         replies = perform(bundle.write([job.request for job in members.values()]), answer)
