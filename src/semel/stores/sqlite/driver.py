@@ -182,10 +182,13 @@ class SqliteDriver:
 
     def ask_one(self, name: str, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> Awaitable[T]:
         """The reply to one request of a verb, written with those of this tick's other callers. As :meth:`run_async`."""
-        kind = getattr(verb, "__func__", None)
-        bundle = BUNDLES.get(kind)
-        if bundle is None or not bundle.fits(request):
-            return self._claim_one(verb, request) if kind is SqliteStore.claim else self._run_one(verb, request)
+        try:
+            bundle = BUNDLES[verb.__func__]  # type: ignore[attr-defined]  # a method of the store's, as nearly all
+        except (AttributeError, KeyError):
+            is_claim = getattr(verb, "__func__", None) is SqliteStore.claim
+            return self._claim_one(verb, request) if is_claim else self._run_one(verb, request)
+        if not bundle.fits(request):
+            return self._run_one(verb, request)
         loop = asyncio.get_running_loop()
         job = RequestJob(bundle, verb, request, time.monotonic() + self._busy_seconds, loop)
         self._queue.append(job)
@@ -283,13 +286,13 @@ class SqliteDriver:
             return False
 
     def _take_group(self) -> list[Job]:
-        """The jobs up to the first that lends. Called with the gate held, but jobs may expire meanwhile."""
+        """The jobs up to the first that lends. Called with the gate held."""
         queue = self._queue
         jobs: list[Job] = []
         with suppress(IndexError):
-            while len(jobs) < GROUP_MAX and not queue[0].lends:
+            for _ in range(GROUP_MAX):
                 job = queue.popleft()
-                if job.lends:  # the one before it expired in this moment
+                if job.lends:
                     queue.appendleft(job)
                     break
                 jobs.append(job)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.errors import StoreUnavailable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.stores.sqlite.bundles import Bundle
 
 T = TypeVar("T")
+_NO_LOOP: Final = object()
 
 
 class FlowJob(Generic[T]):
@@ -126,7 +127,7 @@ class RequestJob:
     Those of one ``bundle`` that are in one transaction are written together; else each runs its own flow.
     """
 
-    __slots__ = ("_error", "_value", "_verb", "bundle", "deadline", "done", "future", "in_doubt", "loop", "request")
+    __slots__ = ("_error", "_verb", "bundle", "deadline", "done", "future", "in_doubt", "loop", "request", "value")
     lends: ClassVar[bool] = False
     event: ClassVar[None] = None
     forsaken: ClassVar[None] = None  # its caller repeats the request, or gives it up
@@ -146,13 +147,13 @@ class RequestJob:
         self.deadline = deadline  # monotonic seconds
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
-        self._value: Any
+        self.value: Any  # once it is done and has no error
         self._error: BaseException | None = None
         self.done = False
 
     def advance(self, answer: Callable[[Ask[Any]], Any]) -> None:
         """Perform its own flow."""
-        [self._value] = perform(self._verb((self.request,)), answer)
+        [self.value] = perform(self._verb((self.request,)), answer)
         self.done = True
 
     def restart(self, *, in_doubt: bool = False) -> None:
@@ -161,11 +162,6 @@ class RequestJob:
             self.in_doubt = True
         self._error = None
         self.done = False
-
-    def finish(self, value: Any) -> None:
-        """It ended well. ``settle_jobs`` tells the caller after the commit."""
-        self._value = value
-        self.done = True
 
     def fail(self, error: BaseException) -> None:
         """It ended badly."""
@@ -178,7 +174,7 @@ class RequestJob:
         if future.done():
             return  # it was cancelled, or has been told
         if error is None:
-            future.set_result(self._value)
+            future.set_result(self.value)
         else:
             self._error = None  # no cycle between the error and this job, which its frames hold
             future.set_exception(error)
@@ -192,21 +188,19 @@ def advance_together(jobs: Sequence[Job], answer: Callable[[Ask[Any]], Any]) -> 
 
     False where a request is not as usual: what was written is to be rolled back, and each flow performed by itself.
     """
-    bundles: dict[int, tuple[Bundle, dict[bytes, RequestJob]]] = {}
+    bundles: defaultdict[Bundle, dict[bytes, RequestJob]] = defaultdict(dict)
     others: list[Job] = []
     for job in jobs:
-        if job.bundle is None:
+        # What is in its bundle already is another request for the same record.
+        if job.bundle is None or bundles[job.bundle].setdefault(job.request.id, job) is not job:
             others.append(job)
-            continue
-        _, members = bundles.setdefault(id(job.bundle), (job.bundle, {}))
-        if members.setdefault(job.request.id, job) is not job:  # another one of the same record
-            others.append(job)
-    for bundle, members in bundles.values():
+    for bundle, members in bundles.items():
         replies = perform(bundle.write([job.request for job in members.values()]), answer)
         if replies is None:
             return False
         for member, reply in zip(members.values(), replies, strict=True):
-            member.finish(reply)
+            member.value = reply
+            member.done = True
     for job in others:
         job.advance(answer)
     return True
@@ -243,20 +237,21 @@ def refuse_overdue(queue: deque[Job]) -> None:
 
 def settle_jobs(jobs: Sequence[Job]) -> None:
     """Tell every caller; those of one loop with one wake-up, or at once if this is its own thread."""
-    loops: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    here: object
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = _NO_LOOP
+    elsewhere: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
-        if job.event is not None:
+        loop = job.loop
+        if loop is here:
+            job.tell()
+        elif job.event is not None:
             job.event.set()
-        elif job.loop is not None and job.future is not None:
-            loops.setdefault(job.loop, []).append(job)
-    for loop, told in loops.items():
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is loop:
-            _tell(told)
-            continue
+        elif loop is not None:
+            elsewhere.setdefault(loop, []).append(job)
+    for loop, told in elsewhere.items():
         try:
             loop.call_soon_threadsafe(_tell, told)
         except RuntimeError:  # the loop is closed: no caller is left, the write remains

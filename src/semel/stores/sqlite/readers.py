@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from semel.stores.clock import Clock
@@ -26,7 +27,11 @@ class Reader(NamedTuple):
 
 
 class Readers:
-    """A small pool: where none is idle, another connection is opened. Each one taken is given back or discarded."""
+    """A small pool: where none is idle, another connection is opened. Each one taken is given back or discarded.
+
+    A read takes an idle one without the lock: each method of a deque is one step for all threads. So ``hold`` takes
+    those that are idle away, and a reader that is given back looks whether it is awaited when it is idle already.
+    """
 
     def __init__(
         self, path: str, synchronous: str, clock: Clock, answering: Answering, check_file: Callable[[], None]
@@ -37,10 +42,10 @@ class Readers:
         self._answering = answering
         self._check_file = check_file  # of each connection that is opened
         self._idle: deque[Reader] = deque()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._out = 0
+        self._changed = threading.Condition(threading.Lock())
+        self._count = 0  # of those that are open: taken, idle or held
         self._held = False
+        self._still: list[Reader] = []  # those that ``hold`` took away
 
     def take(self) -> Reader:
         """An idle one, or a new one.
@@ -48,12 +53,18 @@ class Readers:
         Raises:
             StoreUnavailable: the file cannot be opened. SchemaError: there is none.
         """
-        with self._lock:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._wait_or_open()
+
+    def _wait_or_open(self) -> Reader:
+        with self._changed:
             while self._held:
                 self._changed.wait()
-            self._out += 1
-            if self._idle:
+            with suppress(IndexError):
                 return self._idle.pop()
+            self._count += 1
         try:
             connection = open_connection(self._path, self._synchronous, reading=True)
             try:
@@ -63,33 +74,36 @@ class Readers:
                 connection.close()
                 raise
         except BaseException as error:
-            self._came_back()
+            self._forget()
             if isinstance(error, sqlite3.Error):
                 raise store_error(error, self._path) from error
             raise
 
     def give_back(self, reader: Reader) -> None:
         """It is idle again, or one too many."""
-        with self._lock:
-            kept = len(self._idle) < KEPT
-            if kept:
-                self._idle.append(reader)
-                self._out -= 1
-                if self._held:
-                    self._changed.notify_all()
-        if not kept:
-            self.discard(reader)
+        idle = self._idle
+        idle.append(reader)
+        if self._held or len(idle) > KEPT:
+            self._awaited_or_too_many()
+
+    def _awaited_or_too_many(self) -> None:
+        with self._changed:
+            if self._held:
+                self._changed.notify_all()
+                return
+        with suppress(IndexError):  # another thread took it
+            self.discard(self._idle.pop())
 
     def discard(self, reader: Reader) -> None:
         """Close a connection that was taken."""
         try:
             reader.connection.close()
         finally:
-            self._came_back()
+            self._forget()
 
-    def _came_back(self) -> None:
+    def _forget(self) -> None:
         with self._changed:
-            self._out -= 1
+            self._count -= 1
             if self._held:
                 self._changed.notify_all()
 
@@ -97,22 +111,28 @@ class Readers:
         """Give none until ``release``; False, and nothing is held, where one does not come back within ``seconds``."""
         with self._changed:
             self._held = True
-            still = self._changed.wait_for(lambda: self._out == 0, seconds)
+            still = self._changed.wait_for(self._all_came_back, seconds)
         if not still:
             self.release()
         return still
+
+    def _all_came_back(self) -> bool:
+        with suppress(IndexError):
+            while True:
+                self._still.append(self._idle.pop())
+        return len(self._still) == self._count
 
     def release(self) -> None:
         """Give again."""
         with self._changed:
             self._held = False
+            self._idle.extend(self._still)
+            self._still.clear()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close all that are idle."""
-        while self._idle:
-            try:
-                reader = self._idle.pop()
-            except IndexError:  # another thread was quicker
-                return
-            reader.connection.close()
+        """Close all that are idle or held."""
+        for unused in (self._idle, self._still):
+            with suppress(IndexError):  # there is none, or another thread was quicker
+                while True:
+                    self.discard(unused.pop())

@@ -14,7 +14,9 @@ WHERE id = :id;
 
 -- name: find_kept_answer
 -- What a replay needs of the record of one id. The last column is NULL where a column holds what no store writes, by the
--- rules of core/record.is_sound; else it is the texts that are not asked for, so that its reader decodes them.
+-- rules of core/record.is_sound; else it is the texts that are not asked for, so that its reader decodes them. It
+-- has a short name because Python's sqlite3 decodes the name of each column at each execution: else this one's is its
+-- whole expression.
 SELECT
     fingerprint, recipe, answer_kind, id, format, state, answer_until, operation_id, answer_digest, status,
     headers, body,
@@ -52,7 +54,7 @@ SELECT
             || coalesce(resource_id, '') || ' ' || coalesce(error_code, '') || ' '
             || coalesce(sealing_key_id, '')
         END
-    END
+    END AS texts
 FROM semel_record
 WHERE id = :id;
 
