@@ -55,17 +55,17 @@ ROOMS = {
 }
 SQLITE_REPLAY = 1_010
 SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the queue to its caller
-REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
+REDIS = {"fresh": 5_250, "replay": 2_880}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 7_220,
-    ("psycopg", "replay"): 3_180,
-    ("psycopg", "atomic"): 7_770,
-    ("psycopg", "atomic-replay"): 3_180,
-    ("asyncpg", "fresh"): 5_300,
-    ("asyncpg", "replay"): 2_330,
-    ("asyncpg", "atomic"): 5_850,
-    ("asyncpg", "atomic-replay"): 2_330,
+    ("psycopg", "fresh"): 7_060,
+    ("psycopg", "replay"): 3_070,
+    ("psycopg", "atomic"): 7_660,
+    ("psycopg", "atomic-replay"): 3_090,
+    ("asyncpg", "fresh"): 5_120,
+    ("asyncpg", "replay"): 2_240,
+    ("asyncpg", "atomic"): 5_750,
+    ("asyncpg", "atomic-replay"): 2_260,
     ("mariadb", "fresh"): 5_850,
     ("mariadb", "replay"): 2_530,
     ("mariadb", "atomic"): 6_700,
