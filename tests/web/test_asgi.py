@@ -121,3 +121,29 @@ def test_preferred_waiting_is_bounded() -> None:
         assert asked == [3, 5, 7, None, 1]
 
     on_a_loop(test)
+
+
+def test_an_application_whose_head_was_none_may_answer_otherwise() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(AttributeError):
+                await send({"type": "http.response.start", "status": 201, "headers": [(1, b"x")]})
+            await answer(send)
+            with pytest.raises(RuntimeError, match="started its response twice"):
+                await answer(send)
+
+        assert (await call(protect(app, engine))).status == 201
+
+    on_a_loop(test)
+
+
+def test_a_body_before_its_head_is_an_error_of_the_application() -> None:
+    async def test(engine: AsyncEngine) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(RuntimeError, match="before it started its response"):
+                await send({"type": "http.response.body", "body": b"x"})
+            await answer(send)
+
+        assert (await call(protect(app, engine))).status == 201
+
+    on_a_loop(test)

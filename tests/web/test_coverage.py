@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from flask import Flask, request
 
 from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError
+from semel.http.asgi import middleware
 from semel.http.caller import single_caller
 from semel.http.routing import Operation, Routes
 from semel.http.settings import HttpSettings
@@ -16,7 +18,7 @@ from semel.http.spelling import normal_raw_segments, normal_segments
 from semel.http.wsgi.middleware import SemelMiddleware
 from semel.policy import Policy
 from tests.web.conftest import MakeWeb
-from tests.web.driving import KEY
+from tests.web.driving import KEY, AsgiWeb, Reply, asgi_call, asgi_scope
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,48 @@ def test_requests_that_nothing_covers_are_refused_where_declared_so(
         assert status == 201 or answer.code == "IDEMPOTENCY_OPERATION_NOT_DECLARED"
         assert web.call(method="GET", path="/others", key=key).status == 201
         assert web.call(path="/payments", key=KEY).status == 201
+
+
+def test_a_request_that_passed_says_nothing_of_one_whose_head_says_more(make_web: MakeWeb) -> None:
+    web = make_web(operations=[Operation("/orders/{id}", methods=("PUT",))], uncovered="refuse-keyed")
+    for _ in range(2):
+        assert web.call(path="/orders/7", key=None).status == 201
+        assert web.call(path="/orders/7").code == "IDEMPOTENCY_OPERATION_NOT_DECLARED"
+        overriding = web.call(path="/orders/7", key=None, headers=[("X-HTTP-Method-Override", "PUT")])
+        assert overriding.code == "IDEMPOTENCY_OPERATION_MISSPELLED"
+        assert web.call(method="PUT", path="/orders/7", key=None).code == "MISSING_IDEMPOTENCY_KEY"
+        assert web.call(method="put", path="/orders/7", key=None).code == "IDEMPOTENCY_OPERATION_MISSPELLED"
+    assert len(web.seen) == 2
+
+
+@pytest.fixture
+def asgi() -> Iterator[AsgiWeb]:
+    web = AsgiWeb(lambda seen: Reply(), operations=[Operation("/orders/{id}")], caller=single_caller)
+    yield web
+    web.close()
+
+
+def test_a_path_that_passed_is_judged_again_where_it_came_otherwise_over_the_wire(asgi: AsgiWeb) -> None:
+    """A server decodes a path once; the application may take the one on the wire, or decode it once more."""
+
+    def ask(raw: bytes, mount: str = "") -> int:
+        scope = asgi_scope("POST", "/or%64ers", "", [], None) | {"raw_path": raw, "root_path": mount}
+        return asgi.runner.run(asgi_call(asgi.middleware, scope, [b""])).status
+
+    for _ in range(2):
+        assert ask(b"/or%2564ers") == 201
+        assert ask(b"/orders/7%00") == 400
+        assert ask(b"/or%2564ers", "/or%64ers") == 201
+
+
+def test_only_so_many_paths_that_passed_are_remembered(asgi: AsgiWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_PLACES_MAX", 3)
+    for number in range(10):
+        assert asgi.call(path=f"/others/{number}", key=None).status == 201
+    assert asgi.call(path="/" + 600 * "x", key=None).status == 201
+    assert asgi.call(path="/operations", query="key=k", method="GET", key=None).status != 201
+    assert 1 <= len(asgi.middleware._passing) <= 3
+    assert all(len(path) < 600 for _, path, *_ in asgi.middleware._passing)
 
 
 def test_an_impossible_setting_is_refused() -> None:

@@ -21,7 +21,6 @@ _SCOPES_MAX = 1024
 UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"  # of its parts
 UUID_PARTS = Struct(">IHHHHI").unpack
 _UUID7 = 0x7 << 76 | 0x2 << 62  # version and variant
-_UUID7_TIME = 0xFFFFFFFFFFFF << 80
 _UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
 
@@ -86,7 +85,8 @@ def derive_key(record: bytes, generation: int, name: str, ordinal: int = 0) -> s
 
 def uuid7_bytes(now_ms: int, random: bytes) -> bytes:
     """A UUIDv7 (RFC 9562 §5.7) from a Unix time in milliseconds and 10 random bytes."""
-    return (now_ms << 80 & _UUID7_TIME | _UUID7 | int.from_bytes(random) & _UUID7_RANDOM).to_bytes(16)
+    bits = int.from_bytes(random[:10], "big") & _UUID7_RANDOM
+    return ((now_ms & 0xFFFFFFFFFFFF) << 80 | _UUID7 | bits).to_bytes(16, "big")
 
 
 def uuid_text(raw: bytes) -> str:

@@ -217,8 +217,8 @@ class AsgiCall(Capture):
         if kind == "http.response.start":
             if self._start is not None:
                 raise RuntimeError("the application started its response twice")
-            self._start = message
             fits = self.start(message["status"], message.get("headers", ()))
+            self._start = message
         elif kind == "http.response.body":
             if self._start is None:
                 raise RuntimeError("the application sent a body before it started its response")

@@ -87,7 +87,7 @@ class SemelMiddleware:
             if _place(scope) in self._passing and self._marking.isdisjoint(dict(scope["headers"])):
                 await self.app(scope, receive, send)
                 return
-            found = await self._find(scope, receive, send)
+            found = self._find_template(scope) or await self._find(scope, receive, send)
             if found is None:
                 return  # it is served
         route, params = found
@@ -136,6 +136,12 @@ class SemelMiddleware:
             listener = Listener(send)
             call = DeclaredCall(self, scope, receive, listener.send, message, spool)
             await self.kept_alive.shield(call.run(exchange, permit), listener)
+
+    def _find_template(self, scope: Scope) -> tuple[Route, Params] | None:
+        """The operation with parameters in its path, of an application that is not mounted."""
+        if scope["type"] != "http" or scope.get("root_path") or CALL_KEY in scope:
+            return None
+        return self.surface.routes.find_template(scope["method"], scope["path"])
 
     async def _find(self, scope: Scope, receive: Receive, send: Send) -> tuple[Route, Params] | None:
         """The operation of a request that is not found by its path as it is; None: there is none, and it is served."""
