@@ -8,10 +8,10 @@ from urllib.parse import SplitResult, unquote
 
 from semel.errors import UrlError
 from semel.stores.backend import Backend
-from semel.stores.join import join, join_async
 from semel.stores.sqlite.connection import SYNCHRONOUS
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.join import StoreFile
+from semel.stores.sqlite.join_target import join, join_async
 from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
 from semel.stores.sqlite.write import writing, writing_async
 
