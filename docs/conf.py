@@ -150,7 +150,7 @@ def _directive(kind: str, name: str, said: str) -> str:
     value = docstrings.resolve(name)
     if kind == "class" and (hasattr(value, "__members__") or hasattr(value, "_fields")):
         options += "\n   :undoc-members:"
-    if kind == "class" and any(base.__module__.startswith("semel.") for base in value.__mro__[1:]):
+    if value is semel.Permit:
         options += "\n   :inherited-members: object"  # what a feature adds to a permit lies in the feature's room
     return f".. auto{kind}:: {name}{options}"
 

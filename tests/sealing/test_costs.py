@@ -8,6 +8,7 @@ import pytest
 
 from bench import sealing
 from semel.engine import state
+from semel.sealing import rebuild
 from tests.engine.drivers import memory
 from tests.engine.shells import MADE, Shell
 from tests.sealing.conftest import command
@@ -24,8 +25,8 @@ def test_an_operation_without_sealing_calls_no_sealing_code(monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is sealed here")
 
-    for name in ("cover", "reveal", "check_sealer"):
-        monkeypatch.setattr(state, name, refuse)
+    for module, name in ((state, "cover"), (rebuild, "reveal"), (state, "check_sealer")):
+        monkeypatch.setattr(module, name, refuse)
     process = Shell("sync", memory())
     process.open()
     assert process.run(command(), lambda permit: MADE).answer == MADE

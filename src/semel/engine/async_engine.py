@@ -345,7 +345,6 @@ class AsyncEngine:
             return await self._settle_in_full(permit, outcome)
         try:
             settlement = core.make_settlement(permit, outcome)
-            reply: Settling
             try:
                 reply: Settling = await self._performer.ask_one("settle", self.store.settle, settlement)
             except NotReplicated:  # do not retry: it would match its own write, and prove nothing about the standby

@@ -81,6 +81,7 @@ class SqliteDriver:
         answering: Answering = answering,
     ) -> None:
         self.path = path
+        self.store = SqliteStore()  # whose flows this driver runs
         self.synchronous = synchronous
         self.clock = clock
         self.answering = answering
@@ -186,7 +187,7 @@ class SqliteDriver:
             bundle = BUNDLES[verb.__func__]  # type: ignore[attr-defined]  # a method of the store's, as nearly all
         except (AttributeError, KeyError):
             is_claim = getattr(verb, "__func__", None) is SqliteStore.claim
-            return self._claim_one(verb, request) if is_claim else self._run_one(verb, request)
+            return self._claim_one(request) if is_claim else self._run_one(verb, request)
         if not bundle.fits(request):
             return self._run_one(verb, request)
         loop = asyncio.get_running_loop()
@@ -197,16 +198,14 @@ class SqliteDriver:
             loop.call_soon(self._tick)
         return job.future
 
-    async def _claim_one(self, claim: Callable[[Sequence[Any]], Flow[list[T]]], request: Claim) -> T:
+    async def _claim_one(self, request: Claim) -> Any:
         """As the store's ``claim``: look first, and write a key that is new with the others of this tick."""
         job = FlowJob(lambda: look_first(request), time.monotonic() + self._busy_seconds)
         self._read_part(job)  # it writes nothing
         met: Any = job.result()
-        store: Any = claim.__self__  # type: ignore[attr-defined]  # a method of the store's
         if met is None:  # a record that this claim may take over
-            return await self._run_one(store.claim_unseen, request)
-        reply: T = met or await self.ask_one("claim", store.claim_unseen, request)
-        return reply
+            return await self._run_one(self.store.claim_unseen, request)
+        return met or await self.ask_one("claim", self.store.claim_unseen, request)
 
     async def _run_one(self, verb: Callable[[Sequence[Any]], Flow[list[T]]], request: Any) -> T:
         return (await self.run_async(lambda: verb((request,))))[0]

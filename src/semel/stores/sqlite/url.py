@@ -8,11 +8,10 @@ from urllib.parse import SplitResult, unquote
 
 from semel.errors import UrlError
 from semel.stores.backend import Backend
-from semel.stores.join import join, join_async
 from semel.stores.sqlite.connection import SYNCHRONOUS, is_stopped
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.join import StoreFile
-from semel.stores.sqlite.store import SqliteStore
+from semel.stores.sqlite.join_target import join, join_async
 from semel.stores.sqlite.transaction import begin_unit, begin_unit_async
 from semel.stores.sqlite.write import writing, writing_async
 
@@ -52,7 +51,7 @@ def sqlite_url(url: SplitResult, options: dict[str, str]) -> Backend:
 
 def sqlite_backend(driver: SqliteDriver, busy_seconds: float = 5.0) -> Backend:
     """The backend of a SQLite driver, with its ATOMIC units."""
-    file, store = StoreFile(driver.path, driver.clock, busy_seconds), SqliteStore()
+    file, store = StoreFile(driver.path, driver.clock, busy_seconds), driver.store
     return Backend(
         "sqlite",
         store,

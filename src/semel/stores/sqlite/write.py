@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from semel.errors import JoinRefused
 from semel.stores.clock import Clock
-from semel.stores.join import unknown
 from semel.stores.sqlite.join import ELSEWHERE, Execute, JoinedUnit, StoreFile, executing, is_of_file
+from semel.stores.sqlite.join_target import unknown
 
 ALONE: Final = (
     "no transaction is open on this connection and it is in autocommit mode, so the event would be committed without "

@@ -1,4 +1,4 @@
-"""Choose how to join a user's connection, by its type. SQLAlchemy is used only if the user has loaded it."""
+"""Which way a user's connection is joined on SQLite, by what it is. Loads no library that its user has not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from semel.errors import JoinRefused, StoreUnavailable
-from semel.stores.sqlite.join import BUSY_PAUSE_SECONDS, JoinedUnit, StoreFile, join_sqlite
+from semel.stores.sqlite.join import (
+    BUSY_PAUSE_SECONDS,
+    ELSEWHERE,
+    JoinedUnit,
+    StoreFile,
+    executing,
+    is_of_file,
+    join_sqlite,
+)
 
 
 def join(connection: Any, file: StoreFile) -> JoinedUnit:
@@ -29,10 +37,32 @@ def join(connection: Any, file: StoreFile) -> JoinedUnit:
         from semel.stores.sql import django
 
         if django.is_django(connection):
-            from semel.stores.sqlite.django import join_django
-
-            return join_django(connection, file)
+            django.check_block(connection, "sqlite", "SQLite")
+            return _join_block(connection, file)
     raise JoinRefused(unknown(connection))
+
+
+class JoinedBlock(JoinedUnit):
+    """Django's ``atomic()`` block with the record in it. Django commits or rolls back, also where a verdict was met.
+
+    Django has begun it already, as DEFERRED unless its settings say ``"transaction_mode": "IMMEDIATE"``: a block that
+    has read before it joins may be refused the file's write lock at once, and then nothing happened.
+    """
+
+    def rollback(self) -> None:
+        """Django's to do."""
+
+
+def _join_block(connection: Any, file: StoreFile) -> JoinedBlock:
+    block = connection.atomic_blocks[-1]
+    execute = executing(connection.connection)
+    if not is_of_file(execute, file):
+        raise JoinRefused(ELSEWHERE)
+
+    def is_nested() -> bool:
+        return block in connection.atomic_blocks and connection.atomic_blocks[-1] is not block
+
+    return JoinedBlock(connection, execute, file.clock, is_nested)
 
 
 async def join_async(connection: Any, file: StoreFile) -> JoinedUnit:
