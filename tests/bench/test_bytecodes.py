@@ -58,18 +58,18 @@ SQLITE_EACH = {"claim": 298, "settle": 258}  # of one more in a tick, from the q
 REDIS = {"fresh": 5_330, "replay": 2_960}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 195, "settle": 200, "replay": 350}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 7_220,
-    ("psycopg", "replay"): 3_180,
-    ("psycopg", "atomic"): 7_770,
-    ("psycopg", "atomic-replay"): 3_180,
-    ("asyncpg", "fresh"): 5_300,
-    ("asyncpg", "replay"): 2_330,
-    ("asyncpg", "atomic"): 5_850,
-    ("asyncpg", "atomic-replay"): 2_330,
-    ("mariadb", "fresh"): 5_850,
-    ("mariadb", "replay"): 2_530,
-    ("mariadb", "atomic"): 6_700,
-    ("mariadb", "atomic-replay"): 2_530,
+    ("psycopg", "fresh"): 7_140,
+    ("psycopg", "replay"): 3_110,
+    ("psycopg", "atomic"): 7_330,
+    ("psycopg", "atomic-replay"): 3_110,
+    ("asyncpg", "fresh"): 5_020,
+    ("asyncpg", "replay"): 2_190,
+    ("asyncpg", "atomic"): 5_490,
+    ("asyncpg", "atomic-replay"): 2_190,
+    ("mariadb", "fresh"): 5_760,
+    ("mariadb", "replay"): 2_480,
+    ("mariadb", "atomic"): 6_120,
+    ("mariadb", "atomic-replay"): 2_480,
 }
 POSTGRES_EACH = {"claim": 115, "settle": 40, "replay": 255}  # of one more in a batch of like commands
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3

@@ -54,7 +54,7 @@ def execute_prepared(name: str, values: Sequence[Any]) -> bytes:
     items, forms = to_libpq(values, None)
     # Without a step of Python for each value: a settlement has fourteen, most of them NULL.
     given = list(map(is_not, items, _NONE))
-    texts = list(compress(items, given))
+    texts: list[Any] = list(compress(items, given))
     framed = [_NULL] * len(items)
     deque(map(framed.__setitem__, compress(count(), given), map(add, map(_LENGTH, map(len, texts)), texts)), 0)
     bind = b"".join([b"\0", name.encode(), b"\0", _forms(tuple(forms)), *framed, _NO_COLUMNS])
