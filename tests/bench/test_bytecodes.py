@@ -60,15 +60,15 @@ REDIS_EACH = {"claim": 3, "settle": 3, "replay": 3}  # of one more in a batch
 SERVERS = {
     ("psycopg", "fresh"): 7_000,
     ("psycopg", "replay"): 3_080,
-    ("psycopg", "atomic"): 7_650,
+    ("psycopg", "atomic"): 7_330,
     ("psycopg", "atomic-replay"): 3_080,
-    ("asyncpg", "fresh"): 5_130,
-    ("asyncpg", "replay"): 2_250,
-    ("asyncpg", "atomic"): 5_720,
-    ("asyncpg", "atomic-replay"): 2_250,
+    ("asyncpg", "fresh"): 5_020,
+    ("asyncpg", "replay"): 2_190,
+    ("asyncpg", "atomic"): 5_490,
+    ("asyncpg", "atomic-replay"): 2_190,
     ("mariadb", "fresh"): 5_560,
     ("mariadb", "replay"): 2_480,
-    ("mariadb", "atomic"): 6_600,
+    ("mariadb", "atomic"): 6_120,
     ("mariadb", "atomic-replay"): 2_480,
 }
 POSTGRES_EACH = {"claim": 12, "settle": 8, "replay": 255, "look": 24}  # of one more in a batch of like commands

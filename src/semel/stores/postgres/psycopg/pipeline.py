@@ -109,15 +109,18 @@ def trip(
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
+    if len(statements) == 1 and (name := names.get(statements[0][0])) is not None:
+        [(_, values)] = statements
+        alone = _NOTHING if values is None else to_libpq(values, encoding)
+        _check_pipeline(pgconn)
+        answers = yield from _answers_of_one(pgconn, name, alone)
+        return _rows(connection, answers, names, encoding)
     texts = tuple(map(_TEXT, statements))
     plan = names.plans.get(texts)
     if plan is not None:
         return (yield from _trip_as_planned(connection, statements[len(plan.ahead)][1], plan, names, encoding))
     wanted = [_NOTHING if values is None else to_libpq(values, encoding) for _, values in statements]
     _check_pipeline(pgconn)
-    if len(statements) == 1 and statements[0][0] in names:
-        answers = yield from _answers_of_one(pgconn, names[statements[0][0]], wanted[0])
-        return _rows(connection, answers, names, encoding)
     pgconn.enter_pipeline_mode()
     try:
         made: dict[int, tuple[bytes, bytes]] = {}  # by the place of its answer: a text, and the name that it prepares
@@ -134,21 +137,13 @@ def trip(
             else:
                 pgconn.send_query_prepared(name, data, forms, _BINARY)
             count += 1
-        pgconn.pipeline_sync()
-        yield from generators.send(pgconn)
-        answers = []
-        for _ in range(count):
-            answers += (yield from generators.fetch_many(pgconn))[:1]
-        if len(answers) < count:
-            raise psycopg.OperationalError("the connection was lost")
-        for place, (text, name) in made.items():
-            if answers[place].status == _DONE:
-                names[text] = name
-        yield from generators.fetch(pgconn)  # the end of the trip
-        pgconn.exit_pipeline_mode()
+        answers = yield from _answers(pgconn, count)
     except BaseException:
         pgconn.finish()
         raise
+    for place, (text, name) in made.items():
+        if answers[place].status == _DONE:
+            names[text] = name
     places = [place for place, (_, values) in enumerate(statements) if values is not None]
     if len(places) == 1 and len(texts) > 1 and all(text in names for text in texts):
         known = tuple(names[text] for text in texts)
@@ -174,27 +169,34 @@ def _trip_as_planned(
     _check_pipeline(pgconn)
     pgconn.enter_pipeline_mode()
     try:
-        send, fetch_many = pgconn.send_query_prepared, generators.fetch_many
+        send = pgconn.send_query_prepared
         deque(map(send, ahead, _NO_VALUES), 0)
         send(name, data, forms, _BINARY)
         deque(map(send, behind, _NO_VALUES), 0)
-        pgconn.pipeline_sync()
-        yield from generators.send(pgconn)
-        place, count = len(ahead), len(ahead) + 1 + len(behind)
-        answers: list[PGresult] = []
-        for _ in range(count):
-            answers += yield from fetch_many(pgconn)
-        if len(answers) != count:
-            raise psycopg.OperationalError("the connection was lost")
-        yield from generators.fetch(pgconn)  # the end of the trip
-        pgconn.exit_pipeline_mode()
+        others = len(ahead) + len(behind)
+        answers = yield from _answers(pgconn, others + 1)
     except BaseException:
         pgconn.finish()
         raise
-    answer = answers[place]
-    if answer.status == _TUPLES and list(map(_STATUS, answers)).count(_DONE) == count - 1:  # as nearly all
+    answer = answers[len(ahead)]
+    if answer.status == _TUPLES and list(map(_STATUS, answers)).count(_DONE) == others:  # as nearly all
         return _rows(connection, (answer,), names, encoding)
     return _rows(connection, answers, names, encoding)
+
+
+def _answers(pgconn: PGconn, count: int) -> Generator[Any, Any, list[PGresult]]:
+    """The answers to so many messages of a pipeline, which ends with them."""
+    pgconn.pipeline_sync()
+    yield from generators.send(pgconn)
+    answers: list[PGresult] = []
+    fetch_many = generators.fetch_many
+    for _ in range(count):
+        answers += yield from fetch_many(pgconn)
+    if len(answers) != count:
+        raise psycopg.OperationalError("the connection was lost")
+    yield from generators.fetch(pgconn)  # the end of the trip
+    pgconn.exit_pipeline_mode()
+    return answers
 
 
 def _answers_of_one(pgconn: PGconn, name: bytes, values: Values) -> Generator[Any, Any, list[PGresult]]:
