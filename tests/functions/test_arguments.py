@@ -422,6 +422,21 @@ def test_a_class_of_an_argument_may_get_further_fields_with_defaults(stage: Stag
     assert runs == ["B"]
 
 
+def test_a_row_whose_class_has_no_fields_is_compared_as_it_is(stage: Stage) -> None:
+    class Row(tuple[Any, ...]):  # as SQLAlchemy's: its names are the instance's
+        @property
+        def _fields(self) -> tuple[str, ...]:
+            return ("amount", "note")
+
+    def pay(order: str, wish: Any) -> str:
+        return "paid"
+
+    once = stage.command(pay, key="order")
+    assert once("A", Row((1, ""))) == once("A", Row((1, ""))) == "paid"
+    with pytest.raises(KeyReusedError):
+        once("A", Row((2, "")))
+
+
 def test_a_further_field_without_a_default_makes_another_command(stage: Stage) -> None:
     def pay(order: str, wish: Any) -> str:
         return "paid"

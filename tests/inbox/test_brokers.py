@@ -21,7 +21,8 @@ from nats.js.api import ConsumerConfig
 from redis import Redis
 
 from semel import AsyncEngine, AsyncInbox, AsyncOutbox
-from semel.errors import ConfigurationError, StoreUnavailable
+from semel.errors import ConfigurationError, HandlerError, StoreUnavailable
+from semel.inbox.brokers.delivery import Deliveries
 from semel.inbox.brokers.kafka import KafkaConsumer
 from semel.inbox.brokers.nats import JetStreamConsumer
 from semel.inbox.brokers.rabbitmq import RabbitConsumer
@@ -213,6 +214,20 @@ def test_kafka_retries_a_record_before_later_ones(home: Home) -> None:
             assert client.commits == 3
 
     asyncio.run(story())
+
+
+def test_a_plain_function_as_an_adapters_handler_ends_it_and_parks_nothing(home: Home) -> None:
+    def plain(message: Message, delivery: Any) -> None: ...
+
+    async def main() -> None:
+        async with AsyncEngine(home.backend("sqlite-async")) as engine:
+            inbox = AsyncInbox(engine, consumer="billing", tries_max=1)
+            for _ in range(2):
+                with pytest.raises(HandlerError, match="takes a coroutine function"):
+                    await Deliveries(inbox, plain).take("m-1", None, 1)  # type: ignore[arg-type]
+            assert await inbox.find_parked() == []
+
+    asyncio.run(main())
 
 
 def test_a_message_that_makes_an_impossible_event_is_parked_and_ends_no_consumer(home: Home) -> None:

@@ -179,7 +179,10 @@ class FieldDefault(NamedTuple):
 
 
 def defaults_of(kind: Any) -> tuple[FieldDefault, ...]:
-    """The fields of a dataclass, a named tuple, a pydantic model or a msgspec Struct, in their order."""
+    """The fields of a dataclass, a named tuple, a pydantic model or a msgspec Struct, in their order.
+
+    None of any other class, such as a row of SQLAlchemy, which has the names of its fields in each instance.
+    """
     if hasattr(kind, "__dataclass_fields__"):
         missing = dataclasses.MISSING
         return tuple(
@@ -194,7 +197,9 @@ def defaults_of(kind: Any) -> tuple[FieldDefault, ...]:
             FieldDefault(name, each.serialization_alias or each.alias or name, _default_of_model(each))
             for name, each in kind.model_fields.items()
         )
-    msgspec = sys.modules["msgspec"]
+    msgspec: Any = sys.modules.get("msgspec")
+    if msgspec is None or not issubclass(kind, msgspec.Struct):
+        return ()
     return tuple(
         FieldDefault(each.name, each.encode_name, _default_of(each.default, each.default_factory, msgspec.NODEFAULT))
         for each in msgspec.structs.fields(kind)

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import Any, Final
@@ -136,17 +136,17 @@ class Fingerprints:
         for value in _instances([arguments[name] for name in roots], frozenset(self.codecs)):
             count = 0
             for name, _, default in reversed(defaults_of(type(value))):
-                if default is None or not self._is_same(getattr(value, name, None), default()):
+                if default is None or not self._is_at_default(getattr(value, name, None), default):
                     break
                 count += 1
             at_default[type(value)] = min(count, at_default.get(type(value), count))
         each = ({kind: number} for kind, most in at_default.items() for number in range(1, most + 1))
         return islice(each, SPELLINGS_MAX)
 
-    def _is_same(self, value: Any, other: Any) -> bool:
+    def _is_at_default(self, value: Any, default: Callable[[], Any]) -> bool:
         try:
-            return self.canonical(value, "") == self.canonical(other, "")
-        except Unserialisable:
+            return self.canonical(value, "") == self.canonical(default(), "")
+        except Exception:  # noqa: BLE001 - a factory that fails here has made no value: the field is not at its default
             return False
 
     def _is_default(self, name: str, part: bytes) -> bool:

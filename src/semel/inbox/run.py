@@ -289,10 +289,7 @@ class AsyncInbox(_Inbox):
                 return _require_receipt(met)
             try:
                 with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
-                    begun = handler(Message(self.consumer, message_id, unit.connection))
-                    if not inspect.isawaitable(begun):
-                        raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
-                    check_over(await begun)
+                    await await_over(handler(Message(self.consumer, message_id, unit.connection)))
             except Exception as error:
                 met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:
@@ -372,6 +369,13 @@ def check_over(returned: object) -> object:
             returned.close()  # otherwise Python warns that it was never awaited
         raise HandlerError(_NOT_OVER.format(kind=type(returned).__name__))
     return returned
+
+
+async def await_over(begun: object) -> object:
+    """What a coroutine function's handler returns in the end; HandlerError where it was another function."""
+    if not inspect.isawaitable(begun):
+        raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
+    return check_over(await begun)
 
 
 def _require_receipt(met: Receipt | None) -> Receipt:

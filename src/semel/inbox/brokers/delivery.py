@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from semel.errors import HandlerRefused, StoreError, is_wrong_for_all
-from semel.inbox.run import AsyncInbox, Message
+from semel.inbox.run import AsyncInbox, Message, await_over
 from semel.inbox.store import MESSAGE_ID_MAX, Receipt
 from semel.telemetry import field
 
@@ -45,7 +45,7 @@ class Deliveries:
         async def handle(message: Message) -> None:
             if unnamed is not None:
                 raise unnamed
-            await self._handler(message, delivery)
+            await await_over(self._handler(message, delivery))
 
         try:
             receipt = await self._inbox.handle(fitting(message_id), handle, deliveries=deliveries)
