@@ -346,7 +346,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
 
 class _Asked(Mapping[str, Any]):
-    """A request of Litestar's, which is no mapping of its scope as Semel asks for."""
+    """A request of Litestar's, which is not a mapping of its scope as Semel asks for."""
 
     def __init__(self, request: Request[Any, Any, Any]) -> None:
         self.request = request

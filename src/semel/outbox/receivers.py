@@ -78,7 +78,7 @@ class Receiver:
                 raise ConfigurationError(f"{self.name}: a topic is 'orders.placed', 'orders.*' or '*'; it is {topic!r}")
         try:
             parts = urlsplit(self.url if isinstance(self.url, str) else "")
-            _ = parts.port  # raises ValueError where it is no port
+            _ = parts.port  # raises ValueError where it is not a port
         except ValueError as error:
             raise ConfigurationError(f"{self.name}: url is https://HOST/PATH ({error})") from None
         if parts.scheme not in ("https", "http") or not parts.hostname:
@@ -106,7 +106,7 @@ class Receivers:
     >>> Receivers(AsyncEngine.connect("sqlite:///shop.db"), [shop]).name
     '1 receiver'
 
-    Raises ConfigurationError where two have one name, or the store is no SQL database.
+    Raises ConfigurationError where two have one name, or the store is not a SQL database.
     """
 
     delivers_copies: Final = True
@@ -316,7 +316,7 @@ def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bo
 
     A second replay copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
 
-    Raises ConfigurationError where the store is no SQL database, and StoreError.
+    Raises ConfigurationError if the store is not a SQL database, and StoreError.
     """
     events = Events(dialect_of(engine.store, "events"))
     topic = receiver_topic(receiver.name)

@@ -33,7 +33,7 @@ class SucceededWith:
 
 @dataclass(frozen=True, slots=True)
 class StepSucceeded:
-    """The step in doubt happened, and this is its result: what its call would have returned. The execution goes on.
+    """The step in doubt happened, and this is its result: what its call would have returned. The execution continues.
 
     Parameters: ``result`` a value in JSON's own types, as the step's declared type is written; ``reason`` how it is
     known, for the audit trail.

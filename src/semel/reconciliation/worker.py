@@ -104,7 +104,7 @@ class Reconciling(Loop):
     Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds of all processes that have
     the same reconcilers; ``at_once`` how many questions may be out together.
 
-    Raises ConfigurationError: two reconcilers for one operation, or a store that is no SQL database; PolicyError.
+    Raises ConfigurationError: two reconcilers for one operation, or a store that is not a SQL database; PolicyError.
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -247,7 +247,7 @@ class Reconciling(Loop):
         done = Round()
         if unknown.records or self._looks % LOOKS_PER_SWEEP == 0:
             done = await self.run_once()
-        if not done.asked:  # else this process goes on at its own pace, and others join it at their turns
+        if not done.asked:  # else this process continues at its own pace, and others join it at their turns
             self._rest = seconds_to_turn(turn)
 
     def _next_rest(self) -> float:

@@ -1,7 +1,7 @@
 """Move the rows other than records into another store: operations, bulks, items, events, messages, steps, imports.
 
 Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
-So a move that was cut short goes on, and one that is done does nothing.
+So a move that was cut short continues, and one that is done does nothing.
 """
 
 from __future__ import annotations
