@@ -1,4 +1,4 @@
-"""Damaged rows beside records: each is named and set aside, and everything beside it goes on."""
+"""Damaged rows beside records: each is named and set aside, and everything beside it continues."""
 
 from __future__ import annotations
 
