@@ -152,7 +152,7 @@ def test_an_interrupted_bulk_continues(
     ],
 )
 def test_a_bulk_that_starts_over_fails(effects: Any, came: str, semel_engine: Engine, semel_database: Path) -> None:
-    """Each attempt has a key of its own: nothing of the first one is known to the second."""
+    """Each attempt has its own key: nothing of the first one is known to the second."""
     payer = Payer(semel_database, effects, "anew")
     target = payer.target(semel_engine)
     assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
@@ -213,7 +213,7 @@ def test_another_list_under_the_key(semel_engine: Engine, semel_database: Path) 
     assert "two lists are mixed under one key" in finding_of(payer.tried(FunctionTarget(pay_all, bulk=bulk)))
 
 
-# --- what cannot be tried, and what is no bulk ---
+# --- what cannot be tried, and what is not a bulk ---
 
 
 @sqlite
