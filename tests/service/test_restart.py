@@ -23,7 +23,7 @@ CLIENTS = 3
 
 @contextmanager
 def asking(service: Served) -> Iterator[list[int]]:
-    """Clients that send one note after the other, each with a key of its own; the statuses they got."""
+    """Clients that send one note after the other, each with its own key; the statuses they got."""
     over, statuses = threading.Event(), list[int]()
 
     def client(number: int) -> None:
