@@ -1,4 +1,4 @@
-"""Plain functions that end without their caller: what is kept of a call, who goes on with it, and what is refused."""
+"""Plain functions that end without their caller: what is kept of a call, who continues it, and what is refused."""
 
 from __future__ import annotations
 
