@@ -105,7 +105,7 @@ def _parse_uncommon(line: bytes) -> str:
         )
     if _PARAMETERS.fullmatch(value, quoted.end()) is None:
         raise InvalidKey(
-            "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."
+            "The Idempotency-Key has text after its closing quote that is not a parameter; send exactly one key."
         )
     return _check_quoted(_ESCAPED.sub(rb"\1", quoted[1]))
 

@@ -94,7 +94,7 @@ def test_workers_that_cannot_start_do_not_replace_those_that_serve(tmp_path: Pat
         former = live(service)
         (broken / "uvicorn.py").write_text("raise RuntimeError('broken')")
         service.process.send_signal(signal.SIGHUP)
-        await_true(lambda: "the former ones go on" in service.log(), "the supervisor to give up")
+        await_true(lambda: "the former ones continue" in service.log(), "the supervisor to give up")
         assert live(service) == former
         (broken / "uvicorn.py").unlink()
         service.process.send_signal(signal.SIGHUP)

@@ -263,7 +263,7 @@ def test_a_completer_of_functions_runs_only_functions(engine: Engine, tmp_path: 
     elsewhere = declare(Engine.connect(f"sqlite:///{tmp_path}/other.db"), plain)
     for commands, said in (
         ((), "needs the functions"),
-        ((plain,), "is no command"),
+        ((plain,), "is not a command"),
         ((other,), "not declared resumable"),
         ((ship, ship), "registered already"),
         ((ship, elsewhere), "several engines"),

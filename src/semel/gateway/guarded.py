@@ -58,7 +58,7 @@ class Guarded:
         if not self.methods or any(not re.fullmatch("[A-Z]+", method) for method in self.methods):
             raise ConfigurationError(f"{self.name}: methods must be upper-case names, such as ('POST',)")
         if self.header is not None and not re.fullmatch("[A-Za-z0-9-]+", self.header):
-            raise ConfigurationError(f"{self.name}: {self.header!r} is no name of a header")
+            raise ConfigurationError(f"{self.name}: {self.header!r} is not the name of a header")
 
     @property
     def pattern(self) -> str:

@@ -190,7 +190,7 @@ class Imports:
         if not isinstance(operation, str) or not 1 <= len(operation) <= 255:
             raise PolicyError(_SCOPED)
         if unknown := sorted(set(options) - _BULK_OPTIONS):
-            raise PolicyError(f"{unknown[0]} is no option of imports")
+            raise PolicyError(f"{unknown[0]} is not an option of imports")
         if rows not in ("all", "skip-known"):
             raise PolicyError(f"rows must be 'all' or 'skip-known'; it is {rows!r}")
         if answers not in ("keep", "seal"):

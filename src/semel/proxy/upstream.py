@@ -299,7 +299,7 @@ class _Passing:
             extensions=request.extensions,
         ) as response:
             if not 200 <= response.status <= 599:
-                raise httpcore.RemoteProtocolError(f"{response.status} is no status of an answer")
+                raise httpcore.RemoteProtocolError(f"{response.status} is not a status of an answer")
             head = answer_headers(response.headers, request.origin)
             if self._permit is not None:
                 if _is_busy(self._permit, response.status, head):

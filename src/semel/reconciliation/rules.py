@@ -128,7 +128,7 @@ def judge(
         case DidNotHappen(reason):
             left = quiet_until(record, quiet_us) - now
             if left > 0:
-                return _early(left, f"not believed yet: {reason}")
+                return _early(left, f"not yet proof: {reason}")
             return Resolution(record.id, record.fence, False, None, actor, _short(reason), step=step)
         case StillUnknown(reason):
             wait = poll_seconds(asked, jitter, first=FIRST_SECONDS, longest=LONGEST_SECONDS)

@@ -132,7 +132,9 @@ class Reconciling(Loop):
         self._reconcilers: dict[str, Reconciler] = {}
         for each in reconcilers:
             if not isinstance(each, Reconciler):
-                raise ConfigurationError(f"{each!r} is no reconciler; declare it: @reconciler('payments.create', ...)")
+                raise ConfigurationError(
+                    f"{each!r} is not a reconciler; declare it: @reconciler('payments.create', ...)"
+                )
             if each.operation in self._reconcilers:
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each

@@ -56,8 +56,8 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
     if held.waiting + held.parked:
         wanted = " First let semel worker publish the waiting events, and drop or retry the parked ones (semel events)."
     raise CommandFailed(
-        f"--from holds {describe_holdings(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL "
-        "database, or deliberately leave them behind: --records-only"
+        f"--from holds {describe_holdings(held)}; --to is not a SQL database and cannot hold them.{wanted} Move to a "
+        "SQL database, or deliberately leave them behind: --records-only"
     )
 
 

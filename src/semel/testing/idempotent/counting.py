@@ -35,7 +35,7 @@ async def read_count(effects: Effects) -> int:
         ) from error
     if isinstance(number, bool) or not isinstance(number, int):
         raise CannotRun(
-            f"the effect counter returned {number!r}, which is no count",
+            f"the effect counter returned {number!r}, which is not a count",
             "effects= must return how often the effect has happened, as a whole number",
         )
     return number
