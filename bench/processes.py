@@ -44,7 +44,7 @@ class Counts:
 
 
 class Child:
-    """A Python child in a session of its own: Ctrl-C reaches the bench alone, which ends its children itself.
+    """A Python child in its own session: Ctrl-C reaches the bench alone, which ends its children itself.
 
     Parameters: ``python`` its interpreter; ``log`` where its stderr goes, by default to ours; ``program`` that runs
     ``module`` in place of Python; ``environment`` beside ours.

@@ -52,7 +52,7 @@ def measure(
 
     Parameters: ``chosen`` with the bare applications they are compared with; ``started`` the servers of the run.
     Raises BenchError: an answer was wrong, or a process did not do what it must. Where that is a peer's, its cell says
-    so and the run goes on.
+    so and the run continues.
     """
     ours = [subject for subject in chosen if subject.store is not None and not subject.peer]
     results = Results({(subject, number): [] for number in options.connections for subject in chosen})
@@ -74,7 +74,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The URLs of one round's stores: each server has a file of its own."""
+    """The URLs of one round's stores: each server has its own file."""
 
     folder: Path
     name: str

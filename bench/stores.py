@@ -63,7 +63,7 @@ def redis_server(folder: Path) -> Iterator[str]:
         # It says when it is ready, or ends.
         if not any("Ready to accept connections" in line for line in process.stdout):
             raise StoreServerError(f"{program} did not start")
-        process.stdout.close()  # it may say no more: a closed pipe is no error to it
+        process.stdout.close()  # it may say no more: a closed pipe is not an error to it
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()

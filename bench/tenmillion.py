@@ -83,7 +83,7 @@ _OWN_MARIADB: Final = {
 MARIADB_SETTINGS: Final = ("innodb-buffer-pool-size=6G", "innodb-log-file-size=4G")  # to fill it; then it is made small
 MARIADB_POOL_BYTES: Final = 256 * 2**20  # what PostgreSQL has
 PIPELINE: Final = 5_000
-_POSTGRES_INDEXES: Final = (  # made anew behind the rows, as a restore does
+_POSTGRES_INDEXES: Final = (  # made again behind the rows, as a restore does
     "CREATE UNIQUE INDEX semel_record_seq ON semel_record (seq)",
     "CREATE INDEX semel_record_operation ON semel_record (operation_id)",
     "ALTER TABLE semel_record ADD PRIMARY KEY (id)",

@@ -171,7 +171,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _prepare(folder: Path, files: Sequence[str], tests: Sequence[str]) -> None:
-    """A copy of the sources and of the tests that are run, with a configuration of its own."""
+    """A copy of the sources and of the tests that are run, with its own configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     beyond = any(file in BEYOND for file in files)
     shutil.rmtree(folder / "tests", ignore_errors=True)

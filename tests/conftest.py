@@ -120,7 +120,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pause_tracing() -> Iterator[None]:
     """No coverage tool meanwhile, neither here nor in threads and processes that begin: the same lines at full speed.
 
-    What is measured by ``sys.monitoring`` (coverage's way from Python 3.14 on) goes on; it costs a line only once.
+    What is measured by ``sys.monitoring`` (coverage's way from Python 3.14 on) continues; it costs a line only once.
     """
     tracing, in_threads = sys.gettrace(), threading.gettrace()
     for_children = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COVERAGE_PROCESS")}

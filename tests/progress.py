@@ -51,7 +51,7 @@ class Progress:
     def pytest_report_teststatus(self, report: object) -> tuple[str, str, str] | None:
         if not self.is_long or not isinstance(report, pytest.TestReport):
             return None
-        if report.failed:  # named on a line of its own
+        if report.failed:  # named on its own line
             return ("failed", "", "FAILED") if report.when == "call" else ("error", "", "ERROR")
         return ("passed", "", "") if report.when == "call" and report.passed else None  # counted, and not printed
 

@@ -69,7 +69,7 @@ class Call:
 
 
 async def send(port: int, call: Call, patience: float = PATIENCE_SECONDS) -> Reply:
-    """Send one call on a connection of its own and wait for its answer."""
+    """Send one call on its own connection and wait for its answer."""
     try:
         async with asyncio.timeout(patience):
             return await _exchange(port, call)

@@ -65,7 +65,7 @@ class Stretch:
 
 
 class Purger:
-    """The purge in a process of its own, as a worker or `semel purge` runs it."""
+    """The purge in its own process, as a worker or `semel purge` runs it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

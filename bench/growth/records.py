@@ -116,7 +116,7 @@ _BLOCK: Final = pack_headers(HEADERS)
 
 
 def quickly(number: int, settled: int, bits: bytes, answer_dropped: bool) -> Record:
-    """What ``record`` makes, a few times faster: only what differs from one record to the next is made anew."""
+    """What ``record`` makes, a few times faster: only what differs from one record to the next is made again."""
     like = _REFUSED if number % REFUSED_EVERY == 0 else _SETTLED
     later = settled - _BASE
     tenant, caller, key = (

@@ -105,7 +105,7 @@ def _parse_uncommon(line: bytes) -> str:
         )
     if _PARAMETERS.fullmatch(value, quoted.end()) is None:
         raise InvalidKey(
-            "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."
+            "The Idempotency-Key has text after its closing quote that is not a parameter; send exactly one key."
         )
     return _check_quoted(_ESCAPED.sub(rb"\1", quoted[1]))
 
@@ -122,7 +122,7 @@ def _check_quoted(raw: bytes) -> str:
 
 
 def _why_not_bare(value: bytes) -> str:
-    """The remedy for an unquoted value that is no key. It looks at characters, and repeats none of them."""
+    """The remedy for an unquoted value that is not a key. It looks at characters, and repeats none of them."""
     if b"," in value:
         return "The Idempotency-Key contains a comma; send exactly one key, or quote it if the comma belongs to it."
     if b";" in value or b'"' in value:

@@ -536,7 +536,7 @@ class Command:
     number: one open or successful execution for each, within tenant and operation, and within the caller where the
     policy's ``reference_scope`` says so; ``request`` what a completer gives
     to the handler of a resumable operation, at most 1 MiB, kept as it is until there is an outcome; ``resumed`` the
-    record that a completer goes on with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
+    record that a completer continues with; ``refusal`` why it may not begin (a limit that its request breaks): it gets
     what the record under its key says, and where there is none the refusal is raised and nothing is stored.
     """
 

@@ -33,7 +33,7 @@ class Quota:
     """A limit on each caller's new keys: for an engine, or for one operation in its policy.
 
     A caller is a tenant's caller. An engine's quota counts all of a caller's operations together, without those that
-    have a quota of their own. A retry of a key that is on record is always served and takes no place.
+    have their own quota. A retry of a key that is on record is always served and takes no place.
 
     Parameters:
         new_keys: how many new keys each caller may bring in any ``per_seconds``, 1 to 10,000,000. A place is free again
@@ -169,7 +169,7 @@ def _advance(usage: Usage | None, allowance: Allowance, now: int) -> Usage:
     """The usage at this time: slices that are over have left.
 
     A clock that goes back frees nothing. By more than a window, the slices go back with it, so that no claim is refused
-    until it has caught up; so they do where the window was declared anew.
+    until it has caught up; so they do if the declared window has changed.
     """
     newest = now // allowance.slice_us
     if usage is None:

@@ -124,7 +124,7 @@ def check_headers(names: object) -> tuple[str, ...]:
     """The names of headers that count, in lower case and sorted.
 
     Raises:
-        PolicyError: something that is no name of a header, that is given twice, or that may not count.
+        PolicyError: something that is not a name of a header, that is given twice, or that may not count.
 
     >>> check_headers(("Stripe-Account", "if-match"))
     ('if-match', 'stripe-account')

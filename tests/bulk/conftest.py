@@ -25,7 +25,7 @@ def home(kind: str, tmp_path: Path) -> Home:
 
 @pytest.fixture
 def make_fellow(kind: str, home: Home) -> Iterator[Callable[..., Fellow]]:
-    """Engines on the database, each as in a process of its own."""
+    """Engines on the database, each as in its own process."""
     made: list[Fellow] = []
 
     def make(**options: Any) -> Fellow:

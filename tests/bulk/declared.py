@@ -1,4 +1,4 @@
-"""A bulk of six items in a process of its own: ``python -m tests.bulk.declared URL LEDGER EFFECTS DIES_AT``.
+"""A bulk of six items in its own process: ``python -m tests.bulk.declared URL LEDGER EFFECTS DIES_AT``.
 
 EFFECTS such as ``external``. Each call of the handler is a line of the ledger; the process kills itself in the handler
 of the item at DIES_AT.
@@ -19,7 +19,7 @@ ITEMS = 6
 
 
 def run_declared(url: str, ledger: Path, effects: Any, *, dies_at: int = -1) -> list[str]:
-    """Run it on an engine of its own: its tally, whether it was a replay, and the items' states."""
+    """Run it on its own engine: its tally, whether it was a replay, and the items' states."""
     with Engine(connect_backend(url)) as engine:
         bulk = Bulk(engine, operation="count", effects=effects, lease_seconds=1)
 

@@ -64,7 +64,7 @@ def test_rows_of_an_orm_and_their_outcomes_are_committed_together(store: str, tm
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_two_runners_on_one_bulk_handle_each_item_once(store: str, tmp_path: Path) -> None:
-    """One runs it, the other waits and gets its answer; and where the first dies, the other goes on."""
+    """One runs it, the other waits and gets its answer; and where the first dies, the other continues."""
     url, home = _place(store, tmp_path)
     ends = [_end(worker) for worker in [_begin(url, "item:33"), _begin(url, "never"), _begin(url, "never")]]
     assert [code for code, _ in ends].count(0) >= 2

@@ -45,7 +45,7 @@ class Place:
         assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
 
     def run(self, *effects: str) -> list[str]:
-        """Runs to the end here, each on an engine of its own: its tally, whether it was a replay, the items' states."""
+        """Runs to the end here, each on its own engine: its tally, whether it was a replay, the items' states."""
         return [word for each in effects for word in run_declared(self.url, self.ledger, each)]
 
     def calls(self) -> Counter[int]:

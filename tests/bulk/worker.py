@@ -1,4 +1,4 @@
-"""A bulk in a process of its own: `python -m tests.bulk.worker URL DIES_AT [orm]`; ``orm``: by SQLAlchemy's session.
+"""A bulk in its own process: `python -m tests.bulk.worker URL DIES_AT [orm]`; ``orm``: by SQLAlchemy's session.
 
 It kills itself in the handler of the item at DIES_AT (-1: never), or before its n-th commit of a chunk (`commit:n`).
 """

@@ -96,7 +96,7 @@ def test_declared_reconcilers_and_running_ones_are_distinguished(capsys: pytest.
     assert level == "ok"
     assert "asks up to 12 times, and believes that it did not happen from 2 min after the deadline" in said
     code, _, err = check(capsys, f"{SHOP}:app", "--reconcile", f"{SHOP}:engine")
-    assert (code, "'engine' is no reconciler" in err) == (2, True)
+    assert (code, "'engine' is not a reconciler" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

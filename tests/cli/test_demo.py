@@ -16,7 +16,7 @@ def test_a_failed_expectation_is_reported(capsys: pytest.CaptureFixture[str]) ->
     teller.expect("this holds", True)
     teller.expect("this does not", False)
     assert teller.list_failed() == ["this does not"]
-    assert "NOT SO: this does not" in capsys.readouterr().out
+    assert "FAILED: this does not" in capsys.readouterr().out
 
 
 def test_a_service_that_does_not_start_is_reported(

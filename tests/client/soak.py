@@ -2,7 +2,7 @@
 
     python -m tests.client.soak [--schedules 10000] [--first-seed 0]
 
-Each part has a service of its own; a failure names the seeds.
+Each part has its own service; a failure names the seeds.
 """
 
 from __future__ import annotations

@@ -346,8 +346,8 @@ def parts() -> Iterator[bytes]:
         ({"json": {}, "headers": {"X-Shop": "a\nb"}}, "the value of the header X-Shop"),
         ({"json": {}, "headers": {"X-Shop": "é"}}, "percent-encode"),
         ({"json": {}, "headers": {"X-Shop": 1}}, "the value of the header X-Shop"),
-        ({"json": {}, "headers": {"X Shop": "a"}}, "'X Shop' is no name of a header"),
-        ({"json": {}, "headers": {1: "a"}}, "1 is no name of a header"),
+        ({"json": {}, "headers": {"X Shop": "a"}}, "'X Shop' is not the name of a header"),
+        ({"json": {}, "headers": {1: "a"}}, "1 is not the name of a header"),
         ({"json": {}, "name": ""}, "name"),
         ({"json": {}, "name": "x" * 201}, "name"),
     ],
@@ -385,7 +385,7 @@ def test_a_credential_that_cannot_be_sent_is_refused_and_not_quoted(secret: str)
 def test_an_invalid_http_method_is_refused_before_it_is_stored(method: str) -> None:
     """Kept in the journal it would end each resume()."""
     journal = Journal("memory://")
-    with pytest.raises(ConfigurationError, match="is no method of HTTP"):
+    with pytest.raises(ConfigurationError, match="is not an HTTP method"):
         Client("https://x.example", journal=journal).intent(method, "/payments", json={})
     assert journal.open() == []
 

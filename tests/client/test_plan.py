@@ -68,7 +68,7 @@ class Driven:
                     event: Event = Waited()
                 case Send(seconds=most) | AskStatus(seconds=most):
                     self.now += min(each_takes, most)
-                    event = script.pop(0) if len(script) > 1 else script[0]  # the last one goes on for ever
+                    event = script.pop(0) if len(script) > 1 else script[0]  # the last one continues for ever
             self.actions.append(self.plan.after(event, self.now))
 
     @property

@@ -16,7 +16,7 @@ from tests.client.test_kills import Idempotent, serving
 
 
 class Shell:
-    """Runs `semel send` in a folder of its own."""
+    """Runs `semel send` in its own folder."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -33,7 +33,7 @@ def test_other_requests_inherit_missing_fields() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[request", "is no valid TOML"),
+        ("[request", "is not valid TOML"),
         ("", r"request is missing: add a table \[request\]"),
         ('[request]\npath = "/p"\njson = {}\n', "effects is missing"),
         (LEAST + "[reqest]\n", "reqest is unknown; did you mean request"),

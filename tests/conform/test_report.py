@@ -68,7 +68,7 @@ def test_html_and_markdown_show_markup_as_text() -> None:
         (["--case", "none.toml"], "none.toml: cannot be read"),
         (["--case", "case.toml", "--profile", "x"], "argument --profile: invalid choice: 'x'"),
         (["--case", "case.toml", "--level", "most"], "--level must be some of must, should, best"),
-        (["--case", "case.toml", "--only", "none"], "--only 'none' is no check"),
+        (["--case", "case.toml", "--only", "none"], "--only 'none' is neither a check"),
         (["--case", "case.toml", "--at-once", "41"], "--at-once must be 1 to 40, not 41"),
         ([], "the following arguments are required: --case"),
     ],

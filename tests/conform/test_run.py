@@ -361,7 +361,7 @@ async def test_a_check_whose_cause_failed_is_not_tried() -> None:
         (Selection("other"), "--profile must be one of"),
         (Selection(levels=["most"]), "--level must be some of"),
         (Selection(levels=[]), "--level must be some of"),
-        (Selection(only=["nothing"]), "--only 'nothing' is no check"),
+        (Selection(only=["nothing"]), "--only 'nothing' is neither a check"),
     ],
 )
 def test_a_wrong_selection_names_the_option(selection: Selection, message: str) -> None:

@@ -123,7 +123,7 @@ def test_an_import_shows_its_rows_without_the_files_contents(tmp_path: Path) -> 
         for text in (stuck, stuck_list):
             assert "its lease ended 10 min ago, and no process has taken it over" in text
             assert "ImportWorker" in text
-        assert REFRESH not in stuck  # nothing goes on
+        assert REFRESH not in stuck  # nothing continues
         for text in (before[0], page.text, listed, stuck, stuck_list):
             assert CANARY not in text
             assert EVIL not in text

@@ -45,7 +45,7 @@ def lease_left_us(engine: Engine, key: str) -> int:
 
 
 def closing_parent(folder: Folder) -> dict[str, Any]:
-    """The parent closes the file, and with it its write-ahead log, under a child that goes on."""
+    """The parent closes the file, and with it its write-ahead log, under a child that continues."""
     engine = folder.engine()
     run_here(engine, "before")
 

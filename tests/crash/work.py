@@ -80,7 +80,7 @@ class Folder:
         self.sql("CREATE TABLE business (key TEXT NOT NULL, token TEXT NOT NULL)")
 
     def sql(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        """One statement on a connection of its own."""
+        """One statement on its own connection."""
         import sqlite3
 
         connection = sqlite3.connect(self.database, timeout=5, isolation_level=None)
@@ -110,7 +110,7 @@ class Folder:
         return AsyncEngine.connect(self.url + options, **more)
 
     def recorder(self) -> Recorder:
-        """A history of this process, in a file of its own."""
+        """A history of this process, in its own file."""
         return Recorder(self.histories, store=self.url)
 
     def recording(self, recorder: Recorder, options: str = "") -> RecordingEngine:

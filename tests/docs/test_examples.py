@@ -37,7 +37,7 @@ CONFIGURES = "settings.configure("  # Django's, of which a process has one
 
 
 def run_alone(test: str) -> None:
-    """Run one test in a process of its own."""
+    """Run one test in its own process."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", test]
     ran = subprocess.run(command, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -69,7 +69,7 @@ def test_the_examples_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
             if (file := file_of(block)) is not None:
                 (tmp_path / file).write_text(block.text, "utf-8")
             elif block.language == "python":
-                # Every block of the first page can be copied alone; elsewhere each goes on where the last one ended.
+                # Every block of the first page can be copied alone; elsewhere each continues where the last one ended.
                 names: dict[str, object] = {"__name__": "example"} if name_of(page) == "README.md" else namespace
                 run_python(block, name_of(page), names, served)
             elif block.language == "sh":

@@ -74,7 +74,7 @@ def site() -> Built:
     return Built(home / "site", **json.loads((home / "built.json").read_text()))
 
 
-@pytest.mark.no_cover  # with the build, which runs in a process of its own
+@pytest.mark.no_cover  # with the build, which runs in its own process
 def test_the_site_is_built_without_a_warning(site: Built) -> None:
     assert not site.failed, site.warnings
     assert site.warnings == ""

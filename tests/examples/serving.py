@@ -26,7 +26,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass
 class Program:
-    """One program of an example, in a process of its own. Its output is in ``folder``/log."""
+    """One program of an example, in its own process. Its output is in ``folder``/log."""
 
     command: list[str]
     folder: Path

@@ -97,7 +97,7 @@ def make_app(url: str, *, lease_seconds: float, deadline_seconds: float) -> Fast
 
 
 def outside(url: str, text: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """One statement on the shop's database, on a connection of its own, committed."""
+    """One statement on the shop's database, on its own connection, committed."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             return file.execute(text, values).fetchall()
@@ -112,7 +112,7 @@ async def reconcile(url: str) -> int:
 
     @reconciler("payments.create", quiet_for=0, timeout_seconds=1)
     async def ask_provider(case: Case) -> Finding:
-        # It answers at once or never: nothing of a call that has ended waits in a queue of its own.
+        # It answers at once or never: nothing of a call that has ended waits in its own queue.
         found = await charging.find(case.key_for("charge"))
         if found is None:
             return DidNotHappen()

@@ -13,7 +13,7 @@ from tests.examples.readme import run_readme
 from tests.servers.postgres import postgres
 
 TOLD: dict[str, dict[str, str]] = {
-    "bookings": {},  # and the URL of a database of its own
+    "bookings": {},  # and the URL of its own database
     "cases": {},
     "django": {},
     "flask": {},

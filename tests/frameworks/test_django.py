@@ -1,4 +1,4 @@
-"""Django: a project that its own runner tests, in a process of its own, since Django's settings are a process's; and
+"""Django: a project that its own runner tests, in its own process, since Django's settings are a process's; and
 the same project behind gunicorn and uvicorn, on one store.
 """
 

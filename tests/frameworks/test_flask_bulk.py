@@ -26,7 +26,7 @@ from tests.service.served import await_true
 
 
 class Shop:
-    """An application with one bulk on a file of its own."""
+    """An application with one bulk on its own file."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.file = folder / "app.db"

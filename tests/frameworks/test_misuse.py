@@ -279,7 +279,10 @@ TABLE: Final[dict[str, dict[str, tuple[Callable[[str], object], str]]]] = {
         "Flask": (lambda url: flask_above(), ABOVE),
         "Quart": (lambda url: quart_above(), ABOVE),
         "Litestar": (lambda url: litestar_above(), ABOVE),
-        "Strawberry": (lambda url: strawberry_above(), r"pay: Idempotent\(\.\.\.\) is no decorator; write @strawberry"),
+        "Strawberry": (
+            lambda url: strawberry_above(),
+            r"pay: Idempotent\(\.\.\.\) is not a decorator; write @strawberry",
+        ),
         "gRPC": (
             lambda url: SemelInterceptor(nothing(), caller=single_caller, operations={}),
             r"operations= names no method, so no call would be protected",

@@ -1038,6 +1038,6 @@ def test_a_query_a_subscription_and_a_result_without_a_form_are_refused() -> Non
 
         build(opaque, Idempotent(engine, "opaque", caller=single_caller, key="key"))
 
-    assert "Query.pay is no mutation" in refuse(query)
-    assert "is no mutation" in refuse(subscription)
+    assert "Query.pay is not a mutation" in refuse(query)
+    assert "is not a mutation" in refuse(subscription)
     assert "Opaque" in refuse(unkept)

@@ -118,7 +118,7 @@ def test_several_parts_of_a_key_are_distinguished(one: tuple[str, str], other: t
         ),
         ("order.id", {"id": True}, InvalidKey, "'order.id' is a bool, no key"),
         ("order.id", {"id": "x" * 256}, InvalidKey, "has 256 characters, at most 255 are taken; give a digest of it"),
-        ("order.id", {"id": "\ud800"}, InvalidKey, "no valid Unicode"),
+        ("order.id", {"id": "\ud800"}, InvalidKey, "not valid Unicode"),
         (lambda order: None, 1, MissingKey, "the key function returned no key"),
         (lambda order: 1.5, 1, InvalidKey, "the key function returned a float; return a text"),
     ],

@@ -1,4 +1,4 @@
-"""What fuzzing has found, each as a test of its own: it stays found."""
+"""What fuzzing has found, each as its own test: it stays found."""
 
 from __future__ import annotations
 

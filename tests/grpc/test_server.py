@@ -460,8 +460,8 @@ class Described:
     ("operations", "said"),
     [
         ({STREAM: Policy()}, "streams"),
-        ({"/shop.Pay/Craete": Policy()}, "no method of the services"),
-        ({"shop.Pay/Create": Policy()}, "is no method; write its path"),
+        ({"/shop.Pay/Craete": Policy()}, "not a method of the services"),
+        ({"shop.Pay/Create": Policy()}, "is not a method; write its path"),
         ({METHOD: Rpc(policy=Policy(), key_field="id")}, "has no field 'id'"),
         ({METHOD: Policy(effects="atomic")}, "memory"),
     ],

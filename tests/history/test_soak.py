@@ -1,4 +1,4 @@
-"""The soak, short and real: it kills, judges, goes on where it was, and keeps the evidence of a broken promise."""
+"""The soak, short and real: it kills, judges, continues where it was, and keeps the evidence of a broken promise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def start(folder: Path, *arguments: str, code: str | None = None, measured: bool = False) -> subprocess.Popen[str]:
-    """A soak in a process of its own: pytest's has threads, and must not fork. One is enough for the coverage tool."""
+    """A soak in its own process: pytest's has threads, and must not fork. One is enough for the coverage tool."""
     what = ["-m", "verification.soak"] if code is None else ["-c", code]
     unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     return subprocess.Popen(

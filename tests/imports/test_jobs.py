@@ -453,7 +453,7 @@ def test_a_row_that_is_not_what_a_check_expects_fails_alone(here: Place, strict:
         ({"formats": ["csv"]}, "formats must be"),
         ({"validate": 7}, "validate must be"),
         ({"operation": ""}, "operation must be"),
-        ({"item_bytes_max": 7}, "item_bytes_max is no option"),
+        ({"item_bytes_max": 7}, "item_bytes_max is not an option"),
         ({"effects": "some"}, "effects must be"),
     ],
 )

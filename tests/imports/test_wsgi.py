@@ -239,7 +239,7 @@ async def _nothing(row: Row) -> None:
 def test_a_request_at_the_end_of_the_loop_is_answered(wsgi: Wsgi) -> None:
     assert wsgi.ask("POST", PATH, csv_of(1), CSV).status == 202
     wsgi.app.close()
-    assert wsgi.ask("POST", PATH, csv_of(1), CSV).status == 200  # on a loop of its own
+    assert wsgi.ask("POST", PATH, csv_of(1), CSV).status == 200  # on its own loop
 
 
 def test_a_coroutine_is_no_permission(tmp_path: Path) -> None:

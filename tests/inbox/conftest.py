@@ -73,7 +73,7 @@ def home(kind: str, tmp_path: Path) -> Home:
 
 @pytest.fixture
 def make_consumer(kind: str, home: Home) -> Iterator[Callable[..., Consumer]]:
-    """Workers, each as in a process of its own."""
+    """Workers, each as in its own process."""
     made: list[Consumer] = []
 
     def make(**options: Any) -> Consumer:

@@ -1,4 +1,4 @@
-"""A worker of Dramatiq's in a process of its own: `python -m tests.inbox.dramatiq_worker PORT DATABASE [dies]`.
+"""A worker of Dramatiq's in its own process: `python -m tests.inbox.dramatiq_worker PORT DATABASE [dies]`.
 
 With `dies` it kills itself when the effect of message 2 is committed, before that is acknowledged. It prints what it
 handles, and ends when each message has come to its end.
@@ -39,7 +39,7 @@ class Told(Middleware):
 
 
 def application(port: int, inbox: Inbox, *, dies: bool = False) -> tuple[RedisBroker, Any]:
-    """The broker, and its one actor: 3 fails once, 4 always, and 5 goes on to the actor `after`."""
+    """The broker, and its one actor: 3 fails once, 4 always, and 5 continues to the actor `after`."""
     # A worker that was not heard of for half a second is dead, and everybody looks for such at once.
     broker: Any = RedisBroker(host="127.0.0.1", port=port, heartbeat_timeout=500, maintenance_chance=1_000_000)  # type: ignore[no-untyped-call]
     broker.add_middleware(InboxMiddleware())
@@ -56,7 +56,7 @@ def application(port: int, inbox: Inbox, *, dies: bool = False) -> tuple[RedisBr
 
     @dramatiq.actor(broker=broker, queue_name=QUEUE)
     def after(n: int) -> None:
-        """What a pipeline goes on with."""
+        """What a pipeline continues with."""
 
     return broker, bill
 

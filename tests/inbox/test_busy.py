@@ -1,4 +1,4 @@
-"""A concurrent duplicate is no failure: each consumer says so at INFO, and what fails is still a warning."""
+"""A concurrent duplicate is not a failure: each consumer says so at INFO, and what fails is still a warning."""
 
 from __future__ import annotations
 

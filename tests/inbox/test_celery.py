@@ -100,7 +100,7 @@ def test_an_eager_task_returns_its_result_and_a_duplicate_none(inbox: Inbox, hom
     first, again = bill.apply([7]), bill.apply([7])
     assert (first.result, first.state) == ("order-7", "SUCCESS")
     assert again.state == "IGNORED"
-    assert bill(8) == "order-8"  # called, and it has a name of its own
+    assert bill(8) == "order-8"  # called, and it has its own name
     assert bill(8) is None  # which ignores no task that calls it
     assert home.effects() == [7, 8]
 

@@ -88,7 +88,7 @@ def test_a_duplicate_calls_no_callback_and_a_business_key_identifies_a_message(i
 
     _run_worker(bill, *(bill.message_with_options(args=(7,), on_success=after) for _ in range(2)))
     assert ran == ["order-7"]
-    assert bill(8) == "order-8"  # called, and it has a name of its own
+    assert bill(8) == "order-8"  # called, and it has its own name
     assert bill(8) is None  # which skips no message whose actor calls it
     assert home.effects() == [7, 8]
 

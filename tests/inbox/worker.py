@@ -1,4 +1,4 @@
-"""A consumer in a process of its own: `python -m tests.inbox.worker nats|redis|kafka|sqs URL STORE DIES_AT`.
+"""A consumer in its own process: `python -m tests.inbox.worker nats|redis|kafka|sqs URL STORE DIES_AT`.
 
 It handles what is there and ends. At its DIES_AT-th acknowledgement (0: never) it kills itself, after the effect is
 committed and before the broker hears of it. It prints each receipt.

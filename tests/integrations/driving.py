@@ -79,7 +79,7 @@ def lifespan_of(app: Any) -> AbstractAsyncContextManager[Any]:
 
 
 class Web:
-    """One application on a loop of its own. ``call`` answers 500 where the application raised before answering."""
+    """One application on its own loop. ``call`` answers 500 where the application raised before answering."""
 
     def __init__(self, app: Any, engine: AsyncEngine) -> None:
         self.app = app

@@ -142,7 +142,7 @@ def test_a_body_that_takes_too_long_is_refused(path: str, begun: bytes) -> None:
 
 
 def test_a_body_that_no_command_reads_is_not_kept(serve: Serve, engine: AsyncEngine, spools: Spools) -> None:
-    """An upload to a mounted application: it is not known beforehand that it is no command."""
+    """An upload to a mounted application: it is not known beforehand that it is not a command."""
     semel, sizes = StarletteSemel(engine, caller=caller_of), []
 
     class Payments(HTTPEndpoint):

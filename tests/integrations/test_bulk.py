@@ -91,7 +91,7 @@ APPLICATIONS = {"starlette": starlette_app, "fastapi": fastapi_app, "litestar": 
 
 
 class Shop:
-    """An application with one bulk command on a file of its own."""
+    """An application with one bulk command on its own file."""
 
     def __init__(self, serve: Serve, folder: Path, *, framework: str = "starlette", **options: Any) -> None:
         self.file = folder / "app.db"

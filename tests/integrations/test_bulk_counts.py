@@ -36,7 +36,7 @@ Sent = dict[str, Any]
 
 
 class Imports:
-    """``POST /stores/{id}/imports``, on a file of its own."""
+    """``POST /stores/{id}/imports``, on its own file."""
 
     def __init__(self, serve: Serve, folder: Path, framework: str, **options: Any) -> None:
         self.file = folder / "app.db"

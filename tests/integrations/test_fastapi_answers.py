@@ -326,7 +326,7 @@ async def streaming(request: Request, call_next: Any) -> Response:
 
 
 class Copying:
-    """A middleware that hands on a scope of its own, so that outer layers do not see what the router finds."""
+    """A middleware that hands on its own scope, so that outer layers do not see what the router finds."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -481,7 +481,7 @@ def test_a_session_that_changes_before_the_claim_is_not_in_the_replay_but_starle
 
 
 def test_a_superseded_handler_is_cancelled_if_it_is_idempotent(serve: Serve, engine: AsyncEngine) -> None:
-    """Also below a middleware that runs the endpoint in a task of its own."""
+    """Also below a middleware that runs the endpoint in its own task."""
     cancelled = []
 
     async def slow(permit: Permit = Semel.permit) -> str:

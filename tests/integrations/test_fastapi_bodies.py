@@ -1,4 +1,4 @@
-"""FastAPI: bodies are compared by what they say, and one that is not whole is no command."""
+"""FastAPI: bodies are compared by what they say, and one that is not whole is not a command."""
 
 from __future__ import annotations
 

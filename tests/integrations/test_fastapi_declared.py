@@ -94,7 +94,7 @@ def test_a_safe_method_cannot_be_a_command(serve: Serve, engine: AsyncEngine) ->
 
     assert web.call("/payments", method="GET").status == 500
     assert "GET" in str(web.raised)
-    assert "is no command" in str(web.raised)
+    assert "is not a command" in str(web.raised)
 
 
 def test_a_command_inside_a_command_is_refused(serve: Serve, engine: AsyncEngine) -> None:

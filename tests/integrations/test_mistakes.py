@@ -70,7 +70,7 @@ def test_a_command_with_a_safe_method_is_refused_at_install(methods: list[str], 
     if isinstance(router, APIRouter):
         app.include_router(router, prefix="/v1")
     with pytest.raises(
-        ConfigurationError, match=r"'notes\.list' is routed to by (GET|OPTIONS), which is no command; rou"
+        ConfigurationError, match=r"'notes\.list' is routed to by (GET|OPTIONS), which is not a command; rou"
     ):
         semel.install(app)
 

@@ -33,7 +33,7 @@ def effects_of(path: str) -> Any:
 
 
 class Stage:
-    """Three surfaces with a command, one that fails, one that waits, and a route that is no command."""
+    """Three surfaces with a command, one that fails, one that waits, and a route that is not a command."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[Any] | None] = []
@@ -240,7 +240,7 @@ def test_an_unprotected_route_costs_no_task(make: str) -> None:
 
 
 def test_a_command_found_at_run_time_is_protected_and_outlives_its_client() -> None:
-    """A function that is no command calls one: no route says so."""
+    """A function that is not a command calls one: no route says so."""
 
     async def main() -> None:
         tasks: list[Any] = []

@@ -99,7 +99,7 @@ def server_killed(stage: Stage, server: Server, how: signal.Signals = signal.SIG
         pause(AWAY_SECONDS)
         server.resume()
         if server.forgets:
-            migrate(stage.ground.url)  # its identity is gone as well: an operator would begin anew
+            migrate(stage.ground.url)  # its identity is gone as well: an operator would begin again
 
     return stage.play(nemesis)
 

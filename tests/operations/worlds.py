@@ -86,7 +86,7 @@ class World:
                 return f"{scheme}://{rest}{'&' if '?' in rest else '?'}schema={own_schema()}"
 
     def shell(self, **options: Any) -> Shell:
-        """An engine as in a process of its own."""
+        """An engine as in its own process."""
         shell = Shell(self.mode, self.backend(), **options)
         self.shells.append(shell)
         return shell

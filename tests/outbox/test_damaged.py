@@ -1,4 +1,4 @@
-"""Damaged rows beside records: each is named and set aside, and everything beside it goes on."""
+"""Damaged rows beside records: each is named and set aside, and everything beside it continues."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def test_one_damaged_event_is_parked_and_the_others_are_published(
             "find",
             lambda: Events(engine.store.dialect).find(0, 9, parked=True),  # type: ignore[attr-defined]
         )
-    assert parked.reason == parked.damage == "damaged: headers is no JSON object of texts"
+    assert parked.reason == parked.damage == "damaged: headers is not a JSON object of texts"
 
     code, out, _ = ran(capsys, "events", "--url", place.url)
     assert code == 0
-    assert f"{made[1].id}  orders  order/1    1      damaged, parked  damaged: headers is no JSON" in out
+    assert f"{made[1].id}  orders  order/1    1      damaged, parked  damaged: headers is not a JSON" in out
     code, out, _ = ran(capsys, "events", "--json", "--url", place.url)
     [listed] = json.loads(out)["events"]
     assert (listed["state"], listed["damage"]) == ("damaged, parked", parked.damage)
     code, out, err = ran(capsys, "export", "--of", "events", "--answers", "--url", place.url)
     assert code == 0
     assert len(out.splitlines()) == 6
-    assert f"event {made[1].id} (damaged: headers is no JSON object of texts)" in err
+    assert f"event {made[1].id} (damaged: headers is not a JSON object of texts)" in err
     code, out, _ = ran(capsys, "doctor", "--url", place.url)
     assert code == 1
     assert f"1 damaged: event {made[1].id}" in " ".join(out.split())

@@ -244,7 +244,7 @@ def test_replay_starts_at_a_time_and_reports_deleted_events(tmp_path: Path, caps
     for arguments, told in (
         ((), "needs --to RECEIVER"),
         (("--to", "other"), "declares no receiver 'other'; it has shop"),
-        (("--to", "shop", "--since", "yesterday"), "'yesterday' is no time"),
+        (("--to", "shop", "--since", "yesterday"), "'yesterday' is not a time"),
     ):
         code, said = semel(*arguments)
         assert (code, told in said) == (2, True), said

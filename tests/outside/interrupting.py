@@ -246,7 +246,7 @@ def _raise_in(ident: int) -> Callable[[], object]:
 
 
 def _fire(victim: Victim, fire: Callable[[], object], chance: random.Random, hurry: float) -> None:
-    """Raise the exception in the victim while it asks, and see that it goes on."""
+    """Raise the exception in the victim while it asks, and see that it continues."""
     moved, seen = time.monotonic(), (-1, -1)
     while not victim.over.wait(chance.random() ** 2 * hurry):
         at = (victim.round.interruptions, victim.number)

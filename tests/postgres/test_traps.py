@@ -131,7 +131,7 @@ def test_a_unit_is_planned_anew_until_no_plan_of_it_scans_the_table(conninfo: st
 
 
 def test_a_connection_keeps_only_the_plans_of_claims_and_settlements(make_fellow: MakeFellow) -> None:
-    """Planning took half of a server's time for a command. The others are planned for their values, each time anew."""
+    """Planning took half of a server's time for a command. The others are planned for their values, each time again."""
     fellow = make_fellow()
     for number in range(8):
         claims = attempts(fellow, [f"k{number}"])

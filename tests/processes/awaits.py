@@ -58,7 +58,7 @@ class CancelledAt(Coroutine[Any, Any, T]):
 
 
 async def cancelled_at(make: Callable[[], Coroutine[Any, Any, T]], at: int, *, late: bool) -> bool:
-    """Perform in a task of its own, cancelled at that wait; False where it was over before it waited so often."""
+    """Perform in its own task, cancelled at that wait; False where it was over before it waited so often."""
     performed = CancelledAt(make(), at, late=late)
     task = asyncio.get_running_loop().create_task(performed)
     await asyncio.wait({task})

@@ -130,7 +130,7 @@ def main(options: dict[str, Any]) -> None:
         stopped = stop_heartbeat(folder, holder, int(said[1]))
     else:
         holder.tell(ASKED)
-        assert holder.next() == ["alive"]  # and it goes on to block its loop
+        assert holder.next() == ["alive"]  # and it continues to block its loop
     pause(PAST_THE_LEASE)
     if options["resumed"]:
         assert stopped is not None

@@ -1,6 +1,6 @@
 """Scenario: a worker does one fresh command, and is killed at its n-th system call on the store's files, for every n.
 
-Each n has a folder of its own, so that the worker is the first to open the store and the last to close it; or all of
+Each n has its own folder, so that the worker is the first to open the store and the last to close it; or all of
 them work in one folder beside a process that keeps the store open (``beside``). Then the next process looks at once,
 and asks for the same command when the lease is over.
 """

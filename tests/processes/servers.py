@@ -52,7 +52,7 @@ Send = Callable[[str, str], Told]
 
 
 def sender(port: int, headers: dict[str, str], body_of: Callable[[str], bytes]) -> Send:
-    """How to ask for a kind of command under a key, on a connection of its own."""
+    """How to ask for a kind of command under a key, on its own connection."""
 
     def send(kind: str, key: str) -> Told:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)

@@ -32,7 +32,7 @@ def test_an_external_holder_still_settles(how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_an_idempotent_holder_is_superseded(how: str, tmp_path: Path) -> None:
-    """The command is granted anew; the former holder's settlement is refused, and its caller gets the stored one."""
+    """The command is granted again; the former holder's settlement is refused, and its caller gets the stored one."""
     found = run(tmp_path, how, "idempotent")
 
     assert found["first"][:2] == ["told", "ran"]

@@ -17,7 +17,7 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("caller =", "no TOML: .*line 1|no TOML: .*end of document"),
+        ("caller =", "not TOML: .*line 1|not TOML: .*end of document"),
         (_PAY, "caller is missing"),
         ('caller = "ip"' + _PAY, "caller must be one of"),
         (
@@ -29,15 +29,18 @@ _PAY = '\n[[operation]]\nname = "pay"\npath = "/payments"\n'
         ('caller = "header:"' + _PAY, "caller must be one of"),
         ('caller = "header:X User"' + _PAY, "caller must be one of"),
         ('caller = "none"', "no operation is declared"),
-        ('caller = "none"\nupstrem = 1' + _PAY, "'upstrem' is no member"),
-        ('caller = "none"' + _PAY + 'effect = "external"', r"\(pay\): 'effect' is no member; did you mean 'effects'"),
+        ('caller = "none"\nupstrem = 1' + _PAY, "'upstrem' is not a member"),
+        (
+            'caller = "none"' + _PAY + 'effect = "external"',
+            r"\(pay\): 'effect' is not a member; did you mean 'effects'",
+        ),
         ('caller = "none"' + _PAY + 'effects = "atomic"', "effects cannot be 'atomic'"),
         ('caller = "none"' + _PAY + 'lease_seconds = "30"', r"\(pay\): lease_seconds must be a number"),
         ('caller = "none"' + _PAY + "success = [404]", "success must be a list of 2xx"),
         ('caller = "none"' + _PAY + "not_run = [200]", r"\(pay\): not_run must be a list of statuses from 400 to 599"),
         ('caller = "none"' + _PAY + "not_run = 429", r"\(pay\): not_run must be a list of statuses"),
         ('caller = "none"' + _PAY + 'answers = "rebuild"', "write 'forget'"),
-        ('caller = "none"' + _PAY + 'method = "GET"', "GET is no command"),
+        ('caller = "none"' + _PAY + 'method = "GET"', "GET is not a command"),
         ('caller = "none"' + _PAY + _PAY, "duplicate operation name"),
         ('caller = "none"' + _PAY + "timeout_seconds = 0", "timeout_seconds must be 0.1 to 3600"),
     ],

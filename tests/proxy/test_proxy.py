@@ -1,4 +1,4 @@
-"""`semel proxy` as a process of its own, in front of node and of an upstream that breaks the line on purpose."""
+"""`semel proxy` as its own process, in front of node and of an upstream that breaks the line on purpose."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_did_not_happen_counts_only_after_the_quiet_time(each: World) -> None:
         each.clock.advance(seconds=100)
     standing = standing_of(shell, what)
     assert standing is not None
-    assert (standing.asked, standing.reason) == (0, "not believed yet: no such charge")
+    assert (standing.asked, standing.reason) == (0, "not yet proof: no such charge")
     each.clock.advance(seconds=seconds - 300)
     assert round_of(shell, asking(provider)).settled == 1
     assert each.states() == [(State.FAILED_NOT_REPLAYABLE, False)]

@@ -1,4 +1,4 @@
-"""Reconcilers of operations with steps: what is found is found of the step in doubt, and the execution goes on."""
+"""Reconcilers of operations with steps: what is found is found of the step in doubt, and the execution continues."""
 
 from __future__ import annotations
 

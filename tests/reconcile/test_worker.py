@@ -52,8 +52,8 @@ def test_the_worker_asks_and_settles(url: str, capsys: pytest.CaptureFixture[str
     ("name", "said"),
     [
         ("reconciled_shop", "must be MODULE:NAME"),
-        ("reconciled_shop:nothing", "'nothing' is no reconciler but int"),
-        ("reconciled_shop:absent", "is no reconciler but NoneType"),
+        ("reconciled_shop:nothing", "'nothing' is not a reconciler but int"),
+        ("reconciled_shop:absent", "is not a reconciler but NoneType"),
         ("no_such_module:ask", "there is no module 'no_such_module'"),
     ],
 )

@@ -152,7 +152,7 @@ def test_an_interrupted_bulk_continues(
     ],
 )
 def test_a_bulk_that_starts_over_fails(effects: Any, came: str, semel_engine: Engine, semel_database: Path) -> None:
-    """Each attempt has a key of its own: nothing of the first one is known to the second."""
+    """Each attempt has its own key: nothing of the first one is known to the second."""
     payer = Payer(semel_database, effects, "anew")
     target = payer.target(semel_engine)
     assert " ".join(came.split()) in " ".join(finding_of(payer.tried(target)).split())
@@ -170,7 +170,7 @@ def test_items_under_keys_that_change(semel_engine: Engine, semel_database: Path
     assert finding_of(report) == (
         "   sent:   the list; the process died between two chunks; the list again when the lease had lapsed, died "
         "after some\n"
-        "           handlers; the list once more\n"
+        "           handlers; the list again\n"
         '   came:   {"total":7,"done":7,"succeeded":7,"failed":0,"retryable":0,"unknown":0}; the counter grew by 8 in '
         "all; a\n"
         "           normal request grows it by 7\n"
@@ -213,7 +213,7 @@ def test_another_list_under_the_key(semel_engine: Engine, semel_database: Path) 
     assert "two lists are mixed under one key" in finding_of(payer.tried(FunctionTarget(pay_all, bulk=bulk)))
 
 
-# --- what cannot be tried, and what is no bulk ---
+# --- what cannot be tried, and what is not a bulk ---
 
 
 @sqlite
@@ -255,4 +255,4 @@ def test_steps_that_are_recorded_go_on_after_a_crash(repeat: bool, semel_engine:
 
     report = check_idempotent(place, arguments={"n": 1}, effects=sent, single_caller=True)
     assert (report.held, report.not_tried) == (REQUIRED, ()), report.text()
-    assert "it is no bulk: there was no list to interrupt" in report.remarks
+    assert "it is not a bulk: there was no list to interrupt" in report.remarks

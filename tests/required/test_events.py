@@ -137,7 +137,7 @@ def test_an_event_id_that_changes_at_each_run_fails(semel_async_engine: AsyncEng
 
 @sqlite
 def test_an_outbox_event_id_that_changes_at_each_run_fails(semel_engine: Engine, semel_database: Path) -> None:
-    """Written on a connection of the handler's, in a commit of its own: seen in the database, without any events=."""
+    """Written on a connection of the handler's, in its own commit: seen in the database, without any events=."""
     shop = Shop(semel_database, "idempotent")
     outbox = Outbox(semel_engine)
 

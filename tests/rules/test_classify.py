@@ -64,7 +64,7 @@ def test_only_2xx_is_kept_if_the_policy_declares_it() -> None:
 
 @pytest.mark.parametrize("status", [100, 199, 200, 201, 299, 300, 301, 399])
 def test_replay_2xx_stores_2xx_and_3xx(status: int) -> None:
-    """The edges of the classes: a 3xx is no refusal, and its answer is what the client needs."""
+    """The edges of the classes: a 3xx is not a refusal, and its answer is what the client needs."""
     assert of(status, Policy(replay="2xx")) == Succeeded(Answer(status, (), b""))
     assert of(status, EXTERNAL, begun=False) == Succeeded(Answer(status, (), b""))
 

@@ -163,7 +163,7 @@ def expected_of_a_lapse(case: Case) -> str:
         return "unknown: committed-early"
     if case.dedup == "over":
         return "unknown: dedup-over"
-    crashes = case.lapses + (1 if case.lease == "lapsed" else 0)  # giving back is no crash
+    crashes = case.lapses + (1 if case.lease == "lapsed" else 0)  # giving back is not a crash
     if crashes >= ATTEMPTS_MAX:
         return "unknown: attempts-over"
     # The downstream deduplicates by derived keys, which no other declaration promises to use.

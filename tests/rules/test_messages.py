@@ -22,7 +22,7 @@ KEYS: list[tuple[list[bytes], str]] = [
         "The Idempotency-Key is not a well-formed quoted string; close the quote, use ASCII only, and write a "
         'quote as \\" and a backslash as \\\\ (RFC 9651).',
     ),
-    ([b'"a" b'], "The Idempotency-Key has text after its closing quote that is no parameter; send exactly one key."),
+    ([b'"a" b'], "The Idempotency-Key has text after its closing quote that is not a parameter; send exactly one key."),
     ([b'"' + b"a" * 256 + b'"'], "The Idempotency-Key is too long; send at most 255 characters."),
     ([b"a" * 256], "The Idempotency-Key is too long; send at most 255 characters."),
     ([b"!" * 128 + b"~" * 128], "The Idempotency-Key is too long; send at most 255 characters."),

@@ -93,7 +93,7 @@ def test_did_not_happen_counts_from_the_quiet_time_on(doubt: str) -> None:
     row, step = unknown(doubt), None if doubt == "lapsed" else "charge"
     reason = "the other side knows nothing of it"
     assert judge_finding(DidNotHappen(), row, OVER + QUIET) == resolution_of(row, False, reason, step=step)
-    assert judge_finding(DidNotHappen(), row, OVER + QUIET - 1) == Again(1, f"not believed yet: {reason}", counts=False)
+    assert judge_finding(DidNotHappen(), row, OVER + QUIET - 1) == Again(1, f"not yet proof: {reason}", counts=False)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_did_not_happen_counts_from_the_quiet_time_on(doubt: str) -> None:
 )
 def test_an_early_call_is_repeated_after_half_the_remaining_time(left: int, wait: int) -> None:
     found = judge_finding(DidNotHappen("no"), ROW, OVER + QUIET - left)
-    assert found == Again(wait, "not believed yet: no", counts=False, over=False)
+    assert found == Again(wait, "not yet proof: no", counts=False, over=False)
 
 
 @pytest.mark.parametrize(

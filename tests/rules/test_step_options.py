@@ -69,7 +69,7 @@ def test_without_steps_the_options_are_not_checked(effects: Effects) -> None:
         (
             Given(on_error="replay"),
             Effects.EXTERNAL,
-            "on_error='replay' is impossible with steps=True: after an error the next run goes on",
+            "on_error='replay' is impossible with steps=True: after an error the next run continues",
         ),
         (
             Given(on_unprotected="mark"),

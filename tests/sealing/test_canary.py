@@ -61,7 +61,7 @@ def found_in(folder: Path, text: str) -> list[str]:
 
 
 def run_all(process: Any, canary: str, **declared: Any) -> None:
-    """An answer and a refusal, a failure, and what is kept for an execution that goes on: in steps, and in a bulk."""
+    """An answer and a refusal, a failure, and what is kept for an execution that continues: in steps, and in a bulk."""
     said = answer(canary)
     process.run(command(f"{canary} plain", **declared), lambda permit: said)
     with suppress(NotReplayableError):

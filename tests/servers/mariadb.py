@@ -98,7 +98,7 @@ _SHOWN: Final[dict[tuple[int, str, str], str]] = {}
 
 
 def make_table(server: MariadbServer, name: str, columns: str) -> None:
-    """An empty InnoDB table of the application's own in the server's database; made anew only if it is another one."""
+    """An empty InnoDB table of the application's own in the server's database; made again only if it is another one."""
     place = (server.port, server.database, f"{name} {columns}")
     with connect(server.port, database=server.database) as connection, connection.cursor() as cursor:
         cursor.execute(f"SHOW TABLES LIKE '{name}'")

@@ -23,7 +23,7 @@ CLIENTS = 3
 
 @contextmanager
 def asking(service: Served) -> Iterator[list[int]]:
-    """Clients that send one note after the other, each with a key of its own; the statuses they got."""
+    """Clients that send one note after the other, each with its own key; the statuses they got."""
     over, statuses = threading.Event(), list[int]()
 
     def client(number: int) -> None:
@@ -94,7 +94,7 @@ def test_workers_that_cannot_start_do_not_replace_those_that_serve(tmp_path: Pat
         former = live(service)
         (broken / "uvicorn.py").write_text("raise RuntimeError('broken')")
         service.process.send_signal(signal.SIGHUP)
-        await_true(lambda: "the former ones go on" in service.log(), "the supervisor to give up")
+        await_true(lambda: "the former ones continue" in service.log(), "the supervisor to give up")
         assert live(service) == former
         (broken / "uvicorn.py").unlink()
         service.process.send_signal(signal.SIGHUP)

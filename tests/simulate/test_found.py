@@ -1,4 +1,4 @@
-"""What the simulator has found, each as a test of its own: once the code has changed, its seed is another schedule."""
+"""What the simulator has found, each as its own test: once the code has changed, its seed is another schedule."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_abandoned_claim_is_released_after_an_outage_longer_than_its_lease(
 
 
 def test_a_claim_that_two_event_loops_release_is_forgotten_once() -> None:
-    """Each has a round of its own; the second to hear that it is gone finds it forgotten."""
+    """Each has its own round; the second to hear that it is gone finds it forgotten."""
     given_up = upkeep.AbandonedClaims()
     given_up.add(attempt("k"))
     nonces = given_up.batch()

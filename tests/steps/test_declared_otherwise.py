@@ -70,7 +70,7 @@ def test_a_process_without_steps_never_repeats_a_finished_step(
         with pytest.raises(RecordUnreadableError, match="steps"):
             process.run(step_command(policy=WITHOUT[effects]), never)
     assert process.row(step_command()) == before
-    assert process.run(step_command(), charge_and_mail(downstream)).answer == OK  # a version with steps goes on
+    assert process.run(step_command(), charge_and_mail(downstream)).answer == OK  # a version with steps continues
     assert downstream.calls == ["charge", "mail", "mail"]  # the second one's result had not been recorded
     assert process.run(step_command(policy=WITHOUT[effects]), never).answer == OK
 

@@ -36,7 +36,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         ({"effects": "atomic"}, "atomic commands need no steps"),
         ({"effects": "idempotent"}, "idempotent commands need no steps"),
         ({"marks_effects": True}, "each step marks its own beginning"),
-        ({"on_error": "replay"}, "the next run goes on"),
+        ({"on_error": "replay"}, "the next run continues"),
         ({"on_unprotected": "mark"}, "recorded before it begins"),
         ({"steps": "yes"}, "True or False"),
         ({"steps": False, "resumable": True}, "resumable=True needs steps=True"),

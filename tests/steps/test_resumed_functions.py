@@ -1,4 +1,4 @@
-"""Plain functions that end without their caller: what is kept of a call, who goes on with it, and what is refused."""
+"""Plain functions that end without their caller: what is kept of a call, who continues it, and what is refused."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_completer_of_functions_runs_only_functions(engine: Engine, tmp_path: 
     elsewhere = declare(Engine.connect(f"sqlite:///{tmp_path}/other.db"), plain)
     for commands, said in (
         ((), "needs the functions"),
-        ((plain,), "is no command"),
+        ((plain,), "is not a command"),
         ((other,), "not declared resumable"),
         ((ship, ship), "registered already"),
         ((ship, elsewhere), "several engines"),

@@ -1,4 +1,4 @@
-"""What the simulator has found in operations with steps, each as a test of its own."""
+"""What the simulator has found in operations with steps, each as its own test."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_possibly_committed_local_step_is_not_overwritten() -> None:
     """Found by seed 171 of format 1: its commit was not answered, nor could it be read back.
 
     At the end of its run its holder wrote the list that it knew, without the step. A crash before the settlement would
-    have left an execution that may go on, and the local writes would have been made twice.
+    have left an execution that may continue, and the local writes would have been made twice.
     """
     stage = Stage()
     stage.finish("charge")

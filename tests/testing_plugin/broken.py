@@ -111,7 +111,7 @@ def effect_before_the_claim(engine: AsyncEngine, provider: Provider) -> FastAPI:
 
 
 def payload_that_changes(engine: AsyncEngine, provider: Provider) -> Any:
-    """A layer outside of Semel stamps every body with a number of its own."""
+    """A layer outside of Semel stamps every body with its own number."""
     inner = _declare(engine, provider, "payload_that_changes")
     numbers = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""The plugin as users meet it: pytest runs in a folder of their own, with their tests."""
+"""The plugin as users meet it: pytest runs in their own folder, with their tests."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def scope_of(key: str = KEY, **more: Any) -> dict[str, Any]:
 
 
 def on_a_loop(test: Callable[[AsyncEngine], Coroutine[Any, Any, None]]) -> None:
-    """Run a test with an open engine on a loop of its own."""
+    """Run a test with an open engine on its own loop."""
 
     async def main() -> None:
         async with AsyncEngine.connect("memory://") as engine:

@@ -123,7 +123,7 @@ def head(key: str | None, headers: Headers, pieces: list[bytes]) -> Headers:
 
 
 class AsgiWeb:
-    """The ASGI middleware around one handler, on a loop of its own."""
+    """The ASGI middleware around one handler, on its own loop."""
 
     is_observed = True
 

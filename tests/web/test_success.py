@@ -1,4 +1,4 @@
-"""A 2xx answer whose body says an error is no success, where the policy's own function says so."""
+"""A 2xx answer whose body says an error is not a success, where the policy's own function says so."""
 
 from __future__ import annotations
 

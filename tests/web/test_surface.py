@@ -87,7 +87,7 @@ def test_a_state_that_is_set_is_not_logged(
 ) -> None:
     monkeypatch.setattr(callers, "_SEEN", set())
     from_state("user")({"state": first})
-    if first["user"]:  # some requests are anonymous, and that is no mistake
+    if first["user"]:  # some requests are anonymous, and that is not a mistake
         assert from_state("user")({"state": {}}) is None
     assert not caplog.records
 

@@ -86,7 +86,7 @@ async def scenario(end: Callable[[Yielding, LongPurge, Heard, asyncio.Task[None]
         chunks = store.chunks
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert store.chunks == chunks  # nothing of it goes on
+        assert store.chunks == chunks  # nothing of it continues
 
 
 def test_a_lapse_is_reported_during_a_purge_and_the_purge_ends() -> None:

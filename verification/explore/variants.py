@@ -151,7 +151,7 @@ def generation_grows_with_each_grant() -> AbstractContextManager[None]:
 
 
 def dedup_never_ends() -> AbstractContextManager[None]:
-    """A lapsed IDEMPOTENT command is granted anew however old it is."""
+    """A lapsed IDEMPOTENT command is granted again however old it is."""
     return replace_everywhere(
         "semel.core.decide:classify_lapsed",
         lambda original: lambda row, now: original(row._replace(dedup_until=now + 1), now),

@@ -158,7 +158,7 @@ def _is_grant(op: Operation) -> bool:
 
 
 def _with_request(op: Operation, own: Mapping[tuple[str, int], str]) -> Operation:
-    """A refusal is stored by a claim of its own: it brings the request back that went with its rolled back grant."""
+    """A refusal is stored by its own claim: it brings the request back that went with its rolled back grant."""
     if op.kind != "settle" or op.args["effects"] != "atomic" or op.args["state"] != "refused":
         return op
     asked = own.get((op.process, op.args["fence"]))

@@ -32,7 +32,7 @@ def boot_id() -> str:
 
 
 class Recorder:
-    """A process's history. Thread-safe; a forked child goes on in a file of its own.
+    """A process's history. Thread-safe; a forked child goes on in its own file.
 
     Parameters: ``folder`` where the files go (made if missing); ``store`` the store's URL, for the reader; ``settings``
     anything that helps to repeat the run, such as a seed.

@@ -216,7 +216,7 @@ def _settled(at: Standing, word: Words) -> Standing | None:
 
 
 def _settled_atomic(at: Standing, word: Words) -> Standing | None:
-    """Commit, or roll back; a refusal is stored by a grant of its own after the rollback."""
+    """Commit, or roll back; a refusal is stored by its own grant after the rollback."""
     holds = at.phase in (HELD, DOUBT) and at.holder == word["fence"]
     match word["state"]:
         case "succeeded":

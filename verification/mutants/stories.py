@@ -1,6 +1,6 @@
 """Scenarios of commands under faults in two processes: the downstream's calls, the clients' answers, the store's rows.
 
-Each story is one command on the real sync engine over SQLite in a file of its own. The process meets one fault, at
+Each story is one command on the real sync engine over SQLite in its own file. The process meets one fault, at
 each of its store calls in turn; another process recovers: a retry at once, the reaper after the lease, a retry again.
 """
 

@@ -2,7 +2,7 @@
 
 It knows no protocol. What a client sends in one go is a request; it is lost before the server hears of it, or its
 reply is swallowed and the connection ended. What was sent while nothing passed arrives late, as on a real network. It
-runs in a process of its own, so that its user may fork.
+runs in its own process, so that its user may fork.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class SqliteDatabase:
             needed = session.flow.send(answer(needed))
         if not session.whole and not writes(needed):
             return session.flow.send(answer(needed))
-        with self._connection:  # commits, or rolls back what raises; a flow's end is no failure
+        with self._connection:  # commits, or rolls back what raises; a flow's end is not a failure
             self._connection.execute("BEGIN")
             try:
                 while True:

@@ -265,7 +265,7 @@ class Schedule:
         if not effects:
             return resolution
         if self.world.happens(0.7):
-            return resolution._replace(result=b"%d" % effects[0])  # of the step: the execution goes on
+            return resolution._replace(result=b"%d" % effects[0])  # of the step: the execution continues
         ledger.completed_by_hand(row.id)
         return resolution._replace(
             answer=Answer(201, (), b"%s:%d:%d:0" % (row.id.hex().encode(), life, row.fingerprint[0]))

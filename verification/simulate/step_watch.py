@@ -1,6 +1,6 @@
 """Watches the records of handlers with steps: whose list is written, what it says, and which doubt is left.
 
-The list is read here by a decoder of its own, as its format is described, and not by the functions that write it.
+The list is read here by its own decoder, as its format is described, and not by the functions that write it.
 """
 
 from __future__ import annotations

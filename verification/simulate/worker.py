@@ -69,7 +69,7 @@ class Worker:
         self.wire.cut()
 
     def pause(self, us: int) -> None:
-        """Stop the whole process for a while, as SIGSTOP does: its clock goes on."""
+        """Stop the whole process for a while, as SIGSTOP does: its clock continues."""
         if not self.loop.alive or self.loop.paused:
             return
         if self._world.tracing:
@@ -84,7 +84,7 @@ class Worker:
                 self._world.tell(self.who, "goes on")
 
     def calm(self) -> None:
-        """No more trouble: a dead process is started, a paused one goes on, the network works."""
+        """No more trouble: a dead process is started, a paused one continues, the network works."""
         self.trouble = 0.0
         self.wire.trouble = 0.0
         self.wire.on_send = None

@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Round:
-    """Plays one round in a folder of its own.
+    """Plays one round in its own folder.
 
     Parameters: ``folder`` an empty folder; ``seed`` chooses kinds, styles and moments (what the machine makes of the
     moments it does not); ``url`` of a server, None for a SQLite file; ``kills`` and ``pauses`` how many to try;

@@ -22,7 +22,7 @@ def there() -> bool:
 
 
 class Chunk:
-    """Some schedules, simulated by a process of their own; ``log`` takes what it prints."""
+    """Some schedules, simulated by their own process; ``log`` takes what it prints."""
 
     def __init__(self, first: int, schedules: int, jobs: int, folder: Path) -> None:
         self.schedules = schedules

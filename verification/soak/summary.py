@@ -1,4 +1,4 @@
-"""What a soak has done so far: one JSON file, replaced whole, which a later run goes on from."""
+"""What a soak has done so far: one JSON file, replaced whole, which a later run continues from."""
 
 from __future__ import annotations
 

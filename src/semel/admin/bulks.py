@@ -37,7 +37,7 @@ class BulkSummary(NamedTuple):
 
 
 def newest_bulks(engine: Engine, before: bytes, limit: int) -> list[BulkSummary]:
-    """A page of bulks, the newest first. Raises ConfigurationError where the store is no SQL database, and StoreError.
+    """A page of bulks, the newest first. Raises ConfigurationError if the store is not a SQL database, and StoreError.
 
     Parameters: ``before`` the last id of the page before, or ``ANY_BULK``.
     """

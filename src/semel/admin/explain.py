@@ -129,7 +129,7 @@ def _tell_import(record: Record, audit: Sequence[Audit], now: int, same: NextAtt
         becomes = "the next process that runs the import continues with the rows that have no outcome"
     else:
         operator += [f"semel imports rows {id}", f"semel imports retry {id} --reason '...'"]
-        becomes = "nothing runs by itself: only semel imports retry runs the import again"
+        becomes = "nothing runs automatically: only semel imports retry runs the import again"
     return Story(
         happened=happened,
         same=replace(same, meaning=becomes, answer=None),
@@ -184,7 +184,7 @@ def _meaning(record: Record, verdict: Verdict) -> str:
         case _:
             name = type(verdict).__name__
             return {
-                "KeyReused": "nothing runs; it is refused, whatever became of the first request",
+                "KeyReused": "nothing runs; it is refused, however the first request ended",
                 "OutcomeUnknown": "nothing runs; it gets a refusal: the outcome cannot be proven",
                 "KeyExpired": "nothing runs; it gets a refusal: the answer is no longer kept",
                 "NotReplayable": "nothing runs; it gets a refusal: the command was done, and its answer was not kept",

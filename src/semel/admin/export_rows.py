@@ -41,7 +41,7 @@ def document_of(record: Record, now: int) -> dict[str, Json]:
 
 
 def answer_document(record: Record, sealer: Seals | None = None, damaged: Damaged | None = None) -> dict[str, Json]:
-    """The stored answer; a body that is no text comes in base64. Empty where none is stored, or it is damaged.
+    """The stored answer; a body that is not a text comes in base64. Empty where none is stored, or it is damaged.
 
     A sealed one stays sealed, in base64 with the name of its key, unless a ``sealer`` is given that opens it;
     ``damaged`` is called where it cannot.

@@ -44,7 +44,7 @@ def find_key(engine: Engine, scope: Scope, key: str) -> Record | None:
 
 
 def check_beginning(text: str, name: str) -> None:
-    """Raise UsageFailed, naming the argument, where a text is no beginning of a record's name."""
+    """Raise UsageFailed, naming the argument, where a text is not a beginning of a record's name."""
     if not is_beginning(text):
         raise UsageFailed(
             f"{name} must be an operation id (a UUID) as `semel list` shows it, or at least {PREFIX_LENGTH_MIN} hex "

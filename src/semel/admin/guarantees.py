@@ -40,7 +40,7 @@ class Ground:
     Parameters: ``terms`` of the policy; ``capabilities`` of the store; ``weak_sync`` whether its last commits may be
     lost with the power; ``key_optional`` and ``marks`` (``on_unprotected="mark"``) as declared, None where only the
     records are known; ``behind`` whether the claim comes after authentication; ``reaped`` whether the application runs
-    a reaper, None where that cannot be seen; ``items`` the effects of a bulk's items, None where it is no bulk.
+    a reaper, None where that cannot be seen; ``items`` the effects of a bulk's items, None where it is not a bulk.
     """
 
     terms: Terms

@@ -168,7 +168,7 @@ class BulkPolicy:
             dedup_for_seconds=self.dedup_for_seconds,
             answers="seal" if self.answers == "seal" else "keep",  # of "forget" the tally stays: it says nothing secret
         )
-        # A durable write comes before each item's effect: what lapses is granted anew, and goes on where it stopped.
+        # A durable write comes before each item's effect: what lapses is granted again, and continues where it stopped.
         object.__setattr__(made, "terms", made.terms._replace(starts=State.CLAIMED))
         object.__setattr__(self, "policy", made)
 
@@ -373,7 +373,7 @@ def instead(verdict: Verdict) -> BulkResult:
 
 
 def _parse_result(result: Result) -> BulkResult:
-    """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is no tally."""
+    """The result of a bulk that another run has ended. Raises RecordUnreadableError where its answer is not a tally."""
     try:
         return BulkResult(result.operation_id, tally_of(result.answer.body), True)
     except (ValueError, TypeError):  # such as the answer that an operator has settled it with

@@ -1,7 +1,7 @@
 """Bulk commands as endpoints of ASGI frameworks: the body is the list, the answer has every item.
 
 The endpoint is the application's own, with its own authentication; it gives its request to ``BulkEndpoint.answer``. The
-bulk runs in a task of its own, so that a client that goes away changes nothing.
+bulk runs in its own task, so that a client that goes away changes nothing.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class BulkRun:
     def flow(self) -> Flow[Tally]:
         """Do the remaining items, and return the tally of the whole list.
 
-        Raises SupersededError: another run goes on with it; StoreError: the store failed for too long; SemelError: an
+        Raises SupersededError: another run continues it; StoreError: the store failed for too long; SemelError: an
         item has no outcome although all are done, so that the bulk may not be settled.
         """
         yield from self.stand(begin=True)

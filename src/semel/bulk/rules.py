@@ -178,7 +178,7 @@ def read_item(raw: bytes) -> Any:
     """
     try:
         return json.loads(raw)
-    except ValueError:  # of canonical JSON this alone can be wrong, and a number is no reason to doubt an item
+    except ValueError:  # of canonical JSON this alone can be wrong, and a number is not a reason to doubt an item
         return json.loads(raw, parse_int=_whole_number)
 
 

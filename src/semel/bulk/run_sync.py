@@ -46,7 +46,7 @@ Handler = Callable[[BulkItem], object]
 
 
 class Bulk:
-    """Bulk commands on an :class:`~semel.Engine`: each item has one durable outcome, and a killed bulk goes on.
+    """Bulk commands on an :class:`~semel.Engine`: each item has one durable outcome, and a killed bulk continues.
 
     Parameters: ``engine`` on a SQL store; the options of :class:`~semel.bulk.declaration.BulkPolicy`.
 
@@ -92,7 +92,7 @@ class Bulk:
         limit: Callable[[], BulkRefused | None] | None = None,
         known: KnownItems | None = None,
     ) -> BulkResult:
-        """Do every item once. The same call after a crash goes on; after the end it gets the same result.
+        """Do every item once. The same call after a crash continues; after the end it gets the same result.
 
         Parameters: ``items`` values of JSON's kinds (bytes: JSON as it is), or a path of JSON lines; read once, to a
         temporary file. ``handler`` returns None, a result's id or :class:`~semel.bulk.rules.Done`, or raises
@@ -104,7 +104,7 @@ class Bulk:
         done once over many lists, as imports do.
 
         A list that breaks a limit is refused where its key is on no record. One that was taken before, under former
-        limits, gets its result, or goes on.
+        limits, gets its result, or continues.
 
         Raises BulkRefused: the list is wrong, nothing was done; InvalidBody: nor is it the file that its digest says;
         KeyReusedError: another list, or the same one with other ``counts``, had this key; InProgressError;
@@ -284,7 +284,7 @@ class _Work:
 
 
 def relinquish(engine: Engine, items: Items, permit: Permit) -> None:
-    """End this run: another one goes on where it was."""
+    """End this run: another one continues where it was."""
     engine.core.conclude(permit)
     with suppress(SemelError):
         engine.perform("bulk", lambda: items.relinquish(permit.grant))

@@ -59,7 +59,7 @@ class Failures(NamedTuple):
 
 
 class Items:
-    """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
+    """The flows of one store. Raises ConfigurationError if the store is not a SQL database."""
 
     def __init__(self, store: Any) -> None:
         self._dialect: Dialect = dialect_of(store, "bulk commands")

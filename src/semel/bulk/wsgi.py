@@ -54,7 +54,7 @@ class BulkView:
 
     Parameters: ``operation`` its name, and ``options`` those of :class:`~semel.bulk.declaration.BulkPolicy`;
     ``handler`` a function of an item; ``place`` gives the engine and the surface of the running application;
-    ``around`` wraps what runs in a thread of its own, if the client got 202.
+    ``around`` wraps what runs in its own thread, if the client got 202.
     """
 
     answer: Callable[..., Any]

@@ -126,7 +126,7 @@ def seconds(low: float, high: float) -> Any:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not low <= value <= high:  # also where it is no number at all
+        if not low <= value <= high:  # also where it is not a number at all
             raise argparse.ArgumentTypeError(f"must be a number of seconds from {low:g} to {high:g}, not {text!r}")
         return value
 

@@ -29,7 +29,7 @@ def load_reconciler(text: str) -> Reconciler:
         raise UsageFailed(f"--reconcile {text}: {module} could not be imported: {error_text(error)}") from None
     if not isinstance(found, Reconciler):
         raise UsageFailed(
-            f"--reconcile {text}: {name!r} is no reconciler but {type(found).__name__}; declare it: "
+            f"--reconcile {text}: {name!r} is not a reconciler but {type(found).__name__}; declare it: "
             "@reconciler('payments.create', quiet_for=120)"
         )
     return found

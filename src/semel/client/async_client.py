@@ -56,7 +56,7 @@ class AsyncIntent:
         return self._entry.state
 
     async def send(self, *, seconds: float | None = None) -> Outcome:
-        """Send until there is an outcome or the budget is used up. Call it again to go on, with the same key.
+        """Send until there is an outcome or the budget is used up. Call it again to continue, with the same key.
 
         Parameters: ``seconds`` shortens the budget's deadline for this call. An intent that has ended sends nothing.
 
@@ -88,7 +88,7 @@ class AsyncClient:
         http: an ``httpx.AsyncClient`` of your own, in place of ``headers`` and ``auth``; you close it.
         progress: called with a :class:`Progress` before and after each attempt.
 
-    Raises ConfigurationError where all requests would carry one key, or the base URL is no text.
+    Raises ConfigurationError where all requests would carry one key, or the base URL is not a text.
 
     >>> import anyio, httpx
     >>> server = httpx.MockTransport(lambda request: httpx.Response(201))

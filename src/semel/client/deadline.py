@@ -26,7 +26,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
     The nearest deadline counts where blocks are nested. It holds for the tasks and threads that copy this context.
 
-    Raises ConfigurationError where ``seconds`` is no number.
+    Raises ConfigurationError where ``seconds`` is not a number.
 
     >>> with deadline(5):
     ...     left_seconds(20.0) <= 5

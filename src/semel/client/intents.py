@@ -218,7 +218,7 @@ class ClientCore:
         own = dict(headers or {})
         check_sendable(own)
         if not isinstance(method, str) or _is_token(method) is None:
-            raise ConfigurationError(f"{method!r} is no method of HTTP; give one such as POST")
+            raise ConfigurationError(f"{method!r} is not an HTTP method; give one such as POST")
         if json is not None and not any(name.lower() == "content-type" for name in own):
             own["Content-Type"] = "application/json"
         try:
@@ -336,7 +336,7 @@ def check_sendable(headers: Mapping[Any, Any]) -> None:
     """
     for name, value in headers.items():
         if not isinstance(name, str) or _is_token(name) is None:
-            raise ConfigurationError(f"{name!r} is no name of a header; give one such as X-Shop")
+            raise ConfigurationError(f"{name!r} is not the name of a header; give one such as X-Shop")
         if not isinstance(value, str) or _is_field_value(value) is None:
             raise ConfigurationError(
                 f"the value of the header {name} must be a text of visible ASCII characters, without a space or a line "

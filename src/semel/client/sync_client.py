@@ -53,7 +53,7 @@ class Intent:
         return self._entry.state
 
     def send(self, *, seconds: float | None = None) -> Outcome:
-        """Send until there is an outcome or the budget is used up. Call it again to go on, with the same key.
+        """Send until there is an outcome or the budget is used up. Call it again to continue, with the same key.
 
         Parameters: ``seconds`` shortens the budget's deadline for this call. An intent that has ended sends nothing.
 

@@ -108,7 +108,7 @@ REQUESTS: Final = {
     "large_answer": "a valid request with a long answer",
     "huge_answer": "a valid request with an answer of 3 MB or more",
     "empty_answer": "a valid request that is answered without a body: 204, 205 or 304",
-    "binary_answer": "a valid request whose answer is no text",
+    "binary_answer": "a valid request whose answer is not text",
     "stream_answer": "a valid request whose answer is streamed",
     "other_path": "the same operation and payload with another parameter in its path",
     "number_a": "a valid request with a number beyond the precision of a double",
@@ -146,7 +146,7 @@ def parse_case(text: str, name: str = "case") -> Case:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CaseError(f"{name}: is no valid TOML: {error}") from None
+        raise CaseError(f"{name}: is not valid TOML: {error}") from None
     try:
         return _case(_Table(data, ""))
     except CaseError as error:
@@ -206,7 +206,7 @@ class _Table:
         found = self.texts(key)
         for name, value in found.items():
             if not name or not name.isascii() or any(char in name for char in " :\t"):
-                raise CaseError(f"{self.name(key)} has {name!r}, which is no name of a header")
+                raise CaseError(f"{self.name(key)} has {name!r}, which is not the name of a header")
             if not value.isascii():
                 raise CaseError(f"{self.name(key)}.{name} must be ASCII")
         return found

@@ -60,7 +60,7 @@ def missing(wanted: Check, case: Case) -> str:
         "numbers": "the case has no [number_a] and [number_b]",
         "caller": "the case has no [callers.first]",
         "other_caller": "the case has no [callers.second]",
-        "json": "the case's body is no JSON object",
+        "json": "the case's body is not a JSON object",
         "required": "key.required is false",
         "optional": "key.required is true",
         "kill": "the case has no hooks.kill and hooks.restart",
@@ -856,7 +856,7 @@ def _well_formed(reply: Reply) -> None:
     if document.get("status", reply.status) != reply.status:
         raise Failed(f"{reply.text()} has a problem with status {document.get('status')!r}")
     if not isinstance(document.get("title"), str) or not isinstance(document.get("type", ""), str):
-        raise Failed(f"{reply.text()} has a problem without a title, or with a type that is no text")
+        raise Failed(f"{reply.text()} has a problem without a title, or with a type that is not a text")
 
 
 @check("problem-members", BESIDE_OTHERS)
@@ -1205,7 +1205,7 @@ async def _document(t: Try) -> dict[str, Any]:
     reply = await exchange(t.target, t.encode(None, request), "GET", t.case.limits.timeout_seconds)
     document = problem(reply)
     if reply.ok and not document:
-        raise NotTried(f"{t.case.openapi} is no JSON object; give the path of the document as JSON")
+        raise NotTried(f"{t.case.openapi} is not a JSON object; give the path of the document as JSON")
     item = _path_item(document, t.case.request.path.partition("?")[0])
     operation = item.get(t.case.request.method.lower())
     if not isinstance(operation, dict):

@@ -85,7 +85,7 @@ class Selection:
         catalogue = load_catalogue()
         for name in self.only:
             if not any(_matches(each.id, name) for each in catalogue):
-                raise ValueError(f"--only {name!r} is no check and no group of checks; see docs/conformance.md")
+                raise ValueError(f"--only {name!r} is neither a check nor a group of checks; see docs/conformance.md")
         return [
             each
             for each in catalogue

@@ -154,7 +154,7 @@ class Connection:
             await self._writer.wait_closed()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes. A peer that has answered and closed already is no failure: its answer is read next."""
+        """Send bytes. A peer that has answered and closed already is not a failure: its answer is read next."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(data)
             await self._writer.drain()

@@ -107,7 +107,7 @@ class Console:
     declared policies are shown in place of those of the newest records; ``secret`` signs the forms: several processes
     behind one address need the same one, of at least 16 bytes.
 
-    Raises ConfigurationError where ``engine`` is no sync engine or ``authorise`` no function.
+    Raises ConfigurationError where ``engine`` is not a sync engine or ``authorise`` no function.
 
     >>> from semel import Engine
     >>> Console(Engine.connect("memory://"), lambda request: request.headers.get("x-operator")).read_only

@@ -153,9 +153,9 @@ def parse_finding(
     if steps := _wrong_steps(finding, recorded or RecordedSteps()):
         errors["steps"] = steps
     if len(records) > 1 and finding.steps:
-        errors["one"] = "Steps belong to one command: settle each record by itself."
+        errors["one"] = "Steps belong to one command: settle each record separately."
     elif len(records) > 1 and (finding.body or finding.outcome == "step-succeeded"):
-        errors["one"] = "A body and a step's result belong to one command: settle each record by itself."
+        errors["one"] = "A body and a step's result belong to one command: settle each record separately."
     elif finding.outcome == "step-succeeded":
         try:
             for record in records:

@@ -63,7 +63,7 @@ class Prometheus:
     No label ever has a key. Every label is bounded: 100 operations, 50 callers (``callers``), the rest ``other``.
 
     Parameters: ``registry`` to register with (the library's own by default, which other ``/metrics`` pages show as
-    well); ``callers`` how many callers have a label of their own, 0 to 1,000; ``store`` a sync
+    well); ``callers`` how many callers have their own label, 0 to 1,000; ``store`` a sync
     :class:`~semel.engine.sync_engine.Engine` or a store's URL: a scrape then reads its state as well, within bounds and
     at most every ``store_seconds``.
 

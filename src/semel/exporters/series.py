@@ -41,9 +41,7 @@ class Series(NamedTuple):
 
 
 SERIES: Final[Mapping[str, Series]] = {
-    "claims": Series(
-        "idempotency.claims.total", "counter", ("operation", "outcome"), "Attempts, by the verdict that they met"
-    ),
+    "claims": Series("idempotency.claims.total", "counter", ("operation", "outcome"), "Attempts, by verdict"),
     "replays": Series("idempotency.replays.total", "counter", ("operation",), "Answers that were given again"),
     "mismatches": Series(
         "idempotency.fingerprint_mismatch.total",
@@ -52,7 +50,7 @@ SERIES: Final[Mapping[str, Series]] = {
         "Attempts that reused a key for another request",
     ),
     "in_progress": Series(
-        "idempotency.in_progress.total", "counter", ("operation",), "Attempts that met a running command"
+        "idempotency.in_progress.total", "counter", ("operation",), "Attempts that found a running command"
     ),
     "unknown": Series(
         "idempotency.unknown.total", "counter", ("operation", "doubt"), "Outcomes that became unknown, by their doubt"

@@ -39,7 +39,7 @@ class Path:
     @classmethod
     def of(cls, text: object, parameters: Sequence[str], option: str) -> Path:
         if not isinstance(text, str) or not all(text.split(".")):
-            raise ConfigurationError(f"{option}{text!r} is no path; write a parameter and its parts: 'order.id'")
+            raise ConfigurationError(f"{option}{text!r} is not a path; write a parameter and its parts: 'order.id'")
         root, *steps = text.split(".")
         if root not in parameters:
             near = difflib.get_close_matches(root, parameters, n=1)
@@ -119,7 +119,7 @@ def key_maker(key: object, parameters: Sequence[str]) -> MakeKey | None:
         given: Callable[..., object] = key
         return lambda arguments, args, kwargs: _key_of(given, args, kwargs)
     raise ConfigurationError(
-        f"key={key!r} is no key; give a path such as 'order.id', a tuple of paths, or a function of the arguments"
+        f"key={key!r} is not a key; give a path such as 'order.id', a tuple of paths, or a function of the arguments"
     )
 
 
@@ -159,7 +159,7 @@ def check_key(key: object, what: str) -> str:
     if len(key) > KEY_LENGTH_MAX:
         raise InvalidKey(f"{what} has {len(key)} characters, at most {KEY_LENGTH_MAX} are taken; give a digest of it")
     if not key.isprintable() and any(0xD800 <= ord(char) < 0xE000 for char in key):
-        raise InvalidKey(f"{what} is no valid Unicode text")
+        raise InvalidKey(f"{what} is not valid Unicode text")
     return key
 
 
@@ -194,7 +194,7 @@ def caller_maker(caller: object, parameters: Sequence[str]) -> MakeCaller:
         return lambda arguments, args, kwargs: _caller_of(caller, args, kwargs)
     if caller is None:
         raise ConfigurationError(f"caller= is missing: a key means something only for its caller; {_SAY_WHO}")
-    raise ConfigurationError(f"caller={caller!r} is no caller; {_SAY_WHO}")
+    raise ConfigurationError(f"caller={caller!r} is not a caller; {_SAY_WHO}")
 
 
 def _caller_of(caller: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller:

@@ -232,7 +232,7 @@ def check_function(function: Any) -> None:
     if inspect.isclass(function):
         raise ConfigurationError(f"{name} is a class: declare its method instead")
     if isinstance(function, functools.partial) or not inspect.isroutine(function):
-        raise ConfigurationError(f"{name} is no function: write `def` or `async def`, and @command above it")
+        raise ConfigurationError(f"{name} is not a function: write `def` or `async def`, and @command above it")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         kind = "an async generator" if inspect.isasyncgenfunction(function) else "a generator"
         raise ConfigurationError(
@@ -289,7 +289,7 @@ def check_exclude(exclude: object, names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in names and name not in RECEIVERS:
             near = difflib.get_close_matches(str(name), names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; the parameters are {', '.join(names) or 'none'}"
-            raise ConfigurationError(f"exclude= names {name!r}, which is no parameter of the function{hint}")
+            raise ConfigurationError(f"exclude= names {name!r}, which is not a parameter of the function{hint}")
     return tuple(name for name in names if name not in exclude)
 
 

@@ -68,7 +68,7 @@ class Fingerprints:
         except Unserialisable as error:
             root = error.where.removeprefix("a key of ").removeprefix("an item of ")
             root = root.partition(".")[0].partition("[")[0]
-            why = f"the argument {error.where} {error.why}, so that this command cannot be told from another"
+            why = f"the argument {error.where} {error.why}, so that this command cannot be distinguished from another"
             raise ConfigurationError(f"{why}; {_REMEDY.format(root=root)}") from None
         return parts
 

@@ -250,7 +250,7 @@ def completer(*commands: Once[..., Any] | AsyncOnce[..., Any], **options: Unpack
         raise ConfigurationError("completer(...) needs the functions that it shall bring to their end")
     for each in commands:
         if not isinstance(each, _Command):
-            raise ConfigurationError(f"{each!r} is no command; write @command(engine, name, ...) above the function")
+            raise ConfigurationError(f"{each!r} is not a command; write @command(engine, name, ...) above the function")
         each.check_resumable()
     engines = {id(each.engine): each.engine for each in commands}
     if len(engines) > 1:

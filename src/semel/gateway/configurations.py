@@ -81,7 +81,7 @@ class Edge:
         operations = sort_by_precision(self.operations)
         named = [f"  {'|'.join(each.methods)} {_plain(each.path)} ({_plain(each.name)})" for each in operations]
         said = [
-            "Written by `semel gateway`; write it anew when operations change.",
+            "Written by `semel gateway`; write it again when operations change.",
             "Who owns what: this proxy checks that a key is there and well formed, and may ask another upstream with",
             "the same key. Idempotency itself is the service's: never let a proxy make or change a key.",
             *lines,

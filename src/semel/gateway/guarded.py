@@ -20,7 +20,7 @@ from semel.proxy.configuration import Proxied
 
 KEY_HEADER: Final = "Idempotency-Key"
 # The grammar of semel.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
-# key, or a quoted one with parameters. What passes here and is no key all the same is refused by the service.
+# key, or a quoted one with parameters. What passes here and is not a key all the same is refused by the service.
 BARE: Final = r"[!#-+\x2d-:<-~]{1,255}"
 QUOTED: Final = r"\x22([!#-\x5b\x5d-~]|\x5c[\x22\x5c]){1,255}\x22( *;[ -~]*)?"
 KEY: Final = f"^({BARE}|{QUOTED})$"
@@ -58,7 +58,7 @@ class Guarded:
         if not self.methods or any(not re.fullmatch("[A-Z]+", method) for method in self.methods):
             raise ConfigurationError(f"{self.name}: methods must be upper-case names, such as ('POST',)")
         if self.header is not None and not re.fullmatch("[A-Za-z0-9-]+", self.header):
-            raise ConfigurationError(f"{self.name}: {self.header!r} is no name of a header")
+            raise ConfigurationError(f"{self.name}: {self.header!r} is not the name of a header")
 
     @property
     def pattern(self) -> str:

@@ -537,7 +537,7 @@ class Exchange:
             return None  # what the former recipe refuses was never recorded under it
 
     def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
-        # One with further facts is no fingerprint under the other of the maker's two ids, and equal to none of them.
+        # One with further facts is not a fingerprint under the other of the maker's two ids, and equal to none of them.
         if self._spool is None:
             return maker.digest(facts, self._body)
         hashing = maker.begin(facts)

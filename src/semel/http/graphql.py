@@ -1,4 +1,4 @@
-"""GraphQL over HTTP: an answer of 200 may hold errors, and then it is no success."""
+"""GraphQL over HTTP: an answer of 200 may hold errors, and then it is not a success."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def graphql_success(answer: Answer) -> bool | Literal["nothing"]:
     before a field ran; False where fields ran and there are errors: what they did is not known. Of a batch True where
     all parts succeeded, ``"nothing"`` where none ran.
 
-    Raises ValueError where the body is no GraphQL answer: then it is open what happened.
+    Raises ValueError where the body is not a GraphQL answer: then it is open what happened.
 
     Source: GraphQL specification (October 2021), 7.1: no ``data`` entry where the error came before execution began.
 

@@ -14,7 +14,7 @@ from semel.core.identity import UUID_FORM, UUID_PARTS
 from semel.policy import NEVER_REPLAYED
 
 BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
-BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is no part of it (RFC 9110, section 5.5)
+BLANKS: Final = b" \t"  # optional whitespace around a field's value, which is not part of it (RFC 9110, section 5.5)
 find_control: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
 
 

@@ -210,7 +210,7 @@ class Problems:
                 return self.answer(RECORD_UNREADABLE, text, operation_id=operation_id)
 
     def of_error(self, error: SemelError, *, maybe_done: bool = False) -> Answer:
-        """The answer to a request that is no command, or to a command that the store could not take.
+        """The answer to a request that is not a command, or to a command that the store could not take.
 
         Parameters: ``maybe_done`` where an ATOMIC command may have been committed, with its answer, all the same.
         """

@@ -76,7 +76,7 @@ class Operation:
         for method in self.methods:
             if method not in UNSAFE_METHODS:
                 allowed = ", ".join(UNSAFE_METHODS)
-                raise ConfigurationError(f"{self.template}: {method} is no command; methods are {allowed}")
+                raise ConfigurationError(f"{self.template}: {method} is not a command; methods are {allowed}")
         if self.name == "":
             raise ConfigurationError(f"{self.template}: name must not be empty")
         given = _names(self.template)

@@ -98,7 +98,7 @@ class DatabaseContent:
             place += 1
 
     async def doubt(self, digest: str) -> None:
-        """Drop bytes that are not those that were sent: the next upload of them writes them anew."""
+        """Drop bytes that are not those that were sent: the next upload of them writes them again."""
         id, form = _of(digest)
         await self._engine.perform("import_content", lambda: self._rows.doubt_blob(id, form))
 
@@ -201,7 +201,7 @@ class FolderContent:
         return found
 
     def _drop(self, path: Path, old: float) -> int:
-        """Move it away, and back where an upload has just written it anew."""
+        """Move it away, and back where an upload has just written it again."""
         away = self.folder / f"{_DROPPED}{secrets.token_hex(8)}"
         try:
             os.rename(path, away)

@@ -271,9 +271,9 @@ class _TooLong(Exception):
 
 
 class _Physical:
-    """The lines of a CSV file as text, for ``csv.reader``; one that raises goes on with its next row.
+    """The lines of a CSV file as text, for ``csv.reader``; one that raises continues with its next row.
 
-    What is behind a row that cannot be read may be inside of its quotes, and is no row: :meth:`leave` skips it.
+    What is behind a row that cannot be read may be inside of its quotes, and is not a row: :meth:`leave` skips it.
     """
 
     def __init__(self, file: IO[bytes], encoding: str, quote: str, row_bytes_max: int) -> None:

@@ -190,7 +190,7 @@ class Imports:
         if not isinstance(operation, str) or not 1 <= len(operation) <= 255:
             raise PolicyError(_SCOPED)
         if unknown := sorted(set(options) - _BULK_OPTIONS):
-            raise PolicyError(f"{unknown[0]} is no option of imports")
+            raise PolicyError(f"{unknown[0]} is not an option of imports")
         if rows not in ("all", "skip-known"):
             raise PolicyError(f"rows must be 'all' or 'skip-known'; it is {rows!r}")
         if answers not in ("keep", "seal"):
@@ -367,8 +367,8 @@ class Imports:
             await self.content.write(address, file)  # type: ignore[arg-type] # it reads as IO[bytes] does
 
     async def _doubt(self, address: str) -> None:
-        """Have kept bytes written anew by the next upload."""
-        if isinstance(self.content, DatabaseContent):  # a folder's are always written anew
+        """Have kept bytes written again by the next upload."""
+        if isinstance(self.content, DatabaseContent):  # a folder's are always written again
             await self.content.doubt(address)
 
     def _key(self, upload: Upload, supplier: str, version: str | None, client_key: str | None) -> str:
@@ -416,7 +416,7 @@ class Imports:
     async def retry(self, id: str, *, reason: str, actor: str) -> ImportJob:
         """Have a job that is over go on, or have all of its bytes processed again: an operator's act, audited.
 
-        A job that stopped goes on where it stopped; any other is processed again, under a new generation.
+        A job that stopped continues where it stopped; any other is processed again, under a new generation.
 
         Raises ImportRefused where there is none, where it is not over, and where its bytes are no longer kept.
         """
@@ -443,7 +443,7 @@ class Imports:
     async def run_due(self) -> int:
         """Run every job that may be run now, one after the other; how many. Jobs of killed processes are among them.
 
-        Raises StoreError: what was done is done, and the rest goes on with the next call.
+        Raises StoreError: what was done is done, and the rest continues with the next call.
         """
         _ = self.handler
         ran = 0
@@ -616,7 +616,7 @@ class Imports:
                 hashing.update(block)
                 file.write(block)
 
-        # What does not open is left as it is: it does where the right key comes back. An upload writes it anew.
+        # What does not open is left as it is: it does where the right key comes back. An upload writes it again.
         async for piece in self.content.read(address):
             await asyncio.to_thread(write, piece)
         opening.end()

@@ -54,7 +54,7 @@ def about_frame(digest: bytes, place: int, size: int) -> bytes:
 class SealedFile(io.RawIOBase):
     """A file as frames, sealed while it is read: memory holds one of them.
 
-    It is read from its beginning: ``seek(0)`` begins anew, and no other place can be sought.
+    It is read from its beginning: ``seek(0)`` begins again, and no other place can be sought.
 
     Parameters: ``file`` the plain one, of ``size`` bytes; ``digest`` of them, as 32 bytes.
     """

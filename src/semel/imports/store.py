@@ -63,7 +63,7 @@ class OverdueImport(NamedTuple):
 
 
 class ImportRows:
-    """The flows of one store. Raises ConfigurationError where the store is no SQL database."""
+    """The flows of one store. Raises ConfigurationError if the store is not a SQL database."""
 
     def __init__(self, store: Any) -> None:
         if not store.capabilities.holds_features:
@@ -177,7 +177,7 @@ class ImportRows:
         return [OverdueImport(*cast("tuple[bytes, str, str, int, int]", row)) for row in rows]
 
     def of_bulk(self, tenant: str, operation: str, bulk_id: bytes) -> Flow[Job | None]:
-        """The job whose rows are those of a bulk; None: the bulk is no import's, or an earlier run's."""
+        """The job whose rows are those of a bulk; None: the bulk is not an import's, or an earlier run's."""
         params: Values = {"tenant": tenant, "operation": operation, "bulk_id": bulk_id}
         return _job((yield from self._dialect.rows(self._sql["of_bulk"], params)))
 
@@ -228,7 +228,7 @@ class ImportRows:
     def reopen(self, job: Job, *, again: bool, actor: str, reason: str) -> Flow[bool]:
         """Queue an ended job again, and record the actor; False if its state has changed.
 
-        Parameters: ``again`` processes all of its rows anew; else it goes on where it stopped.
+        Parameters: ``again`` processes all of its rows anew; else it continues where it stopped.
         """
         yield from self._dialect.commit_together()
         params: Values = {

@@ -1,7 +1,7 @@
 """The inbox: record the messages that a consumer has handled, in the same transaction as their effects.
 
 A message is named by its consumer and its own id. The row is written first in the message's transaction and proven
-last; a failure is counted in a transaction of its own.
+last; a failure is counted in its own transaction.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _make_tried(row: Row) -> Tried:
 
 
 class InboxRows:
-    """The flows of one consumer's messages. Raises ConfigurationError where the store is no SQL database."""
+    """The flows of one consumer's messages. Raises ConfigurationError if the store is not a SQL database."""
 
     def __init__(self, store: Any, consumer: str, tries_max: int, keep_us: int) -> None:
         self._dialect: Dialect = dialect_of(store, "inboxes")
@@ -110,7 +110,7 @@ class InboxRows:
             return None
         handled_at, tries, parked_at, reason = cast("Any", rows[0])
         if damage_of("messages", {"tries": tries, "parked_at": parked_at, "reason": reason}) is not None:
-            # The other columns still show whether it was handled or parked; its attempts are counted anew.
+            # The other columns still show whether it was handled or parked; its attempts start at zero.
             tries, reason = (tries if type(tries) is int else 0), None if reason is None else str(reason)
         return Seen(handled_at is not None, tries, parked_at, reason)
 

@@ -250,7 +250,7 @@ class EndpointCommands(Generic[R]):
         if request.method not in UNSAFE_METHODS:
             raise ConfigurationError(
                 f"the operation {declared.name!r} is called by {request.method}, "
-                f"but {request.method} is no command; commands are {', '.join(UNSAFE_METHODS)}"
+                f"but {request.method} is not a command; commands are {', '.join(UNSAFE_METHODS)}"
             )
         if not isinstance(call, RouteCall):
             raise ConfigurationError(f"the operation {declared.name!r} is called without its capture; {self.way}")

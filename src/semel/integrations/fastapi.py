@@ -104,7 +104,7 @@ class Semel(StarletteSemel):
         _complete_openapi(app)
 
     def _read_params(self, request: Request, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        # A dependency may take the parameter in the endpoint's place, and either of them by a name of its own.
+        # A dependency may take the parameter in the endpoint's place, and either of them by its own name.
         route = request.scope.get("route")
         if not isinstance(route, APIRoute):
             return kwargs

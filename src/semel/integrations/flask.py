@@ -415,7 +415,7 @@ class Semel:
                 session.commit()
             return answered
         except BaseException as error:
-            # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
+            # Of an ATOMIC view the rows are undone with any exception: what it answers with is not a success.
             call.note_failure(error, None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error))
             raise
 

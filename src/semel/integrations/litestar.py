@@ -310,8 +310,8 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         reads = sorted(str(method) for method in set(handler.http_methods).difference(UNSAFE_METHODS))
         if reads:
             raise ConfigurationError(
-                f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; use one of "
-                f"{', '.join(UNSAFE_METHODS)}, and serve reads from another handler"
+                f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is not a command; use one "
+                f"of {', '.join(UNSAFE_METHODS)}, and serve reads from another handler"
             )
         if handler.cache:
             raise ConfigurationError(
@@ -346,7 +346,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
 
 
 class _Asked(Mapping[str, Any]):
-    """A request of Litestar's, which is no mapping of its scope as Semel asks for."""
+    """A request of Litestar's, which is not a mapping of its scope as Semel asks for."""
 
     def __init__(self, request: Request[Any, Any, Any]) -> None:
         self.request = request

@@ -6,7 +6,7 @@
     @semel.command("orders.create", effects="external")
     async def create_order(permit: Permit = semel.permit): ...
 
-Quart reads a request's body in a task of its own and ends the view when the client goes away: a view that has claimed
+Quart reads a request's body in its own task and ends the view when the client goes away: a view that has claimed
 is left to finish.
 """
 
@@ -263,7 +263,7 @@ class Semel(EndpointCommands[Response]):
         return params_of(request, declared.route, path_of(request.scope))
 
     def _own_status(self, error: BaseException, declared: DeclaredEndpoint) -> int | None:
-        # Of an ATOMIC view the rows are undone with any exception: what it answers with is no success.
+        # Of an ATOMIC view the rows are undone with any exception: what it answers with is not a success.
         return None if declared.policy.terms.effects is Effects.ATOMIC else find_status(error)
 
 

@@ -232,9 +232,9 @@ class Semel(EndpointCommands[Response]):
             reads = sorted(methods.difference(UNSAFE_METHODS))
             if reads and isinstance(declared, DeclaredEndpoint):
                 raise ConfigurationError(
-                    f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is no command; route "
-                    f"to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve reads from "
-                    "another endpoint"
+                    f"the operation {declared.name!r} is routed to by {', '.join(reads)}, which is not a command; "
+                    f"route to it by one of {', '.join(UNSAFE_METHODS)}, such as methods=['POST'], and serve reads "
+                    "from another endpoint"
                 )
             found = self._plain.get(id(endpoint))
             if found is not None and found[0] is endpoint:

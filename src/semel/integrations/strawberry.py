@@ -166,7 +166,7 @@ class Idempotent(FieldExtension):
     def __call__(self, *_: Any) -> Any:
         """Refuse the use as a decorator. Raises ConfigurationError."""
         raise ConfigurationError(
-            f"{self.name}: Idempotent(...) is no decorator; write @strawberry.mutation(extensions=[Idempotent(...)])"
+            f"{self.name}: Idempotent(...) is not a decorator; write @strawberry.mutation(extensions=[Idempotent(...)])"
         )
 
     # --- when the schema is built -----------------------------------------------------------------
@@ -181,7 +181,7 @@ class Idempotent(FieldExtension):
         called = f"{owner}.{field.python_name}"
         if field.is_subscription or owner in ("Query", "Subscription"):
             raise ConfigurationError(
-                f"{called} is no mutation: queries and subscriptions change nothing, so that they have no key; put "
+                f"{called} is not a mutation: queries and subscriptions change nothing, so that they have no key; put "
                 "Idempotent(...) on a mutation's field"
             )
         if resolver is None:
@@ -479,7 +479,7 @@ def _header_key(info: Info, name: str) -> str:
             "let the key be an argument: key='idempotency_key'"
         )
     if isinstance(scope, dict) and scope.get("type") == "websocket":
-        raise InvalidKey("a WebSocket's header is no command's key; send this mutation over HTTP")
+        raise InvalidKey("a WebSocket's header is not a command's key; send this mutation over HTTP")
     lines = getattr(headers, "getlist", None) or getattr(headers, "getall", None)
     values = [headers[name]] if lines is None and name in headers else lines(name) if lines and name in headers else []
     key = parse_key([str(value).encode("latin-1", "replace") for value in values])

@@ -53,7 +53,7 @@ def find_execution(engine: Engine, name: str | Reference) -> Execution | None:
 
     Parameters: ``name`` its operation id, or a :class:`Reference`.
 
-    Raises PolicyError for a text that is no operation id, RecordUnreadableError for a damaged one, and StoreError.
+    Raises PolicyError for a text that is not an operation id, RecordUnreadableError for a damaged one, and StoreError.
 
     >>> import tempfile
     >>> from semel import Answer, Command, Engine, Policy, Scope

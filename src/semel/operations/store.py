@@ -38,7 +38,7 @@ class PurgedOperations(NamedTuple):
 class OperationRows:
     """The operations of one store.
 
-    Raises ConfigurationError where the store is no SQL database.
+    Raises ConfigurationError if the store is not a SQL database.
     """
 
     def __init__(self, store: object) -> None:

@@ -1,6 +1,6 @@
 """A store whose claims and settlements keep the operation, too: both in one commit, or neither.
 
-What was executed is remembered in a row of its own (``operations/store``), for longer than the key, and a business
+What was executed is remembered in its own row (``operations/store``), for longer than the key, and a business
 reference is had by one open, unknown or successful operation at a time. Commands that declare neither never come here.
 """
 
@@ -44,7 +44,7 @@ class Held(SemelError):
 class TrackingStore:
     """A store as the flows of commands use it. Every verb that is not named here is the store's own.
 
-    Raises ConfigurationError where the store is no SQL database.
+    Raises ConfigurationError if the store is not a SQL database.
     """
 
     def __init__(self, store: Store) -> None:

@@ -103,7 +103,7 @@ class Receivers:
     >>> Receivers(AsyncEngine.connect("sqlite:///shop.db"), [shop]).name
     '1 receiver'
 
-    Raises ConfigurationError where two have one name, or the store is no SQL database.
+    Raises ConfigurationError where two have one name, or the store is not a SQL database.
     """
 
     delivers_copies: Final = True
@@ -313,7 +313,7 @@ def replay_to(engine: Engine, receiver: Receiver, *, since_us: int = 0, late: bo
 
     A second replay copies nothing again. Only what the outbox keeps can be had (``Relay(keep_seconds=...)``).
 
-    Raises ConfigurationError where the store is no SQL database, and StoreError.
+    Raises ConfigurationError if the store is not a SQL database, and StoreError.
     """
     events = Events(dialect_of(engine.store, "events"))
     topic = receiver_topic(receiver.name)

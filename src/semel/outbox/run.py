@@ -48,7 +48,7 @@ class Outbox:
     >>> engine.close()
     >>> folder.cleanup()
 
-    Raises ConfigurationError where the store is no SQL database.
+    Raises ConfigurationError if the store is not a SQL database.
     """
 
     def __init__(self, engine: Engine) -> None:

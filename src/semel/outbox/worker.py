@@ -86,7 +86,7 @@ class Relay:
     ...     asyncio.run(main(folder))
     0
 
-    Raises ConfigurationError where the store is no SQL database, PolicyError for an option that cannot be.
+    Raises ConfigurationError if the store is not a SQL database, PolicyError for an option that cannot be.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Relay:
         """The reason that an event must not reach the sink: damaged, disabled endpoint, or a copy for an unknown
         receiver.
 
-        A broker would get such a copy as an event of its own, under its own id, and the receiver never.
+        A broker would get such a copy as its own event, under its own id, and the receiver never.
         """
         if each.damage is not None:
             return Refused(each.damage, for_good=True)

@@ -83,7 +83,7 @@ def configuration_of(text: str, *, needs_caller: bool = True) -> Proxied:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"it is no TOML: {error}") from error
+        raise ConfigurationError(f"it is not TOML: {error}") from error
     _check_members("the top of the file", document, _TOP)
     timeout = _seconds("timeout_seconds", document.get("timeout_seconds", TIMEOUT_SECONDS))
     if needs_caller and "caller" not in document:
@@ -177,7 +177,7 @@ def _check_members(where: str, table: Mapping[str, Any], known: tuple[str, ...])
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known members: {', '.join(known)}"
-            raise ConfigurationError(f"{where}: {name!r} is no member; {hint}")
+            raise ConfigurationError(f"{where}: {name!r} is not a member; {hint}")
 
 
 def _seconds(where: str, value: object) -> float:

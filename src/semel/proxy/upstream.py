@@ -1,7 +1,7 @@
 """The ASGI application that passes requests on to an upstream, byte by byte and one time only.
 
 What the upstream's failures mean is decided here: as long as no byte of a command has left, nothing happened; after
-the first byte nothing is proven. Every request has a connection of its own: an idle one that the upstream closes is
+the first byte nothing is proven. Every request has its own connection: an idle one that the upstream closes is
 never taken for one that can carry a command, and no byte too many of one answer is ever read as another client's.
 """
 
@@ -304,7 +304,7 @@ class _Passing:
             extensions=request.extensions,
         ) as response:
             if not 200 <= response.status <= 599:
-                raise httpcore.RemoteProtocolError(f"{response.status} is no status of an answer")
+                raise httpcore.RemoteProtocolError(f"{response.status} is not a status of an answer")
             head = answer_headers(response.headers, request.origin)
             if self._permit is not None:
                 if _is_busy(self._permit, response.status, head):

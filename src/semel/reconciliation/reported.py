@@ -51,7 +51,7 @@ def settle_reported(
     Parameters: ``cover`` makes of a report what is to be stored, by its operation's name; ``steps`` of each step that
     had begun whether it happened: the execution ends, also where none of them is in doubt.
 
-    Raises PolicyError for what is no report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
+    Raises PolicyError for what is not a report, ResolveRefused, RecordUnreadableError, StepError, StoreError.
     """
     id = _check_report(operation_id, outcome, proof, actor)
     ends = _check_steps(outcome, steps)

@@ -87,10 +87,10 @@ def may_be_settled(row: Record, resolution: Resolution) -> bool:
 
 
 def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
-    """The row of an execution that goes on, once it is known of one step what became of it; None: nothing has begun.
+    """The row of an execution that continues, once it is known of one step what became of it; None: nothing has begun.
 
     Another step in doubt keeps it UNKNOWN. Otherwise it has no holder, and the next attempt, with the key or of a
-    completer with the stored request, goes on where it was. The fence moves: the former holder is superseded.
+    completer with the stored request, continues where it was. The fence moves: the former holder is superseded.
     """
     fence = next_fence(row.fence, now)
     open = doubtful(steps)
@@ -101,7 +101,7 @@ def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
     return row._replace(
         state=State.CLAIMED,
         fence=fence,
-        attempt=1 if row.attempt >= row.attempts_max else row.attempt,  # those that a completer has are counted anew
+        attempt=1 if row.attempt >= row.attempts_max else row.attempt,  # the completer's attempts start over
         lease_until=0,
         doubt=None,
         error_code=None,

@@ -33,7 +33,7 @@ class SucceededWith:
 
 @dataclass(frozen=True, slots=True)
 class StepSucceeded:
-    """The step in doubt happened, and this is its result: what its call would have returned. The execution goes on.
+    """The step in doubt happened, and this is its result: what its call would have returned. The execution continues.
 
     Parameters: ``result`` a value in JSON's own types, as the step's declared type is written; ``reason`` how it is
     known, for the audit trail.
@@ -128,7 +128,7 @@ def judge(
         case DidNotHappen(reason):
             left = quiet_until(record, quiet_us) - now
             if left > 0:
-                return _early(left, f"not believed yet: {reason}")
+                return _early(left, f"not yet proof: {reason}")
             return Resolution(record.id, record.fence, False, None, actor, _short(reason), step=step)
         case StillUnknown(reason):
             wait = poll_seconds(asked, jitter, first=FIRST_SECONDS, longest=LONGEST_SECONDS)

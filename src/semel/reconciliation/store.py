@@ -40,7 +40,7 @@ class Standing(NamedTuple):
 class Reconciliations:
     """The reconciliations of one store.
 
-    Raises ConfigurationError where the store is no SQL database.
+    Raises ConfigurationError if the store is not a SQL database.
     """
 
     def __init__(self, store: object) -> None:

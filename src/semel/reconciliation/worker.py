@@ -104,7 +104,7 @@ class Reconciling(Loop):
     Parameters: ``reconcilers`` one for each operation; ``every_seconds`` between two rounds of all processes that have
     the same reconcilers; ``at_once`` how many questions may be out together.
 
-    Raises ConfigurationError: two reconcilers for one operation, or a store that is no SQL database; PolicyError.
+    Raises ConfigurationError: two reconcilers for one operation, or a store that is not a SQL database; PolicyError.
 
     >>> import asyncio, tempfile
     >>> from semel import AsyncEngine
@@ -132,7 +132,9 @@ class Reconciling(Loop):
         self._reconcilers: dict[str, Reconciler] = {}
         for each in reconcilers:
             if not isinstance(each, Reconciler):
-                raise ConfigurationError(f"{each!r} is no reconciler; declare it: @reconciler('payments.create', ...)")
+                raise ConfigurationError(
+                    f"{each!r} is not a reconciler; declare it: @reconciler('payments.create', ...)"
+                )
             if each.operation in self._reconcilers:
                 raise ConfigurationError(f"two reconcilers are declared for {each.operation!r}")
             self._reconcilers[each.operation] = each
@@ -247,7 +249,7 @@ class Reconciling(Loop):
         done = Round()
         if unknown.records or self._looks % LOOKS_PER_SWEEP == 0:
             done = await self.run_once()
-        if not done.asked:  # else this process goes on at its own pace, and others join it at their turns
+        if not done.asked:  # else this process continues at its own pace, and others join it at their turns
             self._rest = seconds_to_turn(turn)
 
     def _next_rest(self) -> float:

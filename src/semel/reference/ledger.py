@@ -57,7 +57,7 @@ class Ledger:
         known = self._by_key.get(entry["key"])
         if once and known is not None:
             return known
-        # A process that died may have left a torn line: this one begins on a line of its own.
+        # A process that died may have left a torn line: this one begins on its own line.
         os.write(file, b"\n" + line if self._is_torn(file) else line)
         os.fsync(file)
         return entry

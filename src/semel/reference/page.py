@@ -95,7 +95,7 @@ def add(app: FastAPI, settings: Settings, semel: Semel, lease_seconds: float, ch
 
     @app.get("/checkout/forms/{number}", include_in_schema=False)
     async def plain_form(number: str) -> HTMLResponse:
-        # Each form has an address of its own, and its key: also when the browser fetches it again on the way back.
+        # Each form has its own address, and its key: also when the browser fetches it again on the way back.
         page = _page("Checkout without scripts", _FORM.format(key=form_key("checkout", number)))
         page.set_cookie(COOKIE, "alice", path="/checkout", httponly=True, samesite="strict")
         return page

@@ -174,7 +174,7 @@ class Supervisor:
     def _give_up(self, code: int) -> None:
         """Workers fail to start: where former ones still serve they go on, else this is the end."""
         if any(worker.former for worker in self._workers):
-            self._out.note(f"semel: new workers fail to start (exit code {code}), see above; the former ones go on")
+            self._out.note(f"semel: new workers fail to start (exit code {code}), see above; the former ones continue")
             for worker in self._workers:
                 worker.former = False
             self._failed_starts = 0

@@ -133,7 +133,7 @@ class ResumedApp:
             and capture.status < 400
             and getattr(failure, "status_code", call.own_status) != capture.status
         ):
-            raise failure  # a page that was made of an exception is no proof of success
+            raise failure  # a page that was made of an exception is not proof of success
         if not capture.complete:
             raise IncompleteAnswer(CUT if capture.ended else UNFINISHED)
         return capture.to_store()

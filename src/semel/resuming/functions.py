@@ -1,4 +1,4 @@
-"""Functions that end without their caller: their arguments as the request that is kept, and who goes on with them.
+"""Functions that end without their caller: their arguments as the request that is kept, and who continues with them.
 
 The arguments are written by their annotations, as results are by theirs. Nothing is ever pickled.
 """

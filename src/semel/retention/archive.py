@@ -76,7 +76,7 @@ class Archive:
             for start in range(0, len(due), ANSWERS_AT_ONCE):
                 ids = tuple(due[start : start + ANSWERS_AT_ONCE])
                 for whole in engine.perform("read", lambda ids=ids: engine.store.read(ids)):  # type: ignore[misc]
-                    if whole is not None and self._is_due(whole):  # not forgotten, or claimed anew, between the looks
+                    if whole is not None and self._is_due(whole):  # not forgotten, or claimed again, between the looks
                         yield whole
 
     def _is_due(self, record: Record) -> bool:

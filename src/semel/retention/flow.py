@@ -140,7 +140,7 @@ class Walked(Protocol):
 def rest_seconds(done: Walked, took: float) -> float:
     """The pause after a chunk in seconds: as long as it took, if it wrote rows.
 
-    A file has one writer: a purge that goes on at once would let commands of other processes wait for many chunks.
+    A file has one writer: a purge that continues at once would let commands of other processes wait for many chunks.
 
     Parameters: ``took`` seconds.
 

@@ -62,7 +62,7 @@ class PartsResealed:
 def reseal_parts(engine: Engine, sealer: Sealer, *, dry_run: bool = False) -> PartsResealed:
     """Seal data under the ring's first key if it is sealed under another one. Unsealed data does not change.
 
-    Each page is written in a transaction of its own, and a row only where it is still what was read: it is safe beside
+    Each page is written in its own transaction, and a row only where it is still what was read: it is safe beside
     live traffic, and may be begun again.
     """
     done = PartsResealed()

@@ -61,7 +61,7 @@ class Sealer:
         except OSError as error:
             raise ConfigurationError(f"the file of sealing keys cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise ConfigurationError("the file of sealing keys is no text; see Sealer.from_file") from None
+            raise ConfigurationError("the file of sealing keys is not text; see Sealer.from_file") from None
         keys: dict[str, bytes] = {}
         for number, line in enumerate(lines, 1):
             parts = line.partition("#")[0].split()
@@ -103,8 +103,8 @@ class Sealer:
             if self._opens_plain:
                 return kept
             raise ConfigurationError(
-                "a kept request is not sealed: let it go on with Sealer(..., opens_plain=True) if it is older than the "
-                "sealer; otherwise find out who wrote it"
+                "a kept request is not sealed: let it continue with Sealer(..., opens_plain=True) if it is older than "
+                "the sealer; otherwise find out who wrote it"
             )
         size = kept[len(MARK)] if len(kept) > len(MARK) else 0
         end = len(MARK) + 1 + size

@@ -46,7 +46,7 @@ def steps_after(row: Record | None, resolution: Resolution, listed: object, now:
             "the whole command as succeeded, with an answer that tells the client how it ended"
         ) from error
     if step_of(row.doubt) is None:
-        return steps or None  # what had not finished goes on, or begins
+        return steps or None  # what had not finished continues, or begins
     return apply_finding(steps, row.doubt, resolution.result)
 
 

@@ -49,7 +49,7 @@ from semel.steps.store import Recorded, StepRows
 _SUPERSEDED: Final = "the record was granted to another attempt, or settled: step {step} was not begun"
 _UNSEEN: Final = (
     "the start of an earlier step was not confirmed by the store, and may be written yet, over what comes later: step "
-    "{step} was not begun; the next run goes on"
+    "{step} was not begun; the next run continues"
 )
 
 

@@ -61,7 +61,7 @@ def check_steps(policy: Options, effects: Effects) -> None:
     if policy.marks_effects:
         raise PolicyError("marks_effects means nothing with steps=True: each step marks its own beginning")
     if policy.on_error == "replay":
-        raise PolicyError("on_error='replay' is impossible with steps=True: after an error the next run goes on")
+        raise PolicyError("on_error='replay' is impossible with steps=True: after an error the next run continues")
     if policy.on_unprotected == "mark":
         raise PolicyError("on_unprotected='mark' is impossible with steps=True: a step is recorded before it begins")
 

@@ -36,7 +36,7 @@ class Step(NamedTuple):
     """One step as it is recorded.
 
     ``started_at`` is the first start, in microseconds of the store's clock; ``disproved``: it had begun, and an
-    operator or a reconciler found that it did not happen. It keeps its place in the list, and begins anew under the
+    operator or a reconciler found that it did not happen. It keeps its place in the list, and begins again under the
     same derived key.
     """
 

@@ -285,7 +285,7 @@ def _into(hold: Hold[Any], begun: Flow[T]) -> Flow[T]:
 def shape_of(name: str, call: object, returns: Any) -> Shape:
     """The shape of a step's result: as declared, or the call's own annotation.
 
-    Raises StepError where what is given is no function, ConfigurationError where its type has no safe form.
+    Raises StepError where what is given is not a function, ConfigurationError where its type has no safe form.
     """
     if inspect.isawaitable(call):
         if inspect.iscoroutine(call):

@@ -36,7 +36,7 @@ class Abandoned(NamedTuple):
 
 
 class StepRows:
-    """The flows of steps on one store. Raises ConfigurationError where the store is no SQL database."""
+    """The flows of steps on one store. Raises ConfigurationError if the store is not a SQL database."""
 
     def __init__(self, store: Any) -> None:
         self._dialect: Dialect = dialect_of(store, NOUN)

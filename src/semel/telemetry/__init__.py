@@ -74,8 +74,8 @@ class GuardedObserver:
 
                 with suppress(Exception):  # as for the observer: a log handler must not stop commands either
                     logging.getLogger("semel").error(
-                        "the observer %s raised %s at the event %r; commands go on without it, and its further errors "
-                        "are counted, not logged",
+                        "the observer %s raised %s at the event %r; commands continue without it, and its further "
+                        "errors are counted, not logged",
                         type(self.observer).__name__,
                         type(error).__name__,
                         name,

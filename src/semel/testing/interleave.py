@@ -110,7 +110,7 @@ class SqliteWorld:
                 return needed
         if not writes(needed):
             return flow.send(self._answer(needed))
-        with self._connection:  # commits, or rolls back what raises; a flow's end is no failure
+        with self._connection:  # commits, or rolls back what raises; a flow's end is not a failure
             self._connection.execute("BEGIN")
             try:
                 while True:

@@ -37,7 +37,7 @@ class Trouble:
 
             with suppress(Exception):  # a handler that raises must not stop what this keeps alive
                 logging.getLogger("semel").error(
-                    "%s met an unexpected %s and goes on after a rest; the same error is not logged again until it "
+                    "%s met an unexpected %s and continues after a rest; the same error is not logged again until it "
                     "works",
                     self._what,
                     type(error).__name__,

@@ -1,4 +1,4 @@
-"""Imports of the project, on a store of their own."""
+"""Imports of the project, on their own store."""
 
 from __future__ import annotations
 

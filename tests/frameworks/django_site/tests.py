@@ -1,4 +1,4 @@
-"""Run by Django's own runner, in a process of its own (``tests/frameworks/test_django.py``)."""
+"""Run by Django's own runner, in its own process (``tests/frameworks/test_django.py``)."""
 
 from __future__ import annotations
 
@@ -671,7 +671,7 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             assert set(found["responses"]) >= {"400", "401", "409", "422", "500", "503"}
             [good] = [each for status, each in found["responses"].items() if status.startswith("2")]
             assert {"Idempotency-Replayed", "Idempotency-Key-Lifetime", "Link"} <= set(good["headers"])
-        assert "get" in document["paths"]["/rest/"]  # which is no command
+        assert "get" in document["paths"]["/rest/"]  # which is not a command
         assert "x-semel" not in document["paths"]["/rest/"]["get"]
         assert "SemelProblem" in document["components"]["schemas"]
 

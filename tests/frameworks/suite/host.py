@@ -207,7 +207,7 @@ def answer_request(ask: Ask, asked: Asked) -> dict[str, Any]:
 
 
 def fork(folder: Path, run: Callable[[], None]) -> int:
-    """A child with a folder of its own."""
+    """A child with its own folder."""
     child = os.fork()
     if child:
         return child

@@ -38,7 +38,7 @@ def look_at_schema(engine: Engine, identity: Identity) -> DoctorFinding:
 
 def missing(engine: Engine, migrations: Iterable[str]) -> str:
     """List the missing tables and columns of these migrations in words; empty if none is missing."""
-    if not engine.store.capabilities.holds_features:  # no tables: it is no SQL database
+    if not engine.store.capabilities.holds_features:  # no tables: it is not a SQL database
         return ""
     folder = dialect_of(engine.store, "tables").name
     here: dict[str, set[str]] = {}

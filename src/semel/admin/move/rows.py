@@ -1,7 +1,7 @@
 """Move the rows other than records into another store: operations, bulks, items, events, messages, steps, imports.
 
 Rows go as they are, in the order in which they were written, a page at a time; each is looked for first and read back.
-So a move that was cut short goes on, and one that is done does nothing.
+So a move that was cut short continues, and one that is done does nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def check_fits(held: Holdings | None, target: Engine) -> None:
     if held.waiting + held.parked:
         wanted = " First let semel worker publish the waiting events, and drop or retry the parked ones (semel events)."
     raise CommandFailed(
-        f"--from holds {describe_holdings(held)}; --to is no SQL database and cannot hold them.{wanted} Move to a SQL "
-        "database, or deliberately leave them behind: --records-only"
+        f"--from holds {describe_holdings(held)}; --to is not a SQL database and cannot hold them.{wanted} Move to a "
+        "SQL database, or deliberately leave them behind: --records-only"
     )
 
 

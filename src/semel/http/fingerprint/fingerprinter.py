@@ -9,7 +9,7 @@ or anywhere else. What is hashed, in this order, each text framed by its length:
 
 Further facts are parameters of the media type and a content coding that could not be removed. Semel's first
 fingerprints did not know them; a request without any has the same fingerprint as then, under the recipe's id, and one
-that has some is recorded under an id of its own. So a record itself names what was compared.
+that has some is recorded under its own id. So a record itself names what was compared.
 """
 
 from __future__ import annotations
@@ -730,7 +730,7 @@ _media_cached = lru_cache(maxsize=256)(_media_of)
 
 def _boundary(value: str) -> bytes:
     media = parse_media_type(value)
-    # Beyond ASCII it is no boundary, which the digest finds out.
+    # Beyond ASCII it is not a boundary, which the digest finds out.
     return b"" if media is None else media.boundary.encode("utf-8", "surrogatepass")
 
 

@@ -142,7 +142,7 @@ class RouteCall(InsideCall):
     def exception_of(self, status: int) -> BaseException | None:
         """The exception of which the application has made its answer, where that says nothing of the command.
 
-        Only 4xx does, and the status that the exception itself has: an error page with another one is no proof of
+        Only 4xx does, and the status that the exception itself has: an error page with another one is not proof of
         success.
         """
         return None if 400 <= status < 500 or status == self.own_status else self.failure

@@ -35,7 +35,7 @@ class InboxMiddleware(Middleware):
     The id is Dramatiq's: it stays when a message is retried, and when it comes from a worker that has died. An actor
     may say ``id_of=``, which finds another one in its arguments. What fails is retried by Dramatiq (``min_backoff``,
     ``max_backoff``) until the inbox parks it; during a store outage it is retried without end. A repetition is skipped:
-    no callback is called, and no pipeline goes on from it. Add the middleware before the actors are declared.
+    no callback is called, and no pipeline continues from it. Add the middleware before the actors are declared.
 
     Parameters: ``busy_seconds`` before a message is tried again that another worker is at.
 

@@ -233,6 +233,6 @@ async def rest(until: asyncio.Event, seconds: float) -> bool:
 
 
 def check_whole(name: str, value: object, least: int, most: int) -> None:
-    """Raises PolicyError where it is no whole number of the range."""
+    """Raises PolicyError where it is not a whole number of the range."""
     if type(value) is not int or not least <= value <= most:
         raise PolicyError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")

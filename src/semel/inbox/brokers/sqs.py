@@ -159,7 +159,7 @@ class SqsConsumer(PulledConsumer[Delivery]):
 
 
 def message_id(delivery: Delivery) -> str:
-    """The attribute ``semel-id``, which relays of Semel's set, else SQS's own id, which each sending makes anew."""
+    """The attribute ``semel-id``, which relays of Semel's set, else SQS's own id, which is new in each send."""
     given = (delivery.get("MessageAttributes") or {}).get(EVENT_ID, {}).get("StringValue")
     return str(given or delivery["MessageId"])
 

@@ -78,7 +78,7 @@ def inbox_task(
         function: Callable[Concatenate[Message, P], Coroutine[Any, Any, R]],
     ) -> AsyncTaskiqDecoratedTask[P, Coroutine[Any, Any, R | None]]:
         if not inspect.iscoroutinefunction(function):
-            raise ConfigurationError(f"the task {function.__qualname__} is no coroutine function; write async def")
+            raise ConfigurationError(f"the task {function.__qualname__} is not a coroutine function; write async def")
         taken: Any = broker.task(task_name, ack_type=AcknowledgeType.MANUAL.value, **labels)(
             _once(function, inbox, id_of, retry_seconds)
         )

@@ -70,7 +70,7 @@ class DjangoCall(InsideCall):
         return self._body
 
     def accept(self) -> Answer | None:
-        """Run the granted request again behind the other middlewares, in a thread of its own; 202 for its
+        """Run the granted request again behind the other middlewares, in its own thread; 202 for its
         client. None where there is no place: then the client waits.
         """
         request = again(self._request, b"".join(self._keep_body().spool.chunks()))
@@ -196,7 +196,7 @@ class DjangoCall(InsideCall):
     def _error_behind(self, status: int) -> BaseException | None:
         """The view's exception, if its answer proves nothing about the command: any status but 4xx.
 
-        A middleware may answer each exception with its error page, and a page is no proof of success.
+        A middleware may answer each exception with its error page, and a page is not proof of success.
         """
         return None if 400 <= status < 500 else self.failure
 

@@ -54,7 +54,7 @@ class SemelMiddleware:
 
     def limit_waiters(self, engine: Engine) -> None:
         """Let no more threads of a WSGI server wait for running duplicates than leave others free."""
-        if not self._is_async:  # where each request has a thread of its own
+        if not self._is_async:  # where each request has its own thread
             engine.core.waiters_limit = site().threads.waiters
 
     def _serve(self, request: Any) -> Any:

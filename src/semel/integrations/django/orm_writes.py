@@ -1,6 +1,6 @@
 """Refuse what Django's ORM writes while code runs in a transaction of Semel's.
 
-Django writes on a connection of its own, which commits for itself: such a write would stay where the transaction is
+Django writes on its own connection, which commits for itself: such a write would stay where the transaction is
 rolled back and run again, or be there without its record after a crash. In a view with ``effects="atomic"`` Semel joins
 Django's own transaction, and nothing is refused.
 """

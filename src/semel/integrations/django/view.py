@@ -217,7 +217,7 @@ def _request_of(declared: Declared, args: tuple[Any, ...]) -> Any:
 
 
 def _call_of(declared: Declared, request: Any) -> DjangoCall | None:
-    """The request's capture; None for a method that is no command."""
+    """The request's capture; None for a method that is not a command."""
     if request.method not in UNSAFE_METHODS:
         return None
     call = getattr(getattr(request, "_request", request), CALL, None)

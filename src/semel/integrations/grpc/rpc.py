@@ -32,7 +32,7 @@ _NOT_HERE: Final = {
     "fingerprint": "the whole request counts",
     "fingerprints_known": "the whole request counts",
     "counts": "name the metadata: Rpc(..., counts=('account',))",
-    "json": "a message is no JSON",
+    "json": "a message is not JSON",
     "success": "end the call with a code: context.abort(...)",
     "redact": "answers='seal' encrypts the whole response",
     "rebuild": "answers='seal' or 'forget' keeps nothing of it in clear",
@@ -170,7 +170,7 @@ class DeclaredRpc:
             return parse_key(lines)
         value = getattr(message, field)
         if not isinstance(value, str):
-            raise InvalidKey(f"{field} is no text; send a UUID there")
+            raise InvalidKey(f"{field} is not a text; send a UUID there")
         if not value:
             raise MissingKey(f"{field} is empty; send a UUID there, the same whenever this call is retried")
         return check_key(value, field)
@@ -224,9 +224,11 @@ def declare(
     for method, given in operations.items():
         rpc = given if isinstance(given, Rpc) else Rpc(policy=given)
         if not isinstance(method, str) or method.count("/") != 2 or not method.startswith("/") or method.endswith("/"):
-            raise ConfigurationError(f"{method!r} is no method; write its path, such as '/shop.Payments/Create'")
+            raise ConfigurationError(f"{method!r} is not a method; write its path, such as '/shop.Payments/Create'")
         if known and method not in known:
-            raise ConfigurationError(f"{method!r} is no method of the services; they have {', '.join(sorted(known))}")
+            raise ConfigurationError(
+                f"{method!r} is not a method of the services; they have {', '.join(sorted(known))}"
+            )
         if known and (known[method].client_streaming or known[method].server_streaming):
             raise ConfigurationError(STREAMS.format(method=method))
         if known and rpc.key_field is not None and rpc.key_field not in known[method].input_type.fields_by_name:

@@ -234,7 +234,7 @@ class SemelInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # it has 
 class AsyncSemelInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # it has no types of its own
     """The same for ``grpc.aio``, on an :class:`~semel.AsyncEngine`. Methods may be coroutines or plain functions.
 
-    Parameters and errors as :class:`SemelInterceptor`. A call that its client gives up goes on until it is settled.
+    Parameters and errors as :class:`SemelInterceptor`. A call that its client gives up continues until it is settled.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ class NatsSink:
             said: dict[str, Any] = json.loads(sent.result().data)
             error = said.get("error")
         except (ValueError, AttributeError):
-            return Refused("something that is no stream answered on this subject")
+            return Refused("something that is not a stream answered on this subject")
         if error is None:
             return None
         code, reason = error.get("code"), f"JetStream: {error.get('description')} ({error.get('err_code')})"

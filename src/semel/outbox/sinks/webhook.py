@@ -150,7 +150,7 @@ class WebhookSink:
                 await _read_some(reply)
         except AddressRefused as error:  # the receiver's fault, not the event's
             return Unreached(str(error))
-        except (httpx.InvalidURL, UnicodeError) as error:  # likewise: its host is no name
+        except (httpx.InvalidURL, UnicodeError) as error:  # likewise: its host is not a name
             return Unreached(error_text(error))
         except httpx.LocalProtocolError as error:  # HTTP cannot carry it: the event's own fault
             return Refused(error_text(error))

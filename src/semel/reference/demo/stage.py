@@ -161,5 +161,5 @@ def _await_service(client: DemoClient, process: subprocess.Popen[bytes], log: Pa
 
 
 def _not_started(log: Path) -> CommandFailed:
-    lines = log.read_text("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+    lines = log.read_text("utf-8", "replace").strip().splitlines() or ["it printed nothing"]
     return CommandFailed(f"the service did not start: {lines[-1].removeprefix('semel: ')}")

@@ -61,7 +61,7 @@ class Teller:
     def expect(self, text: str, held: bool) -> None:
         """Print an expectation, and whether it holds."""
         self.steps[-1].expectations.append(Expectation(text, held))
-        self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ NOT SO:'} {text}")
+        self._out.say_styled("green" if held else "red", f"   {'✓' if held else '✗ FAILED:'} {text}")
 
     def list_failed(self) -> list[str]:
         """The promises that did not hold."""

@@ -81,7 +81,7 @@ def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
     >>> damage_of("messages", {"consumer": "billing", "message_id": "m-1", "tries": "three"})
     'damaged: tries holds str'
     >>> damage_of("events", {"headers": b"{"})
-    'damaged: headers is no JSON object of texts'
+    'damaged: headers is not a JSON object of texts'
     """
     for column, kinds in COLUMNS[noun].items():
         if column not in values:
@@ -99,9 +99,9 @@ def damage_of(noun: str, values: Mapping[str, Any]) -> str | None:
         try:
             headers = unpack_headers(values["headers"])
         except (ValueError, AttributeError, TypeError, RecursionError):
-            return "damaged: headers is no JSON object of texts"
+            return "damaged: headers is not a JSON object of texts"
         if any(type(value) is not str for _, value in headers):
-            return "damaged: headers is no JSON object of texts"
+            return "damaged: headers is not a JSON object of texts"
     return None
 
 

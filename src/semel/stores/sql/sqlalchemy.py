@@ -33,7 +33,7 @@ _ASYNC: Final = (
     "semel.stores.sql.sqlalchemy_async"
 )
 _NO_CONNECTION: Final = (
-    "a {kind} is no connection of an ATOMIC unit that SQLAlchemy has a dialect for; pass permit.connection"
+    "a {kind} is not a connection of an ATOMIC unit that SQLAlchemy has a dialect for; pass permit.connection"
 )
 _known: dict[tuple[Any, ...], tuple[Dialect, LRUCache[Any, Any]]] = {}
 

@@ -27,8 +27,8 @@ _SQLITE: Final = (
     "that the unit holds, and wait for nothing; open a session on it with session_on of semel.stores.sql.sqlalchemy"
 )
 _NO_CONNECTION: Final = (
-    "a {kind} is no connection that an AsyncEngine gives its handlers; pass permit.connection, and in a handler that "
-    "runs in a thread use session_on of semel.stores.sql.sqlalchemy"
+    "a {kind} is not a connection that an AsyncEngine gives its handlers; pass permit.connection, and in a handler "
+    "that runs in a thread use session_on of semel.stores.sql.sqlalchemy"
 )
 
 

@@ -212,7 +212,7 @@ async def without_a_transaction_it_is_refused(bench: JoinBench) -> None:
 
 
 async def another_database_is_refused(bench: JoinBench) -> None:
-    """The record and the writes would be two commits; the user's transaction goes on."""
+    """The record and the writes would be two commits; the user's transaction continues."""
     stranger = bench.subject.elsewhere()
     if stranger is None:
         return
@@ -319,7 +319,7 @@ async def a_statement_error_that_is_swallowed_commits_nothing(bench: JoinBench) 
 
 
 async def a_command_that_runs_elsewhere_is_not_entered(bench: JoinBench) -> None:
-    """The join reports it in time, and the user goes on."""
+    """The join reports it in time, and the user continues."""
     user = await bench.user()
     tells = bench.subject.tells_running
 

@@ -132,7 +132,7 @@ def a_clock_set_back_frees_nothing(bench: Bench) -> None:
 
 
 def another_window_keeps_what_was_counted(bench: Bench) -> None:
-    """A quota that is declared anew with another window counts what was taken under the former one."""
+    """A quota that is declared again with another window counts what was taken under the former one."""
     if not _is_counting(bench):
         return
     for number in range(3):
@@ -198,7 +198,7 @@ def a_record_that_is_granted_again_takes_no_place(bench: Bench) -> None:
 
 
 def what_no_longer_counts_is_forgotten(bench: Bench) -> None:
-    """A purge drops the counts of callers who have not come for a window; then they begin anew."""
+    """A purge drops the counts of callers who have not come for a window; then they begin again."""
     if not _is_counting(bench):
         return
     for number in range(3):

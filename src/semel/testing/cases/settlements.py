@@ -287,7 +287,7 @@ def an_operator_ends_a_command_that_rests_between_its_steps(bench: Bench) -> Non
         assert bench.resolve(grant, **given, forced=True, ends=()) == MovedOn(State.CLAIMED)  # it lives
         bench.clock.advance(LEASE_US)
         row = bench.row(grant.id)
-        assert bench.resolve(grant, **given, forced=True) == MovedOn(State.CLAIMED)  # a retry goes on
+        assert bench.resolve(grant, **given, forced=True) == MovedOn(State.CLAIMED)  # a retry continues
         assert bench.resolve(grant, **given, ends=()) == TooEarly(9 * LEASE_US)
         why = ""
         try:

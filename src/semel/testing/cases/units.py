@@ -169,7 +169,7 @@ def a_savepoint_of_the_handlers_is_its_own(bench: UnitBench) -> None:
 
 
 def an_early_commit_is_unknown_however_the_handler_ends(bench: UnitBench) -> None:
-    """A record that is visible without its answer is no success, no refusal, and never runs again."""
+    """A record that is visible without its answer is neither a success nor a refusal, and never runs again."""
     ends: list[Answer | Exception] = [OK, REFUSAL, BROKEN, Failed(), NothingHappened()]
     for n, end in enumerate(ends, start=1):
 
@@ -255,7 +255,7 @@ def a_write_that_no_rollback_undoes_is_unknown(bench: UnitBench) -> None:
 
 
 def what_reaches_beyond_the_transaction_is_refused(bench: UnitBench) -> None:
-    """The connection refuses the statement, and the transaction goes on."""
+    """The connection refuses the statement, and the transaction continues."""
 
     async def handler(db: Writes) -> Answer:
         await db.insert(1)

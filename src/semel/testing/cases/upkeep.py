@@ -208,7 +208,7 @@ def pages_that_look_at_few_records_lead_to_all(bench: Bench) -> None:
                 seen += [row.id for row in found.records]
                 if found.next_before is None:
                     break
-                assert asked.before is None or found.next_before < asked.before  # each page goes on
+                assert asked.before is None or found.next_before < asked.before  # each page continues
                 asked = asked._replace(before=found.next_before)
             assert seen == unknown
 

@@ -74,7 +74,7 @@ class Case:
         single_caller: say so where the operation has one caller only, instead of ``other_caller``.
         name: what reports call it (by default the request).
         policy: what was declared, where it cannot be seen from here (a running server).
-        new_key: makes a key from a text, where keys have a format of their own (by default a UUID).
+        new_key: makes a key from a text, where keys have their own format (by default a UUID).
 
     Raises ConfigurationError, naming what is missing.
     """

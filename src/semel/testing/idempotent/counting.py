@@ -19,7 +19,7 @@ _TABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 async def read_count(effects: Effects) -> int:
-    """The counter's number now. Raises CannotRun where it cannot be asked or is no number."""
+    """The counter's number now. Raises CannotRun where it cannot be asked or is not a number."""
     if isinstance(effects, Sized):  # first, because a spy can be called as well
         return len(effects)
     try:
@@ -35,7 +35,7 @@ async def read_count(effects: Effects) -> int:
         ) from error
     if isinstance(number, bool) or not isinstance(number, int):
         raise CannotRun(
-            f"the effect counter returned {number!r}, which is no count",
+            f"the effect counter returned {number!r}, which is not a count",
             "effects= must return how often the effect has happened, as a whole number",
         )
     return number
@@ -79,15 +79,15 @@ def rows(database: str | Path, table: str, where: str = "") -> Callable[[], int]
 
     Parameters: ``database`` the file; ``table``; ``where`` an SQL condition of your test.
 
-    Raises ConfigurationError where ``table`` is no name.
+    Raises ConfigurationError where ``table`` is not a name.
 
     >>> rows("app.db", "payments; drop table payments")
     Traceback (most recent call last):
         ...
-    semel.errors.ConfigurationError: 'payments; drop table payments' is no name of a table
+    semel.errors.ConfigurationError: 'payments; drop table payments' is not the name of a table
     """
     if _TABLE(table) is None:
-        raise ConfigurationError(f"{table!r} is no name of a table")
+        raise ConfigurationError(f"{table!r} is not the name of a table")
     query = f"SELECT count(*) FROM {table}{' WHERE ' + where if where else ''}"  # noqa: S608 -- checked; the test's own
 
     def count() -> int:

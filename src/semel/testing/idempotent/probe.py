@@ -52,7 +52,7 @@ class Attempted:
 
     @property
     def request(self) -> Request:
-        """The request of this command; made anew at each attempt, as a client would."""
+        """The request of this command; made again at each attempt, as a client would."""
         return self._probe.case.first(self.number)
 
     async def send(self, request: Request | None = None, fate: Fate = Fate.ANSWERED) -> Reply:

@@ -93,7 +93,7 @@ def _questions(options: argparse.Namespace, document: dict[str, Any], out: Outpu
     reconcilers = load_reconcilers(spec, options.reconcile)
     unknown = [route for route in allowed if route not in found.routes]
     if unknown:
-        raise UsageFailed(f"--unprotected-ok {unknown[0]!r} is no route of {spec}{near(unknown[0], found.routes)}")
+        raise UsageFailed(f"--unprotected-ok {unknown[0]!r} is not a route of {spec}{near(unknown[0], found.routes)}")
     operations = [replace(each, reconciled_by=reconcilers.get(each.name)) for each in found.operations]
     given = [(operation, answers(operation)) for operation in operations]
     bare = [route for route in found.unprotected if route not in allowed]

@@ -152,7 +152,7 @@ def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, b
     record = find(engine, options)
     tally = engine.perform("bulk", lambda: items.tally(record.operation_id))
     if tally is None or not is_bulk(record.recipe):
-        raise NotFound(f"KEY names {name_of(record)}, which is no bulk")
+        raise NotFound(f"KEY names {name_of(record)}, which is not a bulk")
     return record, record.operation_id, tally
 
 

@@ -180,7 +180,9 @@ def _moment(text: str) -> int:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write it as 2026-11-20 or 2026-11-20T08:00Z") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time; write it as 2026-11-20 or 2026-11-20T08:00Z"
+        ) from None
     return int((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 

@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         operation_id = record.operation_id
         whole = bool(findings) or (options.did_not_happen and _has_not_begun(engine, record))
         if findings and options.step_succeeded is not None:
-            raise UsageFailed("--step ends the command, and --step-succeeded lets it go on: give one of the two")
+            raise UsageFailed("--step ends the command, and --step-succeeded lets it continue: give one of the two")
         step = None if options.succeeded or options.refused or whole else step_of(record.doubt)
         result = _result(options.step_succeeded, step)
         happened = not options.did_not_happen

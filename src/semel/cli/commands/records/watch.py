@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     try:
         return _watch(options, out)
     except KeyboardInterrupt:
-        out.say("")  # the terminal's ^C gets a line of its own
+        out.say("")  # the terminal's ^C gets its own line
         return Exit.OK
 
 

@@ -13,7 +13,7 @@ _CHECK = "bulk_retry_does_not_rerun_finished_items"
 _ITEMS_MIN = 3  # a finished one, one that was under way, and one that had not begun
 _SENT = (
     "the list; the process died between two chunks; the list again when the lease had lapsed, died after some "
-    "handlers; the list once more"
+    "handlers; the list again"
 )
 
 
@@ -40,7 +40,7 @@ async def bulk_retry_does_not_rerun_finished_items(probe: Probe) -> None:
     if probe.bulk is None:
         if not probe.known:
             raise NotGiven("no Semel protects this operation", "declare it; see the other findings")
-        probe.remark("it is no bulk: there was no list to interrupt")
+        probe.remark("it is not a bulk: there was no list to interrupt")
         return
     if probe.bulk.total < _ITEMS_MIN:
         raise NotGiven(
@@ -127,7 +127,7 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
             _SENT,
             came,
             "the rest of the list is lost: its client asks again and is never served",
-            "see why the last attempt fails; nothing but the key, the list and the caller must be needed to go on",
+            "see why the last attempt fails; nothing but the key, the list and the caller must be needed to continue",
         )
     elif not trial.again.same_answer(trial.last):
         probe.find(
@@ -135,7 +135,7 @@ def _judge(probe: Probe, trial: _Trial) -> bool:
             _SENT,
             f"{trial.last.text()}, and on a retry {trial.again.text()}",
             "two answers about one list: its client does not know which items were done",
-            "return what Bulk.run returned, and nothing that is counted or timed anew",
+            "return what Bulk.run returned, and nothing that is counted or timed again",
         )
     else:
         if grown < probe.unit:

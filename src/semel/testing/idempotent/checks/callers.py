@@ -17,7 +17,7 @@ _ONCE_FOR_ALL = (
 
 
 async def no_replay_across_callers(probe: Probe) -> None:
-    """Two customers may choose the same key, by chance or on purpose. The second one has a command of their own."""
+    """Two customers may choose the same key, by chance or on purpose. The second one has their own command."""
     check = "no_replay_across_callers"
     await probe.baseline()
     command = await probe.command("shared")

@@ -154,8 +154,8 @@ async def _takeover(probe: Probe, log: EventLog, usual: list[Told]) -> None:
     with impatient(probe.engines):
         reply = await command.send()
     sent = (
-        "the request; its process stood still past the lease, a retry came meanwhile, and then the first went on to "
-        "store its answer"
+        "the request; its process stopped past the lease, a retry came meanwhile, and then the first continued and "
+        "stored its answer"
     )
     told = await log.since(before)
     if _judge(probe, sent, told, usual, done=reply.done, ran_again=True):

@@ -18,7 +18,7 @@ _REFUSALS: Final = (Came.MISSING_KEY, Came.INVALID_KEY, Came.REFUSED, Came.KEY_R
 
 async def missing_key_refused(probe: Probe) -> None:
     """A client that forgets its key is not protected, and it shows only in a retry: so it must be refused at
-    once. Where the key is declared optional, a request without one runs, each time anew, and no key is made up for
+    once. Where the key is declared optional, a request without one runs, each time again, and no key is made up for
     it."""
     check = "missing_key_refused"
     await probe.baseline()
@@ -89,7 +89,7 @@ async def _optional_key(probe: Probe, check: str, first: Reply, command: Attempt
             "do not derive a key from the content or make one up on the server; only the client knows its intent",
         )
     else:
-        probe.remark("the key is optional: requests without one run unprotected, each time anew")
+        probe.remark("the key is optional: requests without one run unprotected, each time again")
 
 
 async def invalid_key_refused(probe: Probe) -> None:
