@@ -23,6 +23,8 @@ from semel.stores.sqlite.connection import open_connection
 
 CHUNK: Final = 20_000
 PREFIX: Final = "semel_growth_"
+REPORT_SECONDS: Final = 10.0
+REST_SECONDS: Final = 0.2
 _COLUMNS: Final = ", ".join(Record._fields)
 
 
@@ -231,6 +233,23 @@ class PostgresPlace:
     def log_bytes(self) -> int | None:
         [(written,)] = self._asked("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         return int(written)
+
+    def touched(self, least: float = 0) -> tuple[int, ...]:
+        """Whole scans, index scans, pages of the table and of its indexes that were touched since ever.
+
+        A session reports when it ends: this waits until all together are at least ``least``, and do not grow any more.
+        """
+        ends, before = time.monotonic() + REPORT_SECONDS, (-1,)
+        while True:
+            [found] = self._asked(
+                "SELECT t.seq_scan, t.idx_scan, coalesce(heap_blks_read + heap_blks_hit, 0),"
+                " coalesce(idx_blks_read + idx_blks_hit, 0) FROM pg_stat_user_tables AS t"
+                " JOIN pg_statio_user_tables USING (relid) WHERE relid = 'semel_record'::regclass"
+            )
+            if (found == before and sum(found) >= least) or time.monotonic() > ends:
+                return found
+            before = found
+            time.sleep(REST_SECONDS)
 
     def clean_up(self) -> float | None:
         began = time.perf_counter()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from bench.growth import counts
 from bench.growth.commands import WrongAnswer
 from bench.growth.main import main
 from bench.growth.places import Place, place
@@ -246,6 +247,18 @@ def test_an_unreachable_server_is_reported(capsys: pytest.CaptureFixture[str]) -
     assert main(["--url", "postgresql://127.0.0.1:1/none"]) == 1
 
     assert "PostgreSQL cannot be reached" in capsys.readouterr().err
+
+
+def test_what_a_command_touches_is_counted_and_scans_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert counts.main(["--url", postgres.postgres(), "3000"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert tuple(head.split("\t")) == counts.HEAD
+    found = {name: list(map(float, values)) for _, name, *values in (line.split("\t") for line in lines)}
+    for name, pages in (("command", 24), ("replay", 5)):
+        scans, lookups, *touched = found[name]
+        assert scans == 0, found
+        assert 1 <= lookups < 4, found
+        assert 2 <= sum(touched) <= pages, found
 
 
 def test_on_postgresql_a_run_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

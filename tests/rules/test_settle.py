@@ -15,6 +15,7 @@ from semel.core.model import (
     MovedOn,
     Proceed,
     Record,
+    Reseal,
     Resolution,
     Resolved,
     Settled,
@@ -22,6 +23,7 @@ from semel.core.model import (
     Superseded,
     TooEarly,
 )
+from semel.core.record import answer_digest, pack_headers
 from semel.core.settle import (
     abandon_row,
     is_relinquished,
@@ -29,6 +31,7 @@ from semel.core.settle import (
     mark_row,
     relinquished_state,
     renew_row,
+    reseal_row,
     settle_row,
 )
 from semel.policy import Policy
@@ -98,6 +101,27 @@ def test_a_settlement_removes_an_earlier_doubt() -> None:
     assert reply == Settled()
     assert written is not None
     assert (written.doubt, written.body, written.answer_kind) == (None, OK.body, AnswerKind.KEPT)
+
+
+def test_an_answer_is_put_in_another_form_where_it_is_the_one_that_was_seen() -> None:
+    grant, row = grant_and_row()
+    _, kept = settle_row(row, settlement(grant), NOW)
+    assert kept is not None
+    assert kept.answer_digest is not None
+    sealed = OK._replace(body=b"sealed")
+    change = Reseal(kept.id, kept.answer_digest, sealed, AnswerKind.SEALED)
+    block = pack_headers(sealed.headers)
+    again = kept._replace(
+        answer_kind=AnswerKind.SEALED,
+        answer_digest=answer_digest(sealed.status, block, sealed.body),
+        headers=block,
+        body=sealed.body,
+    )
+    assert reseal_row(kept, change) == again
+    assert reseal_row(again, change) is None  # somebody was faster
+    assert reseal_row(None, change) is None
+    assert reseal_row(kept._replace(answer_kind=AnswerKind.NOT_KEPT), change) is None
+    assert reseal_row(kept._replace(lease_until="x"), change) is None  # type: ignore[arg-type]  # a damaged row
 
 
 def test_a_body_in_a_buffer_is_kept_as_it_was_settled() -> None:

@@ -445,10 +445,10 @@ def _kept_among(asked: Sequence[Known], strings: Sequence[bytes | None], now: in
     """The kept answer that each string is, where it is this request's."""
     named = [None if data is None else names_of_kept(data, *known) for data, known in zip(strings, asked, strict=True)]
     together: Any = None if None in named or len(named) < 2 else kept_answers(strings, named, now)  # type: ignore[arg-type]
-    return together or [_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
+    return together or [_read_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
 
 
-def _kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
+def _read_kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
     if data is None:
         return None
     kept = None if names is None else kept_answer(data, names, now)
