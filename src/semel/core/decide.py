@@ -36,7 +36,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.record import answer_of, checked_answers, is_sound, state_of, stored_answer, uuid_of
+from semel.core.record import answer_of, check_answers, is_sound, state_of, stored_answer, uuid_of
 from semel.core.timing import lease_end, next_fence
 from semel.steps.doubts import names_a_step
 
@@ -392,7 +392,7 @@ def find_replays_in(
         or now >= min(untils)
     ):
         return None
-    answers = checked_answers(digests, status, block, bodies)
+    answers = check_answers(digests, status, block, bodies)
     if answers is None:
         return None
     told = zip(answers, operation_ids, map(_ANSWERED.__getitem__, states), strict=True)

@@ -135,7 +135,7 @@ def checked_answer(kind: int, digest: bytes | None, status: int | None, block: b
     return None if headers is None else tuple.__new__(Answer, (status, headers, body))
 
 
-def checked_answers(
+def check_answers(
     digests: Sequence[object], status: int | None, block: object, bodies: Sequence[object]
 ) -> list[Answer] | None:
     """As :func:`checked_answer`, of kept answers that differ in their bodies alone; None where one of them is none."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from semel.core.identity import ID_BYTES, KEY_HASH_BYTES
 from semel.core.model import ANSWERED_STATES, RECORD_FORMAT, AnswerKind, Record, Replay
-from semel.core.record import DIGEST_BYTES, checked_answer, checked_answers
+from semel.core.record import DIGEST_BYTES, check_answers, checked_answer
 from semel.stores.sql.statements import Value
 
 MAGIC: Final = b"S1"
@@ -256,7 +256,7 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
     return None if answer is None else _new(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
 
 
-def kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) -> list[Replay] | None:
+def find_kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) -> list[Replay] | None:
     """As :func:`kept_answer` of each, a column at a time; None where they are not as alike as most of a batch are.
 
     That is: all are kept answers of their ``framed`` names, and these, the status and the headers are of one length.
@@ -285,7 +285,7 @@ def kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) ->
     bodies = list(map(getitem, strings, map(slice, map(_end_of, found), repeat(None))))
     if list(map(len, bodies)) != list(map(int, map(_size_of, found))):
         return None
-    answers = checked_answers(digests, int(status), blocks.pop(), bodies)
+    answers = check_answers(digests, int(status), blocks.pop(), bodies)
     if answers is None:
         return None
     told = zip(answers, map(unhexlify, operations), map(_BY_STATE.__getitem__, states), strict=True)
@@ -297,7 +297,7 @@ def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> by
 
     The scope and the key's hash, of which the id is made, are only asked to be there, in the form of their kinds.
     """
-    meant = b"%b%d:%b" % (_frame(recipe), len(fingerprint), fingerprint)
+    meant = b"%b%d:%b" % (_frame_of(recipe), len(fingerprint), fingerprint)
     at = data.find(meant, HEAD_BYTES)
     if (
         at < 0
@@ -315,7 +315,7 @@ _SCOPE_KINDS: Final = (str, str, str)
 
 
 @lru_cache(maxsize=1024)
-def _frame(text: str) -> bytes:
+def _frame_of(text: str) -> bytes:
     return frames((text,))
 
 

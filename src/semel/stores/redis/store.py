@@ -47,7 +47,7 @@ from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
 from semel.stores.redis.batches import tell_claims, tell_settlements
 from semel.stores.redis.keys import TAGS, Keys, marker_name
-from semel.stores.redis.layout import decode_any, kept_answer, kept_answers, names_of_kept, number
+from semel.stores.redis.layout import decode_any, find_kept_answers, kept_answer, names_of_kept, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
@@ -125,7 +125,7 @@ class RedisStore:
                 self._newest = max(self._newest, *met)
                 verdicts += grant_first(group, now)
                 continue
-            replays = kept_answers(met, named, now) if kinds == _ALL_THERE else None
+            replays = find_kept_answers(met, named, now) if kinds == _ALL_THERE else None
             if replays is not None:
                 verdicts += replays
                 continue
@@ -444,11 +444,11 @@ class RedisStore:
 def _kept_among(asked: Sequence[Known], strings: Sequence[bytes | None], now: int) -> Sequence[Replay | None]:
     """The kept answer that each string is, where it is this request's."""
     named = [None if data is None else names_of_kept(data, *known) for data, known in zip(strings, asked, strict=True)]
-    together: Any = None if None in named or len(named) < 2 else kept_answers(strings, named, now)  # type: ignore[arg-type]
-    return together or [_read_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
+    together: Any = None if None in named or len(named) < 2 else find_kept_answers(strings, named, now)  # type: ignore[arg-type]
+    return together or [_find_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
 
 
-def _read_kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
+def _find_kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
     if data is None:
         return None
     kept = None if names is None else kept_answer(data, names, now)
