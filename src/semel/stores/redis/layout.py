@@ -297,7 +297,7 @@ def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> by
 
     The scope and the key's hash, of which the id is made, are only asked to be there, in the form of their kinds.
     """
-    meant = b"%b%d:%b" % (_frame_of(recipe), len(fingerprint), fingerprint)
+    meant = b"%b%d:%b" % (_frame(recipe), len(fingerprint), fingerprint)
     at = data.find(meant, HEAD_BYTES)
     if (
         at < 0
@@ -315,7 +315,7 @@ _SCOPE_KINDS: Final = (str, str, str)
 
 
 @lru_cache(maxsize=1024)
-def _frame_of(text: str) -> bytes:
+def _frame(text: str) -> bytes:
     return frames((text,))
 
 
