@@ -53,25 +53,25 @@ ROOMS = {
     "fresh": {"semel.http": 860, "semel.engine": 215, "semel.core": 82, "semel.stores": 110, "semel": 5},
     "replay": {"semel.http": 570, "semel.engine": 60, "semel.core": 32, "semel.stores": 80, "semel": 5},
 }
-SQLITE_REPLAY = 1_010
+SQLITE_REPLAY = 965
 SQLITE_EACH = {"claim": 292, "settle": 252}  # of one more in a tick, from the queue to its caller
-REDIS = {"fresh": 5_230, "replay": 2_750}  # with the whole of its round trips, which come together otherwise
-REDIS_EACH = {"claim": 3, "settle": 3, "replay": 3}  # of one more in a batch
+REDIS = {"fresh": 5_150, "replay": 2_620}  # with the whole of its round trips, which come together otherwise
+REDIS_EACH = {"claim": 200, "settle": 197, "replay": 350}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 7_000,
-    ("psycopg", "replay"): 3_080,
-    ("psycopg", "atomic"): 7_330,
-    ("psycopg", "atomic-replay"): 3_080,
-    ("asyncpg", "fresh"): 5_020,
-    ("asyncpg", "replay"): 2_190,
-    ("asyncpg", "atomic"): 5_490,
-    ("asyncpg", "atomic-replay"): 2_190,
-    ("mariadb", "fresh"): 5_560,
-    ("mariadb", "replay"): 2_480,
-    ("mariadb", "atomic"): 6_120,
-    ("mariadb", "atomic-replay"): 2_480,
+    ("psycopg", "fresh"): 6_860,
+    ("psycopg", "replay"): 3_010,
+    ("psycopg", "atomic"): 7_460,
+    ("psycopg", "atomic-replay"): 3_030,
+    ("asyncpg", "fresh"): 4_760,
+    ("asyncpg", "replay"): 2_100,
+    ("asyncpg", "atomic"): 5_520,
+    ("asyncpg", "atomic-replay"): 2_120,
+    ("mariadb", "fresh"): 5_490,
+    ("mariadb", "replay"): 2_390,
+    ("mariadb", "atomic"): 6_030,
+    ("mariadb", "atomic-replay"): 2_410,
 }
-POSTGRES_EACH = {"claim": 12, "settle": 8, "replay": 255, "look": 24}  # of one more in a batch of like commands
+POSTGRES_EACH = {"claim": 110, "settle": 28, "replay": 255, "look": 205}  # of one more in a batch of like commands
 ROOM_OF_LATER_PYTHONS = 1.0 if sys.version_info < (3, 12) else 1.3
 
 

@@ -58,13 +58,6 @@ PRIVATE = (
         look="drop(): the socket of a connection whose loop is over must be closed, or it leaks",
     ),
     Private(
-        module="semel.stores.postgres.asyncpg.pipeline",
-        library="asyncpg",
-        holder=ASYNCPG,
-        names=("_protocol",),
-        look="write_arrays(): asyncpg's set_type_codec takes no arrays, and its settings do",
-    ),
-    Private(
         module="semel.stores.postgres.asyncpg.transaction",
         library="asyncpg",
         holder=ASYNCPG,

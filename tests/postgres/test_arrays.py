@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import asyncpg
 import psycopg
 import pytest
 
 from semel.errors import StatementRefused
-from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, write_arrays
 from semel.stores.postgres.psycopg.arrays import pack, with_arrays
 from semel.stores.postgres.psycopg.pipeline import execute
 from semel.stores.sql.statements import compose
@@ -51,24 +48,3 @@ def test_only_array_parameters_are_encoded_as_arrays() -> None:
     values = with_arrays(statement, [[b"1"], 5, None])
 
     assert values == [pack([b"1"], "bytea"), 5, None]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_asyncpg_writes_them_so_that_the_server_reads_the_same(kind: str) -> None:
-    """Where it is a version whose inner parts are known; any other goes on as it does."""
-    items = KINDS[kind]
-    batches: list[list[Any]] = [[], items[:1], items, [None], items[:1] * 3]
-    read = f"SELECT $1::{kind}[]::text"
-
-    async def story() -> None:
-        connection = await asyncpg.connect(postgres.postgres(), statement_cache_size=0)
-        before = [await connection.fetchval(read, batch) for batch in batches]
-        write_arrays(connection)
-        assert [await connection.fetchval(read, batch) for batch in batches] == before
-        if IS_KNOWN:
-            assert await connection.fetchval(f"SELECT $1::{kind}[]", items) == pack(items, kind)
-        with pytest.raises(asyncpg.DataError):
-            await connection.fetchval(read, [object()])
-        await connection.close()
-
-    asyncio.run(story())

@@ -9,13 +9,9 @@ import psycopg
 import pytest
 
 from semel.core.contract import Known
-from semel.core.decide import KEPT_COLUMNS, find_replay, find_replay_in, first_grant
+from semel.core.decide import KEPT_COLUMNS, find_replay
 from semel.core.model import Claim, Proceed, Record, Replay
-from semel.core.settle import settle_row
-from semel.sealing.rules import MARK
-from semel.stores.memory.store import grant_row
 from semel.stores.postgres.rows import SQL
-from semel.stores.versions import find_kept_in
 from semel.testing.attempts import OK, attempt, settlement
 from tests.postgres.conftest import Fellow, Outside
 
@@ -95,23 +91,3 @@ def test_an_answer_that_is_over_is_not_found(kept: Fellow, outside: Outside) -> 
     assert second is None
     outside.connection.execute("UPDATE semel_record SET answer_until = NULL WHERE id = %b", [CLAIMS[1].id])
     assert None not in by_the_look(kept, asked)
-
-
-def test_rows_of_a_batch_are_judged_as_each_of_them_alone() -> None:
-    """Whatever one of two rows holds, of its columns' types."""
-    rows = []
-    for claim in CLAIMS[:2]:
-        grant = first_grant(claim, 1_000)
-        _, row = settle_row(grant_row(None, claim, grant), settlement(grant), 2_000)
-        assert row is not None
-        rows.append((3_000, 1, *(getattr(row, name) for name in KEPT_COLUMNS)))
-    asked = list(map(known, CLAIMS[:2]))
-    assert all(isinstance(each, Replay) for each in find_kept_in(rows, asked))
-    values = (None, 0, 1, 3, -1, 1 << 60, "", "1", b"", bytes(16), MARK)
-    for place, was in enumerate(rows[1][1:], 1):
-        for value in [value for value in values if value is None or isinstance(was, type(value))]:
-            both = [rows[0], (*rows[1][:place], value, *rows[1][place + 1 :])]
-            alone = [
-                find_replay_in(row[2:], row[1] == 1, *each, now=row[0]) for row, each in zip(both, asked, strict=True)
-            ]
-            assert find_kept_in(both, asked) == find_kept_in(both[::-1], asked) == alone, (place, value)

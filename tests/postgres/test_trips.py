@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from semel.stores.postgres.psycopg.pipeline import execute, hand_over, names_of, trip
+from semel.stores.postgres.psycopg.pipeline import execute, names_of, trip
 from semel.stores.postgres.psycopg.timeout import PatientConnection
 
 ECHO = b"SELECT $1::integer, $2::text, $3::bytea, $4::smallint"
@@ -103,57 +103,3 @@ def test_an_interrupted_round_trip_closes_the_connection(connection: psycopg.Con
     next(going)
     going.close()
     assert connection.closed
-
-
-def test_a_trip_that_was_made_before_is_sent_as_planned(connection: psycopg.Connection[Any]) -> None:
-    for number in range(3):
-        said = (7, f"{number}", b"", None)
-        assert execute(connection, (b"BEGIN", None), (ECHO, said), (b"SAVEPOINT here", None)) == [said]
-        assert execute(connection, (ECHO, VALUES), (b"COMMIT", None)) == [VALUES]
-        assert set(names_of(connection).plans) == {(b"BEGIN", ECHO, b"SAVEPOINT here"), (ECHO, b"COMMIT")}
-
-
-def test_a_planned_trip_is_refused_as_any_other(connection: psycopg.Connection[Any]) -> None:
-    divide = b"SELECT 1 / $1::integer"
-    for _ in range(2):
-        assert execute(connection, (b"BEGIN", None), (divide, (1,)), (b"SAVEPOINT here", None)) == [(1,)]
-        execute(connection, (b"ROLLBACK", None))
-    with pytest.raises(psycopg.errors.DivisionByZero):
-        execute(connection, (b"BEGIN", None), (divide, (0,)), (b"SAVEPOINT here", None))
-    assert status(connection) == "INERROR"
-    execute(connection, (b"ROLLBACK", None))
-    with pytest.raises(psycopg.DataError):
-        execute(connection, (b"BEGIN", None), (divide, ("a\x00b",)), (b"SAVEPOINT here", None))
-    assert status(connection) == "IDLE"
-
-
-def test_the_plans_go_with_the_names(connection: psycopg.Connection[Any]) -> None:
-    for _ in range(2):
-        execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"COMMIT", None))
-    connection.execute("DEALLOCATE ALL")
-    connection.commit()
-    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
-        execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"COMMIT", None))
-    assert (names_of(connection), names_of(connection).plans) == ({}, {})
-    assert execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"COMMIT", None)) == [VALUES]
-
-
-def test_a_planned_trip_whose_server_process_ended_is_lost(connection: psycopg.Connection[Any]) -> None:
-    end = b"SELECT pg_terminate_backend(CASE WHEN $1::boolean THEN pg_backend_pid() END, 0)"
-    for _ in range(2):
-        execute(connection, (b"BEGIN", None), (end, ("f",)), (b"COMMIT", None))
-    with pytest.raises(psycopg.OperationalError):
-        execute(connection, (b"BEGIN", None), (end, ("t",)), (b"COMMIT", None))
-    assert connection.closed
-
-
-def test_what_a_session_has_prepared_goes_with_it_to_its_next_object(conninfo: str) -> None:
-    with PatientConnection.connect(conninfo) as connection:
-        execute(connection, (b"BEGIN", None), (ECHO, VALUES), (b"COMMIT", None))
-        known = names_of(connection)
-        following = PatientConnection(connection.pgconn)
-        hand_over(connection, following)
-        assert names_of(following) is known
-        assert names_of(connection) == {}
-        assert execute(following, (b"BEGIN", None), (ECHO, VALUES), (b"COMMIT", None)) == [VALUES]
-        following.close()

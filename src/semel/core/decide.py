@@ -8,9 +8,8 @@ the row, the attempt and the store's time, and writes what the verdict grants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +35,7 @@ from semel.core.model import (
     Unseal,
     Verdict,
 )
-from semel.core.record import answer_of, check_answers, is_sound, state_of, stored_answer, uuid_of
+from semel.core.record import answer_of, is_sound, state_of, stored_answer, uuid_of
 from semel.core.timing import lease_end, next_fence
 from semel.steps.doubts import names_a_step
 
@@ -367,38 +366,6 @@ def find_replay_in(
     return tuple.__new__(Replay, (answer, operation_id, _ANSWERED[state]))
 
 
-def find_replays_in(
-    rows: Sequence[tuple[Any, ...]], asked: Sequence[tuple[bytes, str, bytes]], now: int
-) -> list[Replay] | None:
-    """As :func:`find_replay_in`, of several sound records at once: a column at a time.
-
-    Parameters: ``asked`` the id, recipe and fingerprint that each row, in the same order, is to have.
-
-    None: not all of them are kept answers of these requests, with one status and the same headers: look at each.
-    """
-    count = len(rows)
-    prints, recipes, kinds, ids, formats, states, untils, operation_ids, digests, statuses, blocks, bodies = zip(
-        *rows, strict=True
-    )
-    status, block = statuses[0], blocks[0]
-    if (
-        list(zip(ids, recipes, prints, strict=True)) != list(asked)
-        or kinds.count(_KEPT) != count
-        or formats.count(RECORD_FORMAT) != count
-        or sum(map(states.count, ANSWERED_STATES)) != count
-        or statuses.count(status) != count
-        or blocks.count(block) != count
-        or None in untils
-        or now >= min(untils)
-    ):
-        return None
-    answers = check_answers(digests, status, block, bodies)
-    if answers is None:
-        return None
-    told = zip(answers, operation_ids, map(_ANSWERED.__getitem__, states), strict=True)
-    return list(map(tuple.__new__, repeat(Replay), told))
-
-
 def _standing(row: Record, now: int) -> State | None:
     """The state of a record, as an attempt that wants something else may be told of it."""
     state = state_of(row)
@@ -433,25 +400,6 @@ def first_grant(claim: Claim, now: int) -> Grant:
             now + terms.dedup_us,
         ),
     )
-
-
-def grant_first(claims: Sequence[Claim], now: int) -> list[Proceed]:
-    """The verdicts on keys that were never seen, as :func:`first_grant`; in few steps where they have the same terms.
-
-    >>> from semel.testing.attempts import attempt
-    >>> claims = [attempt(key) for key in ("a", "b")]
-    >>> grant_first(claims, 1_000) == [Proceed(first_grant(claim, 1_000)) for claim in claims]
-    True
-    """
-    if len(claims) > 1:
-        ids, nonces, _, _, _, _, operation_ids, _, terms, *_ = zip(*claims, strict=True)
-        if terms.count(terms[0]) == len(terms):
-            _, _, _, starts, *counts, _, created, started, lease, deadline, dedup = first_grant(claims[0], now)
-            fixed = map(repeat, (now, starts, *counts))
-            times = map(repeat, (created, started, lease, deadline, dedup))
-            grants = map(tuple.__new__, repeat(Grant), zip(ids, nonces, *fixed, operation_ids, *times))  # noqa: B905 - some repeat for ever
-            return list(map(tuple.__new__, repeat(Proceed), zip(grants)))
-    return [Proceed(first_grant(claim, now)) for claim in claims]
 
 
 def grant_again(row: Record, claim: Claim, now: int, found: Situation) -> Grant:

@@ -7,14 +7,13 @@ damage that leaves another record that could be, such as one with other effects 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache, reduce
 from hashlib import sha256 as _sha256
-from itertools import repeat
-from operator import itemgetter, methodcaller, or_
+from operator import itemgetter, or_
 from struct import Struct
 from types import NoneType
-from typing import Any, Final, get_type_hints
+from typing import get_type_hints
 
 from semel.core.model import (
     OPEN_STATES,
@@ -33,12 +32,6 @@ _REMEMBERED_BYTES_MAX = 128
 _answer_columns = itemgetter(*map(Record._fields.index, ("answer_kind", "answer_digest", "status", "headers", "body")))
 _NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
 _PAIR = Struct(">HI")  # length of the name, length of the value
-
-
-_digest: Final[Any] = methodcaller("digest")
-_cut: Final[Any] = itemgetter(slice(DIGEST_BYTES))
-_may_be_sealed: Final[Any] = methodcaller("startswith", MARK)
-_BYTES: Final = {bytes}
 
 
 def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
@@ -104,7 +97,7 @@ def digest_answers(status: int | None, header_block: bytes, bodies: Iterable[byt
     True
     """
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)
-    return list(map(_cut, map(_digest, map(_sha256, map(head.__add__, bodies)))))
+    return [_sha256(head + body).digest()[:DIGEST_BYTES] for body in bodies]
 
 
 def answer_of(row: Record) -> Answer | None:
@@ -133,24 +126,6 @@ def checked_answer(kind: int, digest: bytes | None, status: int | None, block: b
     # Most answers have the same few headers; the bound keeps what others are kept for it small.
     headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
     return None if headers is None else tuple.__new__(Answer, (status, headers, body))
-
-
-def check_answers(
-    digests: Sequence[object], status: int | None, block: object, bodies: Sequence[object]
-) -> list[Answer] | None:
-    """As :func:`checked_answer`, of kept answers that differ in their bodies alone; None where one of them is none."""
-    if set(map(type, (block, *bodies))) != _BYTES or any(map(_may_be_sealed, bodies)):
-        return None
-    assert isinstance(block, bytes)
-    try:
-        if digest_answers(status, block, bodies) != list(digests):  # type: ignore[arg-type]  # bytes, as seen above
-            return None
-    except TypeError:
-        return None  # as in ``stored_answer``
-    headers = _unpacked_before(block) if len(block) <= _REMEMBERED_BYTES_MAX else unpack_headers(block)
-    if headers is None:
-        return None
-    return list(map(tuple.__new__, repeat(Answer), zip(repeat(status), repeat(headers), bodies)))
 
 
 # What each column may hold, from the record's own annotations; in memory, numbers and texts are often enumerations.

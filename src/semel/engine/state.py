@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypedDict
 
-from semel.core.command_flow import Under, make_settlement, make_success, recast
+from semel.core.command_flow import Under, make_settlement, recast
 from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
 from semel.core.identity import (
@@ -42,7 +42,7 @@ from semel.core.model import (
     Unreadable,
     Verdict,
 )
-from semel.core.outcomes import Outcome, Succeeded
+from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Elapsed, Pause, PauseToLook
 from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
 from semel.engine.permit import Permit
@@ -291,10 +291,7 @@ class Core(CommandEvents):
         permit.settling = True
         emission = permit.emission
         if emission is None and permit.asked.is_plain and permit.resource_type is None and permit.kept:
-            if type(outcome) is Succeeded:  # nearly every command
-                claim = permit.claim
-                return make_success(claim.id, permit.fence, claim.nonce, outcome.answer)
-            return make_settlement(permit.holder, outcome)
+            return make_settlement(permit.given or permit.holder, outcome)  # nearly every command says nothing more
         if permit.steps is not None:
             outcome = permit.outcome(outcome)
         resource = (permit.resource_type, permit.resource_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, Final
 
 from semel.core.contract import Known
@@ -18,7 +17,6 @@ from semel.core.decide import (
     decide,
     find_replay,
     find_replay_in,
-    find_replays_in,
     is_grant_new,
     needs_steps,
 )
@@ -56,27 +54,15 @@ def find_kept(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Rep
 
 def find_kept_in(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:
     """As :func:`find_kept`, in rows of the time, whether the record is sound, and :data:`KEPT_COLUMNS`."""
-    if not rows:
-        return [None] * len(asked)
-    found = dict(zip(map(_id_of_kept, rows), rows, strict=True))
-    met = list(map(found.get, map(_id_of_asked, asked)))
-    if None not in met and len(met) > 1:
-        heads, kept = set(map(_head, met)), list(map(_kept, met))
-        if len(heads) == 1:
-            [(now, is_sound)] = heads
-            replays = find_replays_in(kept, asked, now) if is_sound == 1 else None
-            if replays is not None:
-                return list(replays)
+    found = {row[_ID_OF_KEPT]: row for row in rows}
+    met = [found.get(id) for id, _, _ in asked]
     return [
         None if row is None else find_replay_in(tuple(row[2:]), row[1] == 1, *known, now=row[0])
         for row, known in zip(met, asked, strict=True)
     ]
 
 
-_id_of_asked: Final = itemgetter(0)
-_id_of_kept: Final = itemgetter(2 + KEPT_COLUMNS.index("id"))
-_head: Final[Callable[[Any], tuple[int, int]]] = itemgetter(0, 1)
-_kept: Final[Callable[[Any], tuple[Any, ...]]] = itemgetter(slice(2, None))
+_ID_OF_KEPT: Final = 2 + KEPT_COLUMNS.index("id")
 
 
 @dataclass(frozen=True, slots=True)

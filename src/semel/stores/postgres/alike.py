@@ -23,7 +23,6 @@ from semel.stores.versions import numbers_of
 _ROWS: Final = re.compile(r"unnest\((?P<arrays>[^()]*)\) AS (?P<row>\w+) \([^()]*\)")
 _ARRAY: Final = re.compile(r":(\w+)::(\w+)\[\]")
 _LOCK: Final = Struct("!q").unpack_from
-_first_of: Final = itemgetter(0)
 id_of: Final = itemgetter(0)  # of a claim or a settlement
 
 
@@ -76,7 +75,7 @@ def claims_alike(claims: Sequence[Claim], store_id: str | None) -> tuple[bool, d
         "fingerprint": list(fingerprints),
         "nonce": list(nonces),
         "operation_id": list(operation_ids),
-        "lock": list(map(_first_of, map(_LOCK, ids))),
+        "lock": [lock for (lock,) in map(_LOCK, ids)],
     }
 
 

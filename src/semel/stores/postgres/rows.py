@@ -7,14 +7,14 @@ by compare-and-set on the version that was read; where another writer was quicke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, cast
 
 from semel.core.contract import another_store
-from semel.core.decide import decide, find_replay, first_grant, grant_first, is_grant_new
+from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -55,8 +55,6 @@ QUOTAS: Final = statements("semel.stores.postgres", "sql/quotas.sql")
 ASKED_AGAIN_MAX: Final = 3  # a claim that is in neither half this often is held by a transaction that goes on
 
 
-# The time of a claim's row, and what that of a new record has not: a format, and the counts of one without a place.
-_told_of: Final[Callable[[Row], tuple[Any, ...]]] = itemgetter(0, 2, 3)
 # Where the row of a claim without a place has what its caller has taken; the counts are in the tenant's place.
 _taken: Final = itemgetter(*[1 + Record._fields.index(name) for name in ("fence", "attempt", "lapses")])
 _LOCK: Final = Struct("!q").unpack_from
@@ -102,7 +100,6 @@ CLAIM_IN_TERMS: Final = with_shared(_CLAIM, CLAIMS_AND_SCOPES, "in_terms")
 SETTLE_ALIKE: Final = with_shared(SQL["settle"], SETTLEMENTS_OWN)
 _SETTLED: Final = Settled()
 _row_id: Final = itemgetter(1)
-_attempt_of: Final = itemgetter(slice(2))  # the first two fields of a claim, by which its verdict is kept
 
 
 def take_place(claim: Claim) -> Flow[QuotaExceeded | None]:
@@ -137,10 +134,6 @@ def claim_all(
     for _ in range(ASKED_AGAIN_MAX):
         rows: list[Any] = yield _claiming(left, unit, store_id)
         found = dict(zip(map(_row_id, rows), rows, strict=True))
-        now = _when_all_new(left, rows, found) if len(left) > 1 else None
-        if now is not None:
-            verdicts.update(zip(map(_attempt_of, left), grant_first(left, now), strict=True))
-            return
         for claim in left:
             row = found.get(claim[0])
             if row is None:
@@ -168,16 +161,6 @@ def claim_all(
             raise another_store(store_id)
     for claim in left:
         verdicts[claim[:2]] = InProgress(claim.operation_id, claim.terms.lease_us, own=False)
-
-
-def _when_all_new(claims: Sequence[Claim], rows: Sequence[Row], found: Mapping[bytes, Row]) -> int | None:
-    """The time of a statement that has reserved a record for each of the claims; None where it has not."""
-    if len(set(map(_told_of, rows))) == 1 and found.keys() == set(map(id_of, claims)):
-        now: int | None
-        now, format, counted = _told_of(rows[0])
-        if format is None and counted is None:
-            return now  # None in another store
-    return None
 
 
 def _is_free(claim: Claim, now: int, seen: Record) -> Flow[bool]:

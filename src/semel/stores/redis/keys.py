@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Iterable
-from operator import add, itemgetter
 from typing import Final
 
 TAGS: Final = 64  # slots that the records are spread over; part of the layout, never to be changed
 PLACE_BITS: Final = 53  # what a sorted set keeps exactly
-_first_of: Final = itemgetter(0)
 
 
 class Keys:
@@ -33,7 +31,6 @@ class Keys:
         name = prefix.encode()
         self.tags: Final = tuple(b"{%s:%02x}:" % (name, tag) for tag in range(TAGS))
         self.records: Final = tuple([tag + b"r:" for tag in self.tags])  # what the records of each tag begin with
-        self._by_byte: Final = tuple([self.records[byte % TAGS] for byte in range(256)])  # by an id's first
         self.meta: Final = b"%s:meta" % name
         self.turns: Final = self.tags[0] + b"turns"
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
@@ -55,11 +52,8 @@ class Keys:
 
     def each_record(self, ids: Iterable[bytes]) -> list[bytes]:
         """The records of these ids, in their order."""
-        ids = list(ids)
-        if len(ids) == 1:
-            return [self.record(ids[0])]
-        tags = map(self._by_byte.__getitem__, map(_first_of, ids))
-        return list(map(add, tags, map(hexlify, ids)))
+        records = self.records
+        return [records[id[0] % TAGS] + hexlify(id) for id in ids]
 
     def operation(self, id: bytes, operation: bytes) -> bytes:
         """The operation's key, which names the record. ``operation`` in hexadecimal."""

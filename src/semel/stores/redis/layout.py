@@ -12,13 +12,11 @@ import struct
 from binascii import unhexlify
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
-from operator import getitem, itemgetter, methodcaller
 from typing import Any, Final
 
 from semel.core.identity import ID_BYTES, KEY_HASH_BYTES
 from semel.core.model import ANSWERED_STATES, RECORD_FORMAT, AnswerKind, Record, Replay
-from semel.core.record import DIGEST_BYTES, check_answers, checked_answer
+from semel.core.record import DIGEST_BYTES, checked_answer
 from semel.stores.sql.statements import Value
 
 MAGIC: Final = b"S1"
@@ -256,42 +254,6 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
     return None if answer is None else _new(Replay, (answer, unhexlify(operation), _BY_STATE[state]))
 
 
-def find_kept_answers(strings: Sequence[bytes], framed: Sequence[bytes], now: int) -> list[Replay] | None:
-    """As :func:`kept_answer` of each, a column at a time; None where they are not as alike as most of a batch are.
-
-    That is: all are kept answers of their ``framed`` names, and these, the status and the headers are of one length.
-    """
-    heads = list(map(_ANSWERED_HEAD, strings))
-    lengths = set(map(len, framed))
-    if None in heads or len(lengths) != 1 or not all(map(bytes.startswith, strings, framed, repeat(HEAD_BYTES))):
-        return None
-    states, operations, untils, claimed, small = zip(*map(_groups, heads), strict=True)
-    if claimed.count(claimed[0]) != len(heads) or now >= min(map(int, untils)):
-        return None
-    [length] = lengths
-    end = HEAD_BYTES + int(claimed[0])
-    rests: list[Any] = list(map(_ANSWERED_REST, strings, repeat(end)))
-    if None in rests or not all(map(_is_granted, set(map(itemgetter(slice(HEAD_BYTES + length, end)), strings)))):
-        return None
-    digests, statuses, sizes = zip(*map(_groups, rests), strict=True)
-    begin, status, size = rests[0].end(), statuses[0], sizes[0]
-    if not statuses.count(status) == sizes.count(size) == len(rests):
-        return None
-    block_end = begin + int(size)
-    blocks = set(map(itemgetter(slice(begin, block_end)), strings))
-    found = list(map(_ANSWERED_BODY, strings, repeat(block_end)))
-    if None in found or len(blocks) != 1 or set(map(int, small)) != {rests[0].end(2) - end}:
-        return None
-    bodies = list(map(getitem, strings, map(slice, map(_end_of, found), repeat(None))))
-    if list(map(len, bodies)) != list(map(int, map(_size_of, found))):
-        return None
-    answers = check_answers(digests, int(status), blocks.pop(), bodies)
-    if answers is None:
-        return None
-    told = zip(answers, map(unhexlify, operations), map(_BY_STATE.__getitem__, states), strict=True)
-    return list(map(_new, repeat(Replay), told))
-
-
 def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> bytes | None:
     """What a string is about (id, scope, key's hash, recipe and fingerprint), if that is this request; None otherwise.
 
@@ -326,11 +288,6 @@ def _is_scope(data: bytes) -> bool:
         return frames(tuple(_whole(data, 0, _SCOPE_KINDS))) + _KEY_LENGTH == data
     except ValueError:
         return False
-
-
-_groups: Final[Any] = methodcaller("groups")
-_end_of: Final[Any] = methodcaller("end")
-_size_of: Final[Any] = methodcaller("group", 1)
 
 
 def decode_any(data: bytes, id: bytes, *, small: bool = False) -> Record:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
-from semel.core.decide import decide, find_replay, first_grant, grant_first, is_grant_new
+from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -45,9 +45,9 @@ from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
-from semel.stores.redis.batches import tell_claims, tell_settlements
+from semel.stores.redis.arguments import tell_claim, tell_settlement
 from semel.stores.redis.keys import TAGS, Keys, marker_name
-from semel.stores.redis.layout import decode_any, find_kept_answers, kept_answer, names_of_kept, number
+from semel.stores.redis.layout import decode_any, kept_answer, names_of_kept, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
 from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
@@ -71,10 +71,7 @@ _CLAIM: Final = LUA["claim"]
 _SETTLE: Final = LUA["settle"]
 _LOOK_KEPT: Final = LUA["look_kept"]
 _SETTLED: Final = Settled()
-_ALL_NEW: Final = {int}  # what a claim's script answers of a record that it has reserved: its place
-_ALL_THERE: Final = {bytes}  # and of one that was there, itself
 _id_of: Final[Callable[[Claim | Settlement | Known], bytes]] = itemgetter(0)
-_state_of: Final = itemgetter(3)  # of a settlement
 
 
 T = TypeVar("T")
@@ -120,15 +117,6 @@ class RedisStore:
         replies = (yield from ask(Calls(tuple([call for call, _ in asked])))) if asked else []
         verdicts: list[Verdict] = []
         for group, (_, named), (now, *met) in zip(groups, asked, replies, strict=True):
-            kinds = set(map(type, met)) if len(met) > 1 else None
-            if kinds == _ALL_NEW:
-                self._newest = max(self._newest, *met)
-                verdicts += grant_first(group, now)
-                continue
-            replays = find_kept_answers(met, named, now) if kinds == _ALL_THERE else None
-            if replays is not None:
-                verdicts += replays
-                continue
             for claim, names, reply in zip(group, named, met, strict=True):
                 if type(reply) is bytes:
                     verdict: Verdict | None = kept_answer(reply, names, now)
@@ -160,13 +148,18 @@ class RedisStore:
     def _claim_call(self, claims: Sequence[Claim]) -> tuple[RedisCall, list[bytes]]:
         """The call, and what each claim is about as its record has it."""
         marker = None if self.accepts_loss else self._marker
-        told, named = tell_claims(claims, marker)
+        arguments: list[bytes | int] = [self._newest]
+        named: list[bytes] = []
+        for claim in claims:
+            told, names = tell_claim(claim, marker)
+            arguments += told
+            named.append(names)
         keys = self.keys.each_record(map(_id_of, claims))
         if self._cluster:
             keys += [self.keys.operation(claim.id, hexlify(claim.operation_id)) for claim in claims]
             id = claims[0].id
             keys += (*self._lists(id), self.keys.marker(id, marker or b""))
-        return RedisCall(_CLAIM, tuple(keys), (self._newest, *told)), named
+        return RedisCall(_CLAIM, tuple(keys), tuple(arguments)), named
 
     def _lists(self, id: bytes) -> tuple[bytes, ...]:
         return self.keys.all(id), self.keys.open(id), self.keys.due(id)
@@ -219,15 +212,11 @@ class RedisStore:
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
         # Only an answer ends a record whatever was before it; the rules say what else may become of it.
-        ends, states = settlements, list(map(_state_of, settlements))
-        if sum(map(states.count, ANSWERED_STATES)) < len(states):
-            ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
+        ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
         groups = self._groups(ends)
         calls = [self._settle_call(group) for group in groups]
         replies = (yield from ask(Calls(tuple(calls)))) if calls else []
-        done: list[int] = [each for met in replies for each in met] if len(replies) != 1 else replies[0]
-        if done.count(1) == len(settlements):
-            return [_SETTLED] * len(settlements)
+        done: list[int] = [each for met in replies for each in met]
         ended = iter(done if len(groups) < 2 else _in_order(ends, done))
         settled: list[Settling] = []
         for settlement in settlements:
@@ -241,7 +230,10 @@ class RedisStore:
         keys = self.keys.each_record(map(_id_of, settlements))
         if self._cluster:
             keys += self._lists(settlements[0].id)[1:]
-        return RedisCall(_SETTLE, tuple(keys), (PURGE_GRACE_US, *tell_settlements(settlements)))
+        arguments: list[bytes | int] = [PURGE_GRACE_US]
+        for settlement in settlements:
+            arguments += tell_settlement(settlement)
+        return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
 
     def _settle_by_rule(self, settlement: Settlement) -> Flow[Settling]:
         while True:
@@ -443,14 +435,13 @@ class RedisStore:
 
 def _kept_among(asked: Sequence[Known], strings: Sequence[bytes | None], now: int) -> Sequence[Replay | None]:
     """The kept answer that each string is, where it is this request's."""
-    named = [None if data is None else names_of_kept(data, *known) for data, known in zip(strings, asked, strict=True)]
-    together: Any = None if None in named or len(named) < 2 else find_kept_answers(strings, named, now)  # type: ignore[arg-type]
-    return together or [_find_kept(*each, now) for each in zip(asked, strings, named, strict=True)]
+    return [_find_kept(*each, now) for each in zip(asked, strings, strict=True)]
 
 
-def _find_kept(known: Known, data: bytes | None, names: bytes | None, now: int) -> Replay | None:
+def _find_kept(known: Known, data: bytes | None, now: int) -> Replay | None:
     if data is None:
         return None
+    names = names_of_kept(data, *known)
     kept = None if names is None else kept_answer(data, names, now)
     return kept or find_replay(decode_any(data, known[0]), *known, now=now)
 

@@ -19,7 +19,6 @@ from semel.stores.deadline import Deadline, run_within
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import Loops, cut
 from semel.stores.pool import AsyncLifo, ClosesAsync
-from semel.stores.postgres.asyncpg.pipeline import write_arrays
 from semel.stores.postgres.errors import cannot_connect, is_conflict, store_error
 from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX, PostgresServer, PsycopgDriver
@@ -206,7 +205,6 @@ class _Loop:
             raise cannot_connect(str(error), error.sqlstate) from error
         except (OSError, TimeoutError, *BROKEN) as error:
             raise cannot_connect(str(error) or type(error).__name__) from error
-        write_arrays(connection)
         return _Taken(connection)
 
     async def close_idle(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import asyncpg
 
-from semel.stores.postgres.psycopg.arrays import ARRAY_OIDS, PACK
 from semel.stores.postgres.psycopg.pipeline import to_libpq
 
 IS_KNOWN: Final = asyncpg.__version__.startswith("0.32.")
@@ -60,18 +59,6 @@ def _forms(forms: tuple[int, ...]) -> bytes:
     return pack(f"!{len(forms) + 2}h", len(forms), *forms, len(forms))
 
 
-def write_arrays(connection: Any) -> None:
-    """From now on, this connection's arrays are written down as psycopg's are, a column at a time.
-
-    asyncpg asks of each item whether it is a container itself, which takes four calls of Python. Its own function for
-    codecs takes no arrays. No statement of a store returns one.
-    """
-    if IS_KNOWN:
-        settings = connection._protocol.get_settings()
-        for kind, oid in ARRAY_OIDS.items():
-            settings.add_python_codec(oid, f"{kind}[]", "pg_catalog", [], "scalar", PACK[kind], bytes, "binary")
-
-
 class PipedValues(list[Any]):
     """The values of asyncpg's own statement, which writes the other messages just before it.
 
@@ -97,4 +84,4 @@ class PipedValues(list[Any]):
         return not self._messages
 
 
-__all__ = ["IS_KNOWN", "PipedValues", "execute_prepared", "plain", "write_arrays"]
+__all__ = ["IS_KNOWN", "PipedValues", "execute_prepared", "plain"]

@@ -34,8 +34,9 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
     """
     try:
         for place, pack in _arrays(statement.text, statement.distinct):
-            if type(values[place]) is list:
-                values[place] = pack(values[place])
+            items = values[place]
+            if type(items) is list:
+                values[place] = pack(items)
     except (struct.error, TypeError, AttributeError, UnicodeError) as error:
         raise StatementRefused(f"PostgreSQL cannot take these values: {error}") from error
     return values
@@ -44,7 +45,7 @@ def with_arrays(statement: Statement, values: list[Any]) -> list[Any]:
 @cache
 def _arrays(text: str, distinct: tuple[str, ...]) -> tuple[tuple[int, Callable[[Items], bytes]], ...]:
     """Which of a statement's values are arrays, and how they are written down."""
-    return tuple((distinct.index(name), PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
+    return tuple((distinct.index(name), _PACK[kind]) for name, kind in dict(_ARRAY.findall(text)).items())
 
 
 def pack(items: Items, kind: str) -> bytes:
@@ -55,7 +56,7 @@ def pack(items: Items, kind: str) -> bytes:
     >>> pack([1, None], "smallint").hex(" ", -4)
     '00000001 00000001 00000015 00000002 00000001 00000002 0001ffff ffff'
     """
-    return PACK[kind](items)
+    return _PACK[kind](items)
 
 
 # Whole columns, and without a step of Python for each item: there are twenty to a claim.
@@ -88,6 +89,8 @@ def _packs(
         first, count = items[0], len(items)
         if count == 1:
             return nothing if first is None else single + one(first)
+        if type(first) is bytes:  # an id, a digest, a body: another one in each row
+            return whole(items)
         if items.count(first) == count:
             kind = type(first)
             if kind in _PLAIN or (kind is str and len(first) * count <= _REPEATED_LETTERS_MAX):
@@ -106,29 +109,14 @@ def _bytes(items: Sequence[bytes]) -> Iterable[bytes]:
     return chain.from_iterable(zip(map(_LENGTH, map(len, items)), items, strict=True))
 
 
-def _pack_bytes(items: Items) -> bytes:
-    """An array of ids, digests or bodies: of another one in each row, and seldom of None."""
-    try:
-        lengths = map(_LENGTH, map(len, items))
-        written = b"".join(chain.from_iterable(zip(lengths, items, strict=True)))
-        return _HEAD.pack(1, 0, _BYTEA, len(items), 1) + written if items else _NO_BYTES
-    except TypeError:  # a None has no length
-        return _pack_any_bytes(items)
-
-
 def _one(item: bytes) -> bytes:
     return _LENGTH(len(item)) + item
 
 
-_BYTEA: Final = 17
-_NO_BYTES: Final = _EMPTY.pack(0, 0, _BYTEA)
-_pack_any_bytes: Final = _packs(_BYTEA, _bytes, _one)
-ARRAY_OIDS: Final = {"bytea": 1001, "smallint": 1005, "integer": 1007, "text": 1009, "bigint": 1016}
-"""The types of the arrays, which are the same on every server."""
-PACK: Final[Mapping[str, Callable[[Items], bytes]]] = {
+_PACK: Final[Mapping[str, Callable[[Items], bytes]]] = {
     "smallint": _numbers(21, "h"),
     "integer": _numbers(23, "i"),
     "bigint": _numbers(20, "q"),
-    "text": _packs(25, lambda items: _bytes(list(map(str.encode, items))), lambda item: _one(str.encode(item))),
-    "bytea": _pack_bytes,
+    "text": _packs(25, lambda items: _bytes(list(map(str.encode, items))), lambda item: _one(item.encode())),
+    "bytea": _packs(17, _bytes, _one),
 }

@@ -7,11 +7,10 @@ half of what an ATOMIC command cost its process. Here all are written down, sent
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from operator import attrgetter, call, itemgetter
-from typing import Any, Final, NamedTuple
+from operator import call
+from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection, Connection, generators
@@ -20,34 +19,10 @@ from psycopg.pq import ExecStatus, Format, PipelineStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 Said = tuple[bytes, Sequence[Any] | None]  # a statement with its values; None where it takes none
+Names = dict[bytes, bytes]  # what a session has prepared: names by text
 Values = tuple[list[bytes | None], list[Format]]
 
-
-class Plan(NamedTuple):
-    """A trip all of whose statements are prepared, by their names: one has values, and those around it have none."""
-
-    ahead: tuple[bytes, ...]
-    name: bytes
-    behind: tuple[bytes, ...]
-
-
-class Names(dict[bytes, bytes]):
-    """What a session has prepared: names by text, and ``plans`` of the trips that it has made, by their texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plans: dict[tuple[bytes, ...], Plan] = {}
-
-    def clear(self) -> None:
-        """Forget all of it: nothing is prepared any more."""
-        super().clear()
-        self.plans.clear()
-
-
 _NOTHING: Final[Values] = ([], [])
-_NO_VALUES: Final = itertools.repeat(None)
-_TEXT: Final = itemgetter(0)
-_STATUS: Final = attrgetter("status")
 _PREPARED_MAX: Final = 100  # far more than there are statements; what is beyond is not prepared
 _OUTDATED: Final = frozenset({"0A000", "26000"})  # columns have other types than in its plan; its name was dropped
 _OFF: Final = PipelineStatus.OFF
@@ -59,18 +34,8 @@ _NUMBERS: Final = itertools.count()  # no name is used twice, also after a prepa
 
 def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
     """What this session has prepared for trips."""
-    kept = vars(connection)
-    names: Names | None = kept.get("semel_names")
-    if names is None:
-        names = kept["semel_names"] = Names()
+    names: Names = vars(connection).setdefault("semel_names", {})
     return names
-
-
-def hand_over(connection: Connection[Any] | AsyncConnection[Any], to: Connection[Any] | AsyncConnection[Any]) -> None:
-    """The session is another object's from here on: what it has prepared, and what reads its rows, go along."""
-    before, after = vars(connection), vars(to)
-    after["semel_names"] = before.pop("semel_names", None)
-    after["semel_reader"] = before.pop("semel_reader", None)
 
 
 def is_outdated(error: BaseException) -> bool:
@@ -87,12 +52,8 @@ def execute(connection: Connection[Any], *statements: Said, prepared: bool = Tru
 
 async def execute_async(connection: AsyncConnection[Any], *statements: Said, prepared: bool = True) -> list[Any]:
     """As ``execute``, on an event loop."""
-    lock = connection.lock
-    await lock.acquire()
-    try:
+    async with connection.lock:
         rows: list[Any] = await connection.wait(trip(connection, statements, prepared=prepared))
-    finally:
-        lock.release()
     return rows
 
 
@@ -109,18 +70,12 @@ def trip(
     """
     pgconn, names = connection.pgconn, names_of(connection)
     encoding = None if pgconn.parameter_status(b"client_encoding") == b"UTF8" else connection.info.encoding
-    if len(statements) == 1 and (name := names.get(statements[0][0])) is not None:
-        [(_, values)] = statements
-        alone = _NOTHING if values is None else to_libpq(values, encoding)
-        _check_pipeline(pgconn)
-        answers = yield from _answers_of_one(pgconn, name, alone)
-        return _rows(connection, answers, names, encoding)
-    texts = tuple(map(_TEXT, statements))
-    plan = names.plans.get(texts)
-    if plan is not None:
-        return (yield from _trip_as_planned(connection, statements[len(plan.ahead)][1], plan, names, encoding))
     wanted = [_NOTHING if values is None else to_libpq(values, encoding) for _, values in statements]
-    _check_pipeline(pgconn)
+    if pgconn.pipeline_status != _OFF:
+        raise psycopg.InterfaceError("a pipeline on this connection was not ended")
+    if len(statements) == 1 and statements[0][0] in names:
+        answers = yield from _answers_of_one(pgconn, names[statements[0][0]], wanted[0])
+        return _rows(connection, answers, names, encoding)
     pgconn.enter_pipeline_mode()
     try:
         made: dict[int, tuple[bytes, bytes]] = {}  # by the place of its answer: a text, and the name that it prepares
@@ -137,66 +92,22 @@ def trip(
             else:
                 pgconn.send_query_prepared(name, data, forms, _BINARY)
             count += 1
-        answers = yield from _answers(pgconn, count)
+        pgconn.pipeline_sync()
+        yield from generators.send(pgconn)
+        answers = []
+        for _ in range(count):
+            answers += (yield from generators.fetch_many(pgconn))[:1]
+        if len(answers) < count:
+            raise psycopg.OperationalError("the connection was lost")
+        for place, (text, name) in made.items():
+            if answers[place].status == _DONE:
+                names[text] = name
+        yield from generators.fetch(pgconn)  # the end of the trip
+        pgconn.exit_pipeline_mode()
     except BaseException:
         pgconn.finish()
         raise
-    for place, (text, name) in made.items():
-        if answers[place].status == _DONE:
-            names[text] = name
-    places = [place for place, (_, values) in enumerate(statements) if values is not None]
-    if len(places) == 1 and len(texts) > 1 and all(text in names for text in texts):
-        known = tuple(names[text] for text in texts)
-        names.plans[texts] = Plan(known[: places[0]], known[places[0]], known[places[0] + 1 :])
     return _rows(connection, answers, names, encoding)
-
-
-def _check_pipeline(pgconn: PGconn) -> None:
-    if pgconn.pipeline_status != _OFF:
-        raise psycopg.InterfaceError("a pipeline on this connection was not ended")
-
-
-def _trip_as_planned(
-    connection: Connection[Any] | AsyncConnection[Any],
-    values: Sequence[Any] | None,
-    plan: Plan,
-    names: Names,
-    encoding: str | None,
-) -> Generator[Any, Any, list[Any]]:
-    """A trip that the session has made before. As ``trip``, with no step of Python for a statement without values."""
-    pgconn, (ahead, name, behind) = connection.pgconn, plan
-    data, forms = _NOTHING if values is None else to_libpq(values, encoding)
-    _check_pipeline(pgconn)
-    pgconn.enter_pipeline_mode()
-    try:
-        send = pgconn.send_query_prepared
-        deque(map(send, ahead, _NO_VALUES), 0)
-        send(name, data, forms, _BINARY)
-        deque(map(send, behind, _NO_VALUES), 0)
-        others = len(ahead) + len(behind)
-        answers = yield from _answers(pgconn, others + 1)
-    except BaseException:
-        pgconn.finish()
-        raise
-    answer = answers[len(ahead)]
-    if answer.status == _TUPLES and list(map(_STATUS, answers)).count(_DONE) == others:  # as nearly all
-        return _rows(connection, (answer,), names, encoding)
-    return _rows(connection, answers, names, encoding)
-
-
-def _answers(pgconn: PGconn, count: int) -> Generator[Any, Any, list[PGresult]]:
-    """The answers to so many messages of a pipeline, which ends with them."""
-    pgconn.pipeline_sync()
-    yield from generators.send(pgconn)
-    answers: list[PGresult] = []
-    fetch_many = generators.fetch_many
-    for _ in range(count):
-        answers += yield from fetch_many(pgconn)
-    if len(answers) != count:
-        raise psycopg.OperationalError("the connection was lost")
-    yield from generators.fetch(pgconn)  # the end of the trip
-    pgconn.exit_pipeline_mode()
-    return answers
 
 
 def _answers_of_one(pgconn: PGconn, name: bytes, values: Values) -> Generator[Any, Any, list[PGresult]]:
@@ -288,4 +199,4 @@ def _rows(
     return rows
 
 
-__all__ = ["Said", "execute", "hand_over", "is_outdated", "names_of", "to_libpq", "trip"]
+__all__ = ["Said", "execute", "is_outdated", "names_of", "to_libpq", "trip"]

@@ -27,7 +27,7 @@ from semel.stores.pool import Lifo
 from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
-from semel.stores.postgres.psycopg.pipeline import Said, execute, hand_over
+from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
@@ -91,7 +91,7 @@ def successor(connection: C) -> C:
     """
     fresh = type(connection)(connection.pgconn)
     fresh._prepared = connection._prepared
-    hand_over(connection, fresh)
+    names_of(fresh).update(names_of(connection))
     fresh.worn = connection.worn
     connection.pgconn = PGconn()
     return fresh
