@@ -40,7 +40,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "stores.postgres": dict.fromkeys(["rows", "alike", "settings", "text", "doctor"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
     "stores.redis": dict.fromkeys(
-        ["rows", "settings", "keys", "layout", "pages", "batches", "remedies", "scripts", "doctor"], 2
+        ["rows", "settings", "keys", "layout", "pages", "arguments", "remedies", "scripts", "doctor"], 2
     ),
     "atomic": {"own_transaction": 3},
     "steps": dict.fromkeys(["doubts", "findings", "options", "permit"], 1),
