@@ -31,7 +31,13 @@ RINGS_OF_ROOMS: dict[str, int] = {
 }
 RINGS_OF_NAMES = {"rules": 1, "flow": 2, "store": 2, "run": 3, "http": 4, "worker": 4}
 RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
-    "": {"errors": 0, "extras": 0, "telemetry": 0, **dict.fromkeys(["keys", "policy", "quota", "recipe"], 1)},
+    "": {
+        "errors": 0,
+        "extras": 0,
+        "telemetry": 0,
+        "addresses": 0,
+        **dict.fromkeys(["keys", "policy", "quota", "recipe"], 1),
+    },
     "core": {"model": 0, **dict.fromkeys(["contract", "requests", "command_flow"], 2)},
     "http": {"headers": 1, "fingerprint": 1},
     "stores": {"versions": 2, "findings": 2},
@@ -50,7 +56,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "outbox": {"event": 0, "partitions": 2, "postgres_listen": 3},
     "outbox.sinks": {"redis_streams": 3},
     "telemetry": {"command_events": 3},
-    "workers": {"trouble": 3},
+    "workers": {"rules": 2, "trouble": 3},
     "client": {"plan": 2},
     "conform": {"run": 4},
     "imports": {"readers": 1, **dict.fromkeys(["booking", "content", "sealed", "upload"], 3)},

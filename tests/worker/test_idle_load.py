@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
-from semel.core.contract import REAPER
 from semel.reconciliation.rules import StillUnknown
 from semel.reconciliation.worker import Case, Reconciling, reconciler
 from semel.resuming.worker import Completer
@@ -22,6 +21,7 @@ from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
+from semel.workers.rules import REAPER
 from tests.engine.shells import MADE, command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from semel import AsyncEngine
-from semel.core.contract import Turn
 from semel.stores.sql.statements import TakeTurn
 from semel.stores.sqlite.turns import KINDS_MOST, SUFFIX, take_turn
 from semel.testing.clock import SettableClock
+from semel.workers.rules import Turn
 from semel.workers.turns import Turns
 from tests.engine.drivers import sqlite
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.core.contract import Turn, next_turn
 from semel.core.flow import Flow
+from semel.workers.rules import Turn, next_turn
 from semel.workers.turns import Turns
 
 SECOND = 1_000_000

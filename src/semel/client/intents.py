@@ -21,6 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from semel.addresses import split_http_url
 from semel.client.deadline import left_seconds
 from semel.client.journal import Busy, Ending, Journal, JournalEntry, SendingClaim
 from semel.client.origins import Origin, Origins
@@ -45,7 +46,6 @@ from semel.client.plan import (
     Waited,
     origin_of,
 )
-from semel.core.addresses import split_http_url
 from semel.core.identity import derive_key, frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.http.fingerprint.canonical import canonical_json

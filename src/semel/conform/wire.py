@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from semel.core.addresses import split_http_url
+from semel.addresses import split_http_url
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 LEFTOVER_SECONDS: Final = 1.0

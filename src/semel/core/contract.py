@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from semel.core.flow import Ask, Flow, MakeFlow
 from semel.core.model import (
@@ -30,9 +30,6 @@ from semel.core.model import (
 )
 from semel.errors import IdentityMismatch
 from semel.sealing.rows import Reseal
-
-TURNS_AHEAD_MOST: Final = 60
-TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,48 +182,6 @@ class AnswersAtOnce(Protocol):
 
         Raises StoreError as ``settle`` does.
         """
-
-
-class Turn(NamedTuple):
-    """The time of a worker's next look in microseconds of the store's clock. ``earliest`` None: no lease will lapse."""
-
-    now: int
-    next: int
-    earliest: int | None
-
-
-REAPER: Final = "reaper"
-
-
-@runtime_checkable
-class TakesTurns(Protocol):
-    """A store on which the workers of all processes take turns, so that an idle fleet asks as little as one process."""
-
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """The next turn of a worker that has this one now (None: it begins), ``every_us`` after the last one taken.
-
-        Parameters: ``kind`` whose turns these are: workers of one kind look for the same things. ``earliest`` is about
-        what a reaper marks where it is :data:`REAPER`, else about what a completer takes over.
-        """
-
-
-def next_turn(now: int, mine: int | None, every_us: int, last: int | None, looked: int | None) -> int | None:
-    """The turn that a worker takes now; None where it keeps the one it has, since that is still to come.
-
-    Parameters: ``last`` and ``looked`` the last turn that any worker has taken, and when it did; None: no worker has.
-    Where the last look is longer ago than it should be, a worker that had a turn is gone: the turns begin anew. The
-    scripts and statements of the stores say the same.
-
-    >>> next_turn(100, None, 10, None, None), next_turn(100, None, 10, 130, 99), next_turn(100, 120, 10, 130, 99)
-    (110, 140, None)
-    >>> next_turn(100, None, 10, 130, 80)
-    110
-    """
-    if mine is not None and now < mine < now + TURN_KEPT_MOST * every_us:
-        return None
-    if last is None or looked is None or last < now or looked > now or 2 * (now - looked) > 3 * every_us:
-        last = now
-    return min(last, now + TURNS_AHEAD_MOST * every_us) + every_us
 
 
 @dataclass(frozen=True, slots=True)

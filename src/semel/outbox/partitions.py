@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final, NamedTuple, cast
 
-from semel.core.contract import Turn
 from semel.core.flow import Flow
 from semel.outbox.rules import PARTITIONS
 from semel.outbox.store import Depth
 from semel.stores.sql.dialect import Dialect, Values
+from semel.workers.rules import Turn
 
 NOUN: Final = "partitions"
 IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
@@ -52,7 +52,7 @@ def mark_of(identity: str) -> str:
     return sha256(identity.encode()).hexdigest()[:8]
 
 
-class Look(NamedTuple):
+class OutboxLook(NamedTuple):
     """What an idle relay learns beside its turn: how full the outbox is, and to which sinks relays publish."""
 
     depth: Depth
@@ -130,8 +130,8 @@ class Partitions:
 
     def turn(
         self, kind: str, mine: int | None, every_us: int, holder: str, *, hold: bool, listens: bool, gauge: bool
-    ) -> Flow[tuple[Turn, Look | None]]:
-        """The next turn of an idle relay, as :class:`~semel.core.contract.TakesTurns` has it, in one statement.
+    ) -> Flow[tuple[Turn, OutboxLook | None]]:
+        """The next turn of an idle relay, as :class:`~semel.workers.rules.TakesTurns` has it, in one statement.
 
         ``earliest`` is now if any event of any partition may be published, else None.
 
@@ -153,7 +153,7 @@ class Partitions:
         there: list[tuple[str, int]] = json.loads(relays or "[]")
         shown = _sinks_of(holder for holder, heard_of in there if heard_of > now - SHOWN_US)
         depth = Depth(waiting, parked, max(0, now - oldest) if isinstance(oldest, int) else 0)
-        return turn, Look(depth, _sinks_of(holder for holder, _ in there), frozenset(shown))
+        return turn, OutboxLook(depth, _sinks_of(holder for holder, _ in there), frozenset(shown))
 
 
 def _sinks_of(holders: Iterable[str]) -> dict[str, str]:

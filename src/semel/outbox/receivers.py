@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from semel.core.addresses import split_http_url
+from semel.addresses import split_http_url
 from semel.core.identity import frame
 from semel.core.timing import check_seconds
 from semel.engine.async_engine import AsyncEngine

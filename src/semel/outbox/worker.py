@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal, Self
 
-from semel.core.contract import Turn
 from semel.core.flow import Flow
 from semel.core.identity import uuid7_bytes, uuid_text
 from semel.core.timing import check_count, check_seconds
@@ -32,13 +31,14 @@ from semel.engine.async_engine import AsyncEngine
 from semel.errors import SchemaError, StoreError
 from semel.outbox.event import Event, Waiting
 from semel.outbox.flow import OUTAGE_SECONDS_MAX, TRIES_MAX, Away, Batch, event_wait_seconds, outage_wait_seconds
-from semel.outbox.partitions import Look, Partitions, mark_of, registration, rivals_of
+from semel.outbox.partitions import OutboxLook, Partitions, mark_of, registration, rivals_of
 from semel.outbox.rules import DISABLED, PARTITIONS, RECEIVER, receiver_of
 from semel.outbox.run import listening
 from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone, reply_to
 from semel.outbox.store import Depth, Events
 from semel.policy import LEASE_SECONDS_MIN, SPAN_SECONDS_MAX
 from semel.stores.sql.dialect import dialect_of
+from semel.workers.rules import Turn
 from semel.workers.trouble import Trouble
 from semel.workers.turns import Turns, is_due, seconds_to_turn
 
@@ -156,7 +156,7 @@ class Relay:
         self._heard_at: float | None = None  # when it acts on a notification that one relay is enough for
         self._deaf_until = float("-inf")
         self._gauge_at = float("-inf")
-        self._look: Look | None = None  # what came with the turn that is being taken
+        self._look: OutboxLook | None = None  # what came with the turn that is being taken
         self._sweep_at = self._time() + SWEEP_SECONDS * self._random.random()
         self._stopping = False
         self._trouble = Trouble("the relay")
@@ -614,7 +614,7 @@ class Relay:
 
 
 class _Looks:
-    """The turns of a relay (``core.contract.TakesTurns``), taken for due events instead of records."""
+    """The turns of a relay (``workers.rules.TakesTurns``), taken for due events instead of records."""
 
     def __init__(self, take: Callable[[str, int | None, int], Flow[Turn]]) -> None:
         self._take = take

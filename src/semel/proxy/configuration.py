@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from semel.core.addresses import split_http_url
+from semel.addresses import split_http_url
 from semel.core.outcomes import StatusIn
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, CallerOf, single_caller

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from typing import Any, Final
 
-from semel.core.contract import REAPER
 from semel.core.flow import Flow
 from semel.core.model import Find, Purged, Record, State
 from semel.core.timing import check_seconds
@@ -24,6 +23,7 @@ from semel.policy import SPAN_SECONDS_MAX
 from semel.retention.flow import PURGE_CHUNK, PurgedAll, purge_all, rest_seconds
 from semel.retention.rules import PurgeClock
 from semel.workers.loop import Loop
+from semel.workers.rules import REAPER
 from semel.workers.trouble import Trouble
 from semel.workers.turns import TURNS_PER_LOOK, Turns, is_due, seconds_ahead
 

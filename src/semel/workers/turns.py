@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from semel.core.contract import TakesTurns, Turn
 from semel.core.flow import MakeFlow
 from semel.errors import SchemaError, StatementRefused, StoreReadOnly
+from semel.workers.rules import TakesTurns, Turn
 
 TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
 WITHOUT_SECONDS: Final = 60.0  # until a store that refuses turns is asked again
@@ -19,7 +19,7 @@ DUE_LATER_US: Final = 10_000
 class Turns:
     """The turns of one worker.
 
-    Parameters: ``store`` any store; ``kind`` as :class:`~semel.core.contract.TakesTurns` has it; ``every_seconds``
+    Parameters: ``store`` any store; ``kind`` as :class:`~semel.workers.rules.TakesTurns` has it; ``every_seconds``
     between two looks of all workers of this kind together; ``perform`` performs a store call.
     """
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from semel.core.addresses import is_host
+from semel.addresses import is_host
 from semel.errors import ConfigurationError, UrlError
 from semel.extras import install_command
 from semel.outbox.sinks.base import Sink

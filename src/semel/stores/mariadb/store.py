@@ -11,7 +11,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -48,6 +48,7 @@ from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
 from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
 from semel.stores.versions import Rule, Verdicts, find_kept
+from semel.workers.rules import Turn
 
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -215,7 +216,7 @@ class MariadbStore:
         return (yield from _WALK.lapse(self._horizon, limit))
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
+        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:

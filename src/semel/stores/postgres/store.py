@@ -14,7 +14,7 @@ from importlib import resources
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -62,6 +62,7 @@ from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
 from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
 from semel.stores.versions import Rule, Verdicts, find_kept_in
+from semel.workers.rules import Turn
 
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -234,7 +235,7 @@ class PostgresStore:
         return (yield from _WALK.lapse(self._horizon, limit))
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
+        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
         return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:

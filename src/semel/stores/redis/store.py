@@ -14,7 +14,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed
 from semel.core.decide import decide, find_replay, first_grant, is_grant_new
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -53,6 +53,7 @@ from semel.stores.redis.remedies import refusal
 from semel.stores.redis.rows import LUA, Rows
 from semel.stores.redis.scripts import Calls, RedisCall
 from semel.stores.redis.settings import observe
+from semel.workers.rules import Turn
 
 MIGRATIONS: Final = ("0001_first", "0002_markers", "0003_named_markers")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
@@ -305,7 +306,7 @@ class RedisStore:
         return self._pages.lapse(limit)
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`, in one script for each server: only reapers take turns here."""
+        """As :class:`~semel.workers.rules.TakesTurns`, in one script for each server: only reapers take turns here."""
         due = [tag + b"due" for tag in self.keys.tags]
         arguments = (b"" if mine is None else mine, every_us)
         if not self._cluster:

@@ -83,7 +83,7 @@ class Dialect(Protocol):
     def take_turn(self, kind: str, mine: int | None, every_us: int) -> Flow[int | None]:
         """The turn that a worker takes, where it is not the statement that decides it: ``mine`` there.
 
-        Parameters: as :class:`~semel.core.contract.TakesTurns` has them.
+        Parameters: as :class:`~semel.workers.rules.TakesTurns` has them.
         """
 
     def commit_together(self) -> Flow[None]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from semel.core.contract import REAPER, Turn
 from semel.core.flow import Flow, ask
 from semel.core.model import Record
 from semel.core.settle import lapse_row
 from semel.stores.sql.statements import Params, Query, Statement
 from semel.stores.versions import Versions
+from semel.workers.rules import REAPER, Turn
 
 PAGE: Final = 2_000
 PAGES_PER_ROUND: Final = 50
@@ -69,7 +69,7 @@ class Walk:
         return marked
 
     def take_turn(self, horizon: Horizon, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`, in one statement."""
+        """As :class:`~semel.workers.rules.TakesTurns`, in one statement."""
         if horizon.after is None and kind == REAPER:
             yield from self._begin(horizon)
         walks = kind == REAPER  # the others have no use for what was created since

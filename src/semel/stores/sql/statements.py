@@ -50,7 +50,7 @@ class Now(Ask[int]):
 
 
 class TakeTurn(Ask[int | None]):
-    """The next turn of a worker, as ``core.contract.TakesTurns`` has it, where the database is a file of this host.
+    """The next turn of a worker, as ``workers.rules.TakesTurns`` has it, where the database is a file of this host.
 
     None: no turns can be taken there.
     """

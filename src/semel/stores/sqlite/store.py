@@ -13,7 +13,7 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final, Literal, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Turn
+from semel.core.contract import Capabilities, DoctorCheck, Identity
 from semel.core.decide import decide, first_grant, is_grant_new, needs_steps
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
@@ -65,6 +65,7 @@ from semel.stores.sql.statements import (
     statements,
 )
 from semel.stores.sqlite import doctor
+from semel.workers.rules import Turn
 
 SQL: Final = statements("semel.stores.sqlite", "sql/records.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -251,7 +252,7 @@ class SqliteStore:
         return marked
 
     def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.core.contract.TakesTurns`. Where no turns can be taken, each look is a turn."""
+        """As :class:`~semel.workers.rules.TakesTurns`. Where no turns can be taken, each look is a turn."""
         now = yield from ask(NOW)
         taken = yield from ask(TakeTurn(kind, mine, every_us))
         [(earliest,)] = yield from ask(Query(SQL["find_earliest"], {"now": now, "kind": kind}))

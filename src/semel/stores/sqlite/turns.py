@@ -11,8 +11,8 @@ import os
 from contextlib import suppress
 from typing import Any, Final
 
-from semel.core.contract import next_turn
 from semel.stores.sql.statements import TakeTurn
+from semel.workers.rules import next_turn
 
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.addresses import split_http_url
 from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command, seconds, whole_number
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.client.journal import Journal, JournalEntry, JournalError
 from semel.client.plan import Budget, Done, InDoubt, NotYet, Outcome, Refused
-from semel.core.addresses import split_http_url
 from semel.errors import ConfigurationError, RequestError
 from semel.extras import install_command
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 from typing import Final
 
+from semel.addresses import split_http_url
 from semel.check.discovery import CheckedOperation
-from semel.core.addresses import split_http_url
 from semel.errors import ConfigurationError
 from semel.testing.idempotent.case import Request
 from semel.testing.idempotent.reply import Reply
