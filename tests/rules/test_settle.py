@@ -15,7 +15,6 @@ from semel.core.model import (
     MovedOn,
     Proceed,
     Record,
-    Reseal,
     Resolution,
     Resolved,
     Settled,
@@ -31,11 +30,11 @@ from semel.core.settle import (
     mark_row,
     relinquished_state,
     renew_row,
-    reseal_row,
     settle_row,
 )
 from semel.policy import Policy
 from semel.reconciliation.resolutions import action_of, resolve_row
+from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.rules import Step, Steps
 from semel.stores.memory.store import grant_row
 from semel.testing.attempts import OK, attempt, renewal, settlement
