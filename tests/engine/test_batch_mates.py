@@ -110,6 +110,61 @@ def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sen
     assert {type(second), type(third)} == {asyncio.CancelledError}
 
 
+def _begin_at_once(loop: asyncio.AbstractEventLoop, work: Any, **_: Any) -> Any:
+    """A task factory as ``asyncio.eager_task_factory`` of Python 3.12: a task's first step runs where it is made."""
+    try:
+        awaited = work.send(None)
+    except StopIteration as stop:
+        ended = loop.create_future()
+        ended.set_result(stop.value)
+        return ended
+    return asyncio.Task(_go_on(work, awaited), loop=loop)
+
+
+async def _go_on(work: Any, awaited: Any) -> Any:
+    return await _Rest(work, awaited)
+
+
+class _Rest:
+    def __init__(self, work: Any, awaited: Any) -> None:
+        self._work, self._awaited = work, awaited
+
+    def __await__(self) -> Any:
+        awaited = self._awaited
+        try:
+            while True:
+                awaited = self._work.send((yield awaited))
+        except StopIteration as stop:
+            return stop.value
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+def test_a_loop_whose_tasks_are_eager_is_served(suspends: bool) -> None:
+    """Each request is sent, also where its batch has ended before its task is known."""
+
+    def verb(requests: Sequence[Any]) -> Flow[list[Any]]:
+        yield from ()
+        return [request * 10 for request in requests]
+
+    async def run(make: MakeFlow[list[Any]], waited: float) -> list[Any]:
+        if suspends:
+            await asyncio.sleep(0)
+        return perform(make(), lambda needed: None)
+
+    async def told() -> list[Any]:
+        asyncio.get_running_loop().set_task_factory(_begin_at_once)
+        coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
+        asked = [coalescer.ask(number) for number in (1, 2, 3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        asked.append(coalescer.ask(4))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return [each.done() and each.result() for each in asked]
+
+    assert asyncio.run(told()) == [10, 20, 30, 40]
+
+
 @pytest.mark.parametrize("names", [("order", "\ud800"), ("\udfff", "7"), ("order", 7)])
 def test_a_resource_that_cannot_be_stored_is_refused_by_name(names: tuple[str, Any]) -> None:
     shell = Shell("sync", connect_backend("memory://"))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from semel import Answer, Engine, Permit
 from semel.errors import KeyReusedError, StoreReadOnly, StoreUnavailable
+from semel.outbox.partitions import Partitions, registration
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
+from semel.stores.sql.dialect import dialect_of
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import ATOMIC, PLAIN, WHAT, Fellow, Kind, Outside, Writes, made, never, plain, prepared
 from tests.servers.mariadb import MARK, at, start
@@ -96,6 +99,22 @@ def test_the_users_isolation_changes_nothing(fellow: Fellow, outside: Outside, i
         assert fellow.run(command("other", policy=ATOMIC), _inserts_two).answer == MADE
     finally:
         outside.fetch("SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
+def test_the_list_of_relays_is_whole_where_the_server_cuts_long_texts(server: MariadbServer, outside: Outside) -> None:
+    outside.fetch("SET GLOBAL group_concat_max_len = 1024")
+    try:
+        with closing(Engine(mariadb_backend(server))) as engine:
+            partitions = Partitions(dialect_of(engine.store, "events"))
+            relays = [registration(f"host:{number}", "nats://mq.example", f"broker {number}") for number in range(40)]
+            for relay in relays:
+                engine.perform("attend", partial(partitions.attend, relay, 10_000_000, listens=False))
+            turn = partial(partitions.turn, "relay", None, 1_000_000, relays[0], hold=True, listens=False, gauge=True)
+            _, look = engine.perform("turn", turn)
+            assert look is not None
+            assert len(look.sinks) == len(relays)
+    finally:
+        outside.fetch("SET GLOBAL group_concat_max_len = 1048576")
 
 
 class Failed(Exception):

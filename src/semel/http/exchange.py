@@ -550,7 +550,7 @@ class Exchange:
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
         if isinstance(verdict, Replay):
-            return self.replay(verdict)
+            return self._replay(verdict)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
@@ -579,8 +579,7 @@ class Exchange:
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def replay(self, verdict: Replay) -> Answer:
-        """The first attempt's answer once more."""
+    def _replay(self, verdict: Replay) -> Answer:
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)

@@ -59,7 +59,8 @@ class Coalescer:
         self._locate = locate
         self.loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._serving = False
+        self._task: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
         """A future of this request's reply.
@@ -68,12 +69,14 @@ class Coalescer:
             StoreUnavailable: ``QUEUE_MAX`` requests are waiting already.
         """
         queue, loop = self._queue, self.loop
-        if self._task is None:
-            self._task = loop.create_task(self._serve())  # begins at the end of this tick
-        elif len(queue) >= QUEUE_MAX:
+        if len(queue) >= QUEUE_MAX:
             raise StoreUnavailable(_OVERFULL)
         future: asyncio.Future[Any] = loop.create_future()
         queue.append((request, future, loop.time()))
+        if not self._serving:
+            self._serving = True
+            # It begins at the end of this tick; at once where the loop's tasks are eager, and it may end here.
+            self._task = loop.create_task(self._serve())
         return future
 
     async def _serve(self) -> None:
@@ -83,7 +86,7 @@ class Coalescer:
                 if batch:
                     await self._send(batch)
         finally:
-            self._task = None
+            self._serving = False
             for _, future, _ in self._queue:  # only where this task was torn down with its loop
                 future.cancel()
             self._queue.clear()

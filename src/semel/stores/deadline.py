@@ -78,10 +78,6 @@ class Limit:
         if self._task is not None:
             self._task.cancel()
 
-    def cancel(self) -> None:
-        """The call has ended."""
-        self._timer.cancel()
-
     def end(self, error: BaseException | None) -> BaseException | None:
         """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
         self._timer.cancel()

@@ -34,6 +34,7 @@ GREETING: Final = (
 VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
 FRAME: Final = 1024  # bytes around the statements of one packet
+AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column: beyond it the server refuses the statement
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
@@ -79,7 +80,8 @@ class MariadbServer:
         return (
             "SET SESSION tx_isolation = 'READ-COMMITTED', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
             f"innodb_lock_wait_timeout = {max(1, round(self.patience_seconds / 2))}, "
-            f"max_statement_time = {self.patience_seconds:.3f}, autocommit = 1, completion_type = 'NO_CHAIN'"
+            f"max_statement_time = {self.patience_seconds:.3f}, autocommit = 1, completion_type = 'NO_CHAIN', "
+            f"group_concat_max_len = {AGGREGATE_BYTES_MAX}"
         )
 
 
