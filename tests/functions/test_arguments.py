@@ -9,7 +9,7 @@ from dataclasses import dataclass, make_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -446,7 +446,7 @@ class Tags(RootModel[list[str]]):
 
 class Unseen(BaseModel):
     amount: int
-    note: str = Field("", exclude=True)
+    note: Annotated[str, Field(exclude=True)] = ""
 
 
 def listed(**options: Any) -> Any:
