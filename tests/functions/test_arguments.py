@@ -9,14 +9,14 @@ from dataclasses import dataclass, make_dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, MissingKey, RecordUnreadableError, RequestError
 from semel.functions import Caller, Codec, single_caller
@@ -420,6 +420,59 @@ def test_a_class_of_an_argument_may_get_further_fields_with_defaults(stage: Stag
     with pytest.raises(KeyReusedError):  # its record was made with the field
         new("B", [New(amount=1)])
     assert runs == ["B"]
+
+
+def test_a_field_that_says_something_counts_wherever_its_instance_lies(stage: Stage) -> None:
+    class Box:
+        def __init__(self, holds: Any) -> None:
+            self.holds = holds
+
+    Old, New = tuple_of({"amount": 0}), tuple_of({"amount": 0, "note": ""})
+    boxed = Codec(Box, encode=lambda box: [box.holds], decode=lambda form: Box(form[0]))
+
+    def pay(order: str, wishes: Any, plain: Any) -> str:
+        return "paid"
+
+    for number, place in enumerate((lambda wish: {wish: 1}, lambda wish: {1: wish}, lambda wish: {wish}, Box)):
+        once = stage.command(pay, f"grown_{number}", key="order", codecs=[boxed])
+        assert once("A", place(Old(1)), Old(1)) == once("A", place(New(1)), New(1)) == "paid"
+        with pytest.raises(KeyReusedError):
+            once("A", place(New(1, "another wish")), New(1))
+
+
+class Tags(RootModel[list[str]]):
+    root: list[str] = []
+
+
+class Unseen(BaseModel):
+    amount: int
+    note: Annotated[str, Field(exclude=True)] = ""
+
+
+def listed(**options: Any) -> Any:
+    return msgspec.defstruct("Listed", [("amount", int), ("note", str, "")], **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "first", "other"),
+    [
+        (Tags, ["x"], []),
+        (lambda amount: Unseen(amount=amount), 1, 2),
+        (listed(array_like=True), 1, 2),
+        (listed(omit_defaults=True), 1, 2),
+        (listed(array_like=True, omit_defaults=True), 1, 2),
+    ],
+)
+def test_another_call_is_refused_where_a_field_at_its_default_is_not_in_the_form(
+    stage: Stage, make: Any, first: Any, other: Any
+) -> None:
+    def pay(order: str, wish: Any) -> str:
+        return "paid"
+
+    once = stage.command(pay, key="order")
+    assert once("A", make(first)) == once("A", make(first)) == "paid"
+    with pytest.raises(KeyReusedError):
+        once("A", make(other))
 
 
 def test_a_row_whose_class_has_no_fields_is_compared_as_it_is(stage: Stage) -> None:

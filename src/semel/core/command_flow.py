@@ -77,7 +77,8 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
     found = None if recipe is None else under(recipe)
     if recipe is None or found is None:
         return None
-    fingerprints = found if isinstance(found, tuple) else (found,)
+    # Two spellings may be equal; the place of one that was asked must be the only one, or it is asked for ever.
+    fingerprints = tuple(dict.fromkeys(found)) if isinstance(found, tuple) else (found,)
     if recipe == claim.recipe and claim.fingerprint in fingerprints:
         fingerprints = fingerprints[fingerprints.index(claim.fingerprint) + 1 :]
     return claim._replace(recipe=recipe, fingerprint=fingerprints[0]) if fingerprints else None

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from typing import Any, Final
@@ -19,7 +19,7 @@ from typing import Any, Final
 from semel.codec.plain import DEPTH_MAX
 from semel.codec.scalars import Unserialisable, kind_name, scalar_text
 from semel.codec.shapes import Codec
-from semel.codec.structures import defaults_of, model_of
+from semel.codec.structures import FieldDefault, defaults_of, model_of
 from semel.core.identity import frame
 from semel.errors import ConfigurationError, RequestTooLarge
 from semel.functions.arguments import NotThere, Path
@@ -135,17 +135,28 @@ class Fingerprints:
         roots = [path.root for path in self.paths] or self.names
         for value in _instances([arguments[name] for name in roots], frozenset(self.codecs)):
             count = 0
-            for name, _, default in reversed(defaults_of(type(value))):
-                if default is None or not self._is_at_default(getattr(value, name, None), default):
+            for each in reversed(defaults_of(type(value))):
+                if not self._is_at_default(value, each):
                     break
                 count += 1
             at_default[type(value)] = min(count, at_default.get(type(value), count))
         each = ({kind: number} for kind, most in at_default.items() for number in range(1, most + 1))
         return islice(each, SPELLINGS_MAX)
 
-    def _is_at_default(self, value: Any, default: Callable[[], Any]) -> bool:
+    def _left_out(self, kind: Any, value: Any) -> tuple[FieldDefault, ...]:
+        """The fields that a former class had not; none of an instance that has another value in one of them.
+
+        It may have come from where ``_instances`` does not look, such as a codec: without that field it would be equal
+        to a call that wanted something else.
+        """
+        newest = defaults_of(kind)[-self.without[kind] :] if kind in self.without else ()
+        return newest if all(self._is_at_default(value, each) for each in newest) else ()
+
+    def _is_at_default(self, value: Any, field: FieldDefault) -> bool:
+        if field.default is None:
+            return False
         try:
-            return self.canonical(value, "") == self.canonical(default(), "")
+            return self.canonical(getattr(value, field.name), "") == self.canonical(field.default(), "")
         except Exception:  # noqa: BLE001 - a factory that fails here has made no value: the field is not at its default
             return False
 
@@ -180,7 +191,7 @@ class Fingerprints:
         codec = self.codecs.get(kind)
         if codec is not None:
             return _tag("codec", kind.__qualname__, self.canonical(codec.encode_value(value), where, depth + 1))
-        left_out = defaults_of(kind)[-self.without[kind] :] if kind in self.without else ()
+        left_out = self._left_out(kind, value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [each.name for each in dataclasses.fields(value)]
             members = [(name, getattr(value, name)) for name in names[: len(names) - len(left_out)]]
@@ -192,7 +203,7 @@ class Fingerprints:
         model = model_of(kind)
         if model is not None:
             form = model.encode(value, where)
-            for each in left_out:
+            for each in left_out if isinstance(form, dict) else ():  # a root model's form is the value itself
                 form.pop(each.member, None)
             return _tag("model", kind.__qualname__, self.canonical(form, where, depth + 1))
         raise Unserialisable(where, f"is a {kind_name(kind)}, which has no canonical form")
@@ -221,7 +232,7 @@ def _instances(values: Iterable[Any], codecs: frozenset[type]) -> Iterator[Any]:
         if is_dataclass:
             yield from _instances([getattr(value, each.name) for each in dataclasses.fields(value)], codecs)
         elif isinstance(value, Mapping):
-            yield from _instances(value.values(), codecs)
+            yield from _instances((*value, *value.values()), codecs)
         elif isinstance(value, list | tuple | set | frozenset):
             yield from _instances(value, codecs)
 
