@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Load, count and print; progress goes to stderr."""
     parser = argparse.ArgumentParser(prog="python -m bench.growth.counts", description=__doc__)
     parser.add_argument(
-        "--url", required=True, help="postgresql://USER@HOST/DATABASE, which nobody else uses meanwhile"
+        "--url", required=True, help="postgresql://USER@HOST/DATABASE, which no other client uses during the run"
     )
     parser.add_argument("sizes", nargs="*", type=int, default=[0, 10_000, 1_000_000], help="records in each store")
     given = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""``python -m bench.growth.purging URL``: the purge in its own process, a stretch at a time, as it is told.
+"""``python -m bench.growth.purging URL``: the purge in its own process, for the seconds that stdin asks for.
 
 Each line of stdin is a number of seconds; the answer is a line of JSON: what was done in them.
 """

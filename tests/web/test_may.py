@@ -175,7 +175,7 @@ def test_a_coroutine_is_no_permission() -> None:
     with Engine.connect("memory://") as engine:
         web = WsgiMiddleware(shop, engine, caller=single_caller, operations=[Operation("/a")], may=hidden)
         environ = wsgi_environ("POST", "/a", "", head(KEY, [], [b""]), b"", ALICE)
-        with pytest.raises(TypeError, match="returned a coroutine, which nobody awaits here"):
+        with pytest.raises(TypeError, match="returned a coroutine, which is not awaited here"):
             wsgi_call(web, environ)
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:

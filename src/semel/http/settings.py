@@ -66,7 +66,7 @@ def is_allowed(answer: object) -> bool:
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()  # otherwise Python warns that it was never awaited
-        raise TypeError("may= returned a coroutine, which nobody awaits here: make it a plain function")
+        raise TypeError("may= returned a coroutine, which is not awaited here: make it a plain function")
     return bool(answer)
 
 

@@ -363,7 +363,7 @@ def _into(
 
 
 def check_over(returned: object) -> object:
-    """What a handler has returned; HandlerError where that has yet to run, since nobody would run it."""
+    """What a handler has returned; HandlerError if it is work that has not begun."""
     if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
             returned.close()  # otherwise Python warns that it was never awaited

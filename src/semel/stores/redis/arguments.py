@@ -1,4 +1,4 @@
-"""What the scripts of claims and settlements are told of each. What many have in common is written down once."""
+"""The arguments of the scripts for claims and settlements. What many have in common is written once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NO_ANSWER: Final = frames((None,) * 3)
 _DIGEST_LENGTH: Final = b"%d:" % DIGEST_BYTES
 _NEVER_LENGTH: Final = b"%08d" % len(_NEVER_SETTLED)
 
-Told = tuple[bytes, ...]
+Arguments = tuple[bytes, ...]
 
 
-def tell_claim(claim: Claim, marker: bytes | None) -> tuple[Told, bytes]:
-    """What the script is told of a claim, and what that is about as its record has it.
+def encode_claim(claim: Claim, marker: bytes | None) -> tuple[Arguments, bytes]:
+    """A claim's arguments, and its names in the form of its record.
 
     Parameters: ``marker`` the name of the markers that claims rely on where forgetting would be a second effect.
     """
@@ -34,8 +34,8 @@ def tell_claim(claim: Claim, marker: bytes | None) -> tuple[Told, bytes]:
     return (told, hexlify(nonce + operation_id), length + _NEVER_LENGTH + names + granted), names
 
 
-def tell_settlement(settlement: Settlement) -> Told:
-    """What the script is told of a settlement."""
+def encode_settlement(settlement: Settlement) -> Arguments:
+    """A settlement's arguments."""
     id, fence, nonce, state, answer, kind, doubt, error_code, business_ref, resource_type, resource_id = settlement[:11]
     said = doubt, business_ref, resource_type, resource_id, error_code
     small = _UNSAID if said == _SAYS_NOTHING else frames(said)
@@ -86,4 +86,4 @@ def _first_due(terms: Terms) -> bytes:
     return b"d" if terms.effects == Effects.IDEMPOTENT and terms.attempts_max > 1 else b"l"
 
 
-__all__ = ["tell_claim", "tell_settlement"]
+__all__ = ["encode_claim", "encode_settlement"]

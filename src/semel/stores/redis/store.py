@@ -45,7 +45,7 @@ from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.stores.memory.store import grant_row
 from semel.stores.redis import doctor
-from semel.stores.redis.arguments import tell_claim, tell_settlement
+from semel.stores.redis.arguments import encode_claim, encode_settlement
 from semel.stores.redis.keys import TAGS, Keys, marker_name
 from semel.stores.redis.layout import decode_any, kept_answer, names_of_kept, number
 from semel.stores.redis.pages import Pages, audit_line, operation_calls
@@ -152,7 +152,7 @@ class RedisStore:
         arguments: list[bytes | int] = [self._newest]
         named: list[bytes] = []
         for claim in claims:
-            told, names = tell_claim(claim, marker)
+            told, names = encode_claim(claim, marker)
             arguments += told
             named.append(names)
         keys = self.keys.each_record(map(_id_of, claims))
@@ -233,7 +233,7 @@ class RedisStore:
             keys += self._lists(settlements[0].id)[1:]
         arguments: list[bytes | int] = [PURGE_GRACE_US]
         for settlement in settlements:
-            arguments += tell_settlement(settlement)
+            arguments += encode_settlement(settlement)
         return RedisCall(_SETTLE, tuple(keys), tuple(arguments))
 
     def _settle_by_rule(self, settlement: Settlement) -> Flow[Settling]:

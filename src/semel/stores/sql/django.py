@@ -115,7 +115,7 @@ def failures() -> dict[str, BaseException | None]:
 
 
 def failure_since(before: Mapping[str, BaseException | None]) -> BaseException | None:
-    """The error for which an open block will end in a rollback, though nobody has asked for it; None without one.
+    """The error for which an open block will end in a rollback, though the view did not ask for it; None without one.
 
     The ORM gives a block up when a statement fails outside of an inner block, also where the view catches the error. So
     does the connection when the view closes it. ``set_rollback(True)`` is a request.
