@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, AsyncEngine, Engine, Permit, Policy
+from semel import Answer, AsyncEngine, AsyncPermit, Engine, Permit, Policy
 from semel.core.model import State
 from semel.errors import ConfigurationError, PolicyError, StepError
 from semel.operations.http import describe
@@ -74,12 +74,36 @@ async def late() -> None:
     raise AssertionError("this must not run")
 
 
+async def late_local(connection: object) -> None:
+    raise AssertionError("this must not run")
+
+
+def pieces() -> Iterator[int]:
+    yield 1
+
+
+def local_pieces(connection: object) -> Iterator[int]:
+    yield 1
+
+
+async def late_pieces() -> AsyncIterator[int]:
+    yield 1
+
+
 MISTAKES: list[tuple[str, Callable[[Permit], object], str]] = [
     ("no name", lambda permit: permit.step("", lambda: None), "needs a name"),
     ("no function", lambda permit: permit.step("charge", 7), "needs a function"),  # type: ignore[call-overload]
     ("a call that has begun", lambda permit: permit.step("charge", late()), "has begun"),  # type: ignore[call-overload]
+    ("a coroutine function", lambda permit: permit.step("charge", late), "a coroutine function"),
+    ("a local one", lambda permit: permit.local_step("charge", late_local), "a coroutine function"),
+    ("a generator function", lambda permit: permit.step("charge", pieces), "a generator function"),
+    ("a local generator", lambda permit: permit.local_step("charge", local_pieces), "a generator function"),
     ("twice", lambda permit: [permit.step("charge", lambda: 1) for _ in range(2)], "ordinal=1"),
-    ("inside itself", lambda permit: permit.step("charge", lambda: permit.step("charge", late)), "already running"),
+    (
+        "inside itself",
+        lambda permit: permit.step("charge", lambda: permit.step("charge", lambda: 1)),
+        "already running",
+    ),
     ("a type without a form", lambda permit: permit.step("charge", lambda: 1, returns=Unknown), "Unknown"),
 ]
 
@@ -94,6 +118,22 @@ def test_a_mistake_is_reported(engine: Engine, mistake: tuple[str, Callable[[Per
         return OK
 
     assert engine.run(step_command(), handler).answer == OK
+
+
+@pytest.mark.parametrize("call", [pieces, late_pieces])
+def test_a_generator_function_is_reported_on_an_event_loop_too(call: Callable[[], object], tmp_path: Path) -> None:
+    async def handler(permit: AsyncPermit) -> Answer:
+        with pytest.raises(StepError, match="a generator function"):
+            await permit.step("charge", call)
+        return OK
+
+    async def story() -> None:
+        async with AsyncEngine(sqlite(tmp_path / "semel.db")) as engine:
+            assert (await engine.run(step_command(), handler)).answer == OK
+
+    with closing(Engine(sqlite(tmp_path / "semel.db"))) as engine:
+        engine.migrate()
+    asyncio.run(story())
 
 
 def test_a_name_is_used_again_with_an_ordinal(engine: Engine) -> None:

@@ -124,6 +124,7 @@ class SyncSteps(StepBook):
 
     def step(self, name: str, call: Callable[[], Any], ordinal: int, *, repeat: bool, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.step`."""
+        check_plain(name, call)
         shape = shape_of(name, call, returns)
         want = self.want(name, ordinal, repeat=repeat)
         hold: Hold[Step] = Hold(lambda step, _: self.ledger.fail(step, nothing_happened=True))
@@ -145,6 +146,7 @@ class SyncSteps(StepBook):
 
     def local(self, name: str, call: Callable[[Any], Any], ordinal: int, *, returns: Any) -> Any:
         """See :meth:`semel.engine.permit.Permit.local_step`."""
+        check_plain(name, call)
         shape = shape_of(name, call, returns)
         drive, ledger = self._performer.drive, self.ledger
         runs = 0
@@ -295,7 +297,18 @@ def shape_of(name: str, call: object, returns: Any) -> Shape:
         )
     if not callable(call):
         raise StepError(f"step {name!r} needs a function to call; it is a {type(call).__name__}")
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise StepError(f"step {name!r} was given a generator function, whose call runs nothing: leave yield out")
     return _SHAPES.of(_return_annotation(call) if returns is None else returns, f"the result of step {name!r}")
+
+
+def check_plain(name: str, call: object) -> None:
+    """Raise StepError for a coroutine function, before its step begins: a sync engine awaits nothing."""
+    if inspect.iscoroutinefunction(call):
+        raise StepError(
+            f"step {name!r} was given a coroutine function, which a sync engine does not await; give a plain function, "
+            "or use an AsyncEngine"
+        )
 
 
 def _return_annotation(call: Any) -> Any:
