@@ -528,3 +528,18 @@ def test_each_library_has_an_upper_bound_with_its_reason() -> None:
         assert all(any(one.operator == "<" for one in each) for each in specifiers), f"{library} has no upper bound"
         assert all(each.contains(version(library)) for each in specifiers), library
         assert re.search(rf'"{library}(\[\w+\])?>=[^"]*,<[^"]*".* # \S', text), f"why is {library} bounded?"
+
+
+def test_each_locked_version_is_one_that_the_extras_allow() -> None:
+    """A lock has a version for each Python: newer ones may have a library that Semel was not tested with."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    allowed = [Requirement(line) for lines in extras.values() for line in lines]
+    locked = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "dev.txt").read_text("utf-8"), re.MULTILINE)
+    refused = [
+        f"{name}=={pin} is not {each.specifier}"
+        for name, pin in locked
+        for each in allowed
+        if each.name == name and not each.specifier.contains(pin)
+    ]
+    assert len(locked) > 100
+    assert refused == []

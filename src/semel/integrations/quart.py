@@ -23,6 +23,7 @@ from quart import Quart, Request, Response, got_request_exception, has_request_c
 from quart.asgi import ASGIHTTPConnection
 from quart.cli import ScriptInfo
 from quart.utils import cancel_tasks, raise_task_exceptions, run_sync
+from quart.wrappers.request import Body
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
@@ -241,9 +242,12 @@ class Semel(EndpointCommands[Response]):
             here = request._get_current_object()  # type: ignore[attr-defined] # its debugger renders what frames hold
             try:
                 async with asyncio.timeout(self.surface.body_seconds_max):
-                    await here.get_data()  # Quart's own task receives the body: it is whole before it is compared
+                    # Quart's own task receives the body: it is whole before it is compared.
+                    data = await here.get_data()
             except TimeoutError:
                 return self._response(body_too_slow(self.surface, here.scope))
+            here.body = Body(None, None)  # from Quart 0.23 on, who has awaited a body cannot read its form
+            here.body.set_result(data)
             return await self.serve(endpoint, declared, here, args, kwargs, filled)
 
         setattr(serve_claimed, DECLARED, declared)
@@ -283,13 +287,15 @@ class _Connection(ASGIHTTPConnection):
             raise asyncio.CancelledError  # a command that another one has taken over
         raise_task_exceptions(done)
 
-    async def handle_messages(self, request: Any, receive: Any) -> None:
+    async def handle_messages(self, request: Any, receive: Any, *_: Any) -> None:
+        # Quart's own, from 0.23 on, is given the view's task, cancels it here, and sends no answer from then on.
         if self._is_streamed(request):
-            body = request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"])
-            await super().handle_messages(request, body.pace(receive))
-            body.cut()
-        else:
-            await super().handle_messages(request, receive)
+            request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"])
+            receive = request.body.pace(receive)
+        while (message := await receive())["type"] != "http.disconnect":
+            await _add_to_body(request.body, message)
+        if isinstance(request.body, _StreamedBody):
+            request.body.cut()
         call = self.scope.get(CALL_KEY)
         if isinstance(call, RouteCall):
             await call.outlive_client()
@@ -305,6 +311,19 @@ class _Connection(ASGIHTTPConnection):
             return False
         view = self.app.view_functions.get(name)
         return view is not None and (hasattr(view, SERVED) or _uses_bulk(view))
+
+
+async def _add_to_body(body: Any, message: Any) -> None:
+    """Add what the client sent to the body, which is Quart's (0.23 has a queue: ``put``) or a streamed one."""
+    if message["type"] != "http.request":
+        return
+    data = message.get("body", b"")
+    if hasattr(body, "put"):
+        await body.put(data)
+    else:
+        body.append(data)
+    if not message.get("more_body", False):
+        body.set_complete()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -437,14 +456,14 @@ def _note_exceptions(app: Quart) -> None:
     """Report exceptions from outside the view to the capture, even if an error handler answers them."""
     handle = app.handle_user_exception
 
-    async def handle_noted(error: Exception) -> Any:
-        _note(error)
-        return await handle(error)
+    async def handle_noted(*args: Any) -> Any:  # the error alone; from Quart 0.23 on, the context before it
+        _note(args[-1])
+        return await handle(*args)
 
     async def note(sender: Any, exception: BaseException, **_: Any) -> None:
         _note(exception)
 
-    app.handle_user_exception = handle_noted  # type: ignore[method-assign]
+    app.handle_user_exception = handle_noted  # type: ignore[method-assign,assignment]
     got_request_exception.connect(note, app, weak=False)
 
 
