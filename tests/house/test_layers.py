@@ -41,7 +41,9 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
     "core": {"model": 0, **dict.fromkeys(["contract", "requests", "command_flow"], 2)},
     "http": {"headers": 1, "fingerprint": 1},
     "stores": {"versions": 2, "findings": 2},
-    "stores.sql": dict.fromkeys(["damage", "statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
+    "stores.sql": dict.fromkeys(
+        ["damage", "statements", "dialect", "tables", "lapsed_scan", "looks", "versioned_store"], 2
+    ),
     "stores.sqlite": {"doctor": 2},
     "stores.postgres": dict.fromkeys(["rows", "alike", "settings", "text", "doctor"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),
