@@ -1,9 +1,8 @@
-"""ATOMIC units through asyncmy, on event loops (see ``mariadb_unit``); as ``pymysql_unit`` does it in threads."""
+"""ATOMIC units through asyncmy, on event loops (see ``unit_talk``); as ``pymysql_transaction`` does it in threads."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from itertools import repeat
 from operator import attrgetter
@@ -14,11 +13,13 @@ from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline, run_within
-from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
-from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
+from semel.stores.mariadb.asyncmy_client import Taken, close, drop, open_connection, perform
+from semel.stores.mariadb.errors import connection_lost
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all
+from semel.stores.mariadb.unit_talk import Library, MariadbTalk
 from semel.stores.pool import AsyncUnitPool
+from semel.stores.talk import drive_async
 
 T = TypeVar("T")
 
@@ -105,61 +106,24 @@ def successor(connection: Any) -> Any:
     return fresh
 
 
-class AsyncmyUnit:
-    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`; nothing is sent before the claim."""
+class AsyncmyUnit(MariadbTalk):
+    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`."""
 
-    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, deadline: Deadline, *, was_idle: bool) -> None:
-        self._pool = pool
-        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
-        self._taken = taken
-        self._was_idle = was_idle
-        self._pid = os.getpid()
-        self._begun = False
-        self._ended = False
-        self.left_writes = False
-        self._transaction = self._new_transaction()
-
-    def _new_transaction(self) -> Transaction:
-        return Transaction(self._pool.server.clock, self._taken[1])
-
-    @property
-    def connection(self) -> Any:
-        """What the handler writes on.
-
-        Raises asyncmy.errors.InterfaceError after the end: the session is another command's by then.
-        """
-        if self._ended:
-            raise InterfaceError(0, LATE)
-        return self._taken[0]
+    _library = Library(
+        (MySQLError, TimeoutError), InterfaceError, attrgetter("connected"), attrgetter("reading"), successor, close
+    )
 
     async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction. Raises as ``PymysqlUnit.run``."""
-        first, self._begun = not self._begun, True
-        try:
-            return await self._perform(self._transaction.run(make))
-        except Lost as error:
-            if not first or not self._was_idle:
-                raise connection_lost(error) from error
-        except MariadbRefused as error:
-            await self._drop_unsound(error)
-            raise store_error(error) from error
-        # The connection died while it was idle. The claim names its nonce, so it may be repeated.
-        self._taken = await self._pool.instead_of(self._taken, self._call())
-        self._transaction = self._new_transaction()
-        try:
-            return await self._perform(self._transaction.run(make))
-        except Lost as error:
-            raise connection_lost(error) from error
-        except MariadbRefused as error:
-            await self._drop_unsound(error)
-            raise store_error(error) from error
+        return await drive_async(self._running(make))
 
-    async def _drop_unsound(self, error: MariadbRefused) -> None:
-        if not is_sound(error):
-            await close(self.connection)
+    async def settle_async(self, needed: Ask[Any]) -> bool:
+        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
+        return await drive_async(self._settling(needed))
 
-    def _call(self) -> Deadline:
-        return self._deadline or Deadline(self._pool.server.patience_seconds)
+    async def rollback_async(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        await drive_async(self._rolling_back())
 
     async def _perform(self, conversation: Conversation[T]) -> T:
         try:
@@ -168,70 +132,13 @@ class AsyncmyUnit:
             self.connection.close()
             raise connection_lost() from error
 
-    def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-        return self._ended
-
-    def hand_out(self) -> Any:
-        """The connection: from here on only Semel ends the transaction."""
-        self.connection.transaction = self._transaction
-        self._deadline = None
-        return self.connection
-
-    async def settle_async(self, needed: Ask[Any]) -> bool:
-        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
-        if self._is_over():
-            return False
-        if self.connection.reading:
-            await self._end(sound=False)
-            raise undone()
-        self._deadline = Deadline(self._pool.server.patience_seconds)
-        try:
-            stands = await self._perform(self._transaction.settle(needed))
-        except Lost as error:
-            await self._end(sound=False)
-            raise connection_lost(error) from error
-        except MariadbRefused as error:
-            if is_sound(error):
-                await self.rollback_async()
-            else:
-                await self._end(sound=False)
-            raise store_error(error) from error
-        except BaseException:
-            await self._end(sound=False)
-            raise
-        if stands:
-            await self._end(sound=True)
-        else:
-            await self.rollback_async()
-        return stands
-
-    async def rollback_async(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
-        if self._is_over():
-            return
-        sound = True
-        if self._begun and self.connection.connected:
-            self.connection.transaction = None
-            try:
-                async with asyncio.timeout(self._call().for_answer()):
-                    await self.connection.query("ROLLBACK")
-                    self.left_writes = self.connection.left_writes
-                    if self.connection._result.warning_count:
-                        self.left_writes |= is_incomplete(await self.connection.show_warnings())
-            except (MySQLError, TimeoutError):
-                sound = False
-        await self._end(sound=sound)
-
-    async def _end(self, *, sound: bool) -> None:
-        connection, greeting = self._taken
-        self._ended = True
-        connection.transaction = None
-        if sound and connection.connected and not connection.get_autocommit():
-            await self._pool.give((successor(connection), greeting), sound=True)
-        else:
-            await self._pool.give(self._taken, sound=False)
+    async def _undo(self) -> None:
+        connection = self.connection
+        async with asyncio.timeout(self._call().for_answer()):
+            await connection.query("ROLLBACK")
+            self.left_writes = connection.left_writes
+            if connection._result.warning_count:
+                self.left_writes |= is_incomplete(await connection.show_warnings())
 
 
 class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):

@@ -12,6 +12,7 @@ from typing import Final
 from semel.errors import (
     ConfigurationError,
     SchemaError,
+    SemelError,
     StatementRefused,
     StoreError,
     StoreReadOnly,
@@ -84,9 +85,11 @@ def parse_refusal(error: Exception) -> MariadbRefused | None:
     return MariadbRefused(code, str(error.args[1]) if len(error.args) > 1 else "")
 
 
-def ends_connection(error: MariadbRefused) -> bool:
-    """Whether the connection is not to be used again."""
-    return error.code in _UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
+def is_sound(error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    if isinstance(error, MariadbRefused):
+        return error.code not in _UNDECIDED and error.code not in _TAKEN_OVER and not is_elsewhere(error)
+    return isinstance(error, SemelError)
 
 
 def is_elsewhere(error: MariadbRefused) -> bool:

@@ -7,7 +7,7 @@ loop awaits them; a library's unit says how each is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
@@ -16,19 +16,16 @@ from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX
 from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.sql.statements import Query
+from semel.stores.talk import Talk
 
 T = TypeVar("T")
 C = TypeVar("C")
-
-Talk = Generator[Callable[[], Any], Any, T]
-"""What a unit does, in either colour: it yields each call that waits for the server, and is sent the call's result."""
-Errors = tuple[type[BaseException], ...]
 
 
 class Library(NamedTuple):
     """How a client library reports its errors."""
 
-    errors: Errors  # what a call raises where the server refuses it, or does not answer
+    errors: tuple[type[BaseException], ...]  # what a call raises where the server refuses it, or does not answer
     not_own: type[BaseException]  # the settle's: the claim is not this transaction's own
     told: Callable[[Any], BaseException]
     is_lost: Callable[[BaseException], bool]
@@ -108,35 +105,3 @@ class UnitTalk(Generic[C]):
         if not self._ended:
             self._ended = True
             yield lambda: self._give_back(sound)
-
-
-def drive(talk: Talk[T]) -> T:
-    """Make the calls, one after the other."""
-    try:
-        call = next(talk)
-        while True:
-            try:
-                reply = call()
-            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
-                call = talk.throw(error)
-            else:
-                call = talk.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def drive_async(talk: Talk[T]) -> T:
-    """Await the calls, one after the other."""
-    try:
-        call = next(talk)
-        while True:
-            try:
-                reply = await call()
-            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
-                call = talk.throw(error)
-            else:
-                call = talk.send(reply)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result

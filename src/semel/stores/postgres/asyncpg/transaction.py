@@ -28,8 +28,9 @@ from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.postgres.rows import silent_settle
-from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive_async
+from semel.stores.postgres.transaction import Library, UnitTalk
 from semel.stores.sql.statements import Query
+from semel.stores.talk import Talk, drive_async
 
 T = TypeVar("T")
 

@@ -29,10 +29,11 @@ from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
 from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
-from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
+from semel.stores.postgres.transaction import Library, UnitTalk
 from semel.stores.process import begin_in_children
 from semel.stores.shield import later
 from semel.stores.sql.statements import Query
+from semel.stores.talk import Talk, drive
 
 if TYPE_CHECKING:
     from semel.stores.postgres.psycopg.transaction_async import AsyncPsycopgUnitConnection

@@ -21,7 +21,7 @@ from semel.stores.postgres.psycopg.transaction import (
     PsycopgTalk,
     successor,
 )
-from semel.stores.postgres.transaction import drive_async
+from semel.stores.talk import drive_async
 
 T = TypeVar("T")
 
