@@ -36,6 +36,7 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
         "extras": 0,
         "telemetry": 0,
         "addresses": 0,
+        "lazy": 4,
         **dict.fromkeys(["keys", "policy", "quota", "recipe"], 1),
     },
     "core": {"model": 0, **dict.fromkeys(["contract", "requests", "command_flow"], 2)},

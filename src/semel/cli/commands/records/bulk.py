@@ -12,13 +12,12 @@ from semel.admin.bulks import (
     bulk_standing,
     code_document,
     find_bulk,
-    item_document,
     newest_bulks,
     tally_line,
 )
 from semel.admin.find import is_beginning, key_of, name_of
 from semel.bulk.declaration import PAGE, fill
-from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, unnamed_id
+from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, item_document, unnamed_id
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
