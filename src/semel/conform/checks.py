@@ -1095,7 +1095,7 @@ def _list_of(value: object) -> list[Any]:
 
 
 def _path_item(document: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What the document says of a path: as it is written, or by a template such as /orders/{id}."""
+    """The document's item for a path: as it is written, or by a template such as /orders/{id}."""
     paths = document.get("paths")
     if not isinstance(paths, dict):
         return {}

@@ -157,7 +157,7 @@ class Asked(Protocol):
 class AnswersAtOnce(Protocol):
     """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
 
-    Each of them is what the store's verb says of one request. Such a store keeps no events.
+    Each of them answers one request as the store's verb does. Such a store keeps no events.
     """
 
     def claim_at_once(

@@ -323,7 +323,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
 def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
 
-    What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
+    As :func:`decide` for :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`; None for all others.
     """
     if (
         row is None
@@ -367,7 +367,7 @@ def find_replay_in(
 
 
 def _standing(row: Record, now: int) -> State | None:
-    """The state of a record, as an attempt that wants something else may be told of it."""
+    """The state of a record that an attempt with another request may learn."""
     state = state_of(row)
     if state is State.PROCESSING and now >= row.lease_until and classify_lapsed(row, now) in DOUBTS:
         return State.UNKNOWN

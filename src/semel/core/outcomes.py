@@ -100,7 +100,7 @@ def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
 
 
 def _apply_success(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
-    """What the policy's own function says of a 2xx answer. It proves nothing where it fails."""
+    """The verdict of the policy's own function on a 2xx answer. A function that fails proves nothing."""
     assert policy.success is not None
     try:
         said = policy.success(answer)

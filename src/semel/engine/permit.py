@@ -107,7 +107,7 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def generation(self) -> int:
-        """Grows only when an execution was settled as "did not happen"; not when that was said of a step."""
+        """Grows only when an execution was settled as "did not happen"; not when a single step was."""
         return self.grant.generation
 
     def key_for(self, name: str, ordinal: int = 0) -> str:

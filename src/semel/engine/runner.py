@@ -65,7 +65,7 @@ class AsyncPerformer(_Performer):
 
     def __init__(self, core: Core, backend: Backend) -> None:
         super().__init__(core, backend)
-        # As ``store_one``, where nobody observes.
+        # As ``store_one``, without an observer.
         self.ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         batches: bool = getattr(self._driver, "coalesces", False)
         if batches:

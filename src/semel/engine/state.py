@@ -122,7 +122,7 @@ class Core(CommandEvents):
         self.sealer = validate_sealer(sealer)
         self.draining = False
         self.needs = Needs(self.sealer)
-        self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
+        self._noted: set[tuple[str, str]] = set()  # the answers that cannot be replayed and that the log names already
         self.emits = False  # whether the store keeps events
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self._opened: Identity | None = None  # what it said the first time
@@ -287,7 +287,7 @@ class Core(CommandEvents):
         return True
 
     def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
-        """What this permit says of its command in the end."""
+        """The settlement that this permit ends its command with."""
         permit.settling = True
         emission = permit.emission
         if emission is None and permit.asked.is_plain and permit.resource_type is None and permit.kept:
@@ -441,7 +441,7 @@ class Core(CommandEvents):
         ]
 
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
-        """Note what the store said of each."""
+        """Note the store's reply to each."""
         now = time.monotonic()
         for permit, mine in zip(permits, held, strict=True):
             if mine:

@@ -28,7 +28,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    left_writes = False  # whether the server warned, after a rollback of its own, that some of the writes remain
     reading = 0
     _was_undone = False
 
@@ -41,7 +41,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             self.reading -= 1
 
     async def _execute_command(self, command: int, sql: str | bytes) -> None:
-        """Every statement begins here. Behind one that is under way it would be told that one's answer."""
+        """Begin a statement; refused while another one is under way: it would read that one's answer."""
         if self.reading:
             raise InterfaceError(0, BUSY)
         if self._was_undone:  # the next statement's warnings would take the place of those
@@ -162,7 +162,7 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         return await self._open(deadline)
 
     async def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a connection to the pool if it is ``sound``; else close it."""
         if sound:
             self.lifo.give(taken)
         else:

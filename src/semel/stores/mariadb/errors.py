@@ -22,7 +22,7 @@ from semel.errors import (
 
 LOCK_WAIT_TIMEOUT: Final = 1205
 CONFLICTS: Final = frozenset({1213, 1020})  # deadlock; changed since this transaction's snapshot: all of it rolled back
-STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or somebody stopped it
+STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or an operator stopped it
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
 ELSEWHERE: Final = "semel: another database"  # signalled by what a unit says

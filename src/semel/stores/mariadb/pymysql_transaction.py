@@ -33,11 +33,11 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    left_writes = False  # whether the server warned, after a rollback of its own, that some of the writes remain
     _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
+        """Send a statement; refused while another thread waits for one: each would read the other's answer."""
         if not self.speaking.acquire(blocking=False):
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
@@ -209,7 +209,7 @@ class PymysqlUnitPool:
         return self._open(deadline)
 
     def give(self, taken: Taken, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a connection to the pool if it is ``sound``; else close it."""
         if sound:
             self.lifo.give(taken)
         else:

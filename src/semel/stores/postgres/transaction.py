@@ -35,7 +35,7 @@ class UnitTalk(Generic[C]):
     """One transaction. A library's class says how its calls are made; a shell makes them, or awaits them."""
 
     _library: ClassVar[Library]
-    _notices: Notices  # what the server has said beside its answers
+    _notices: Notices  # notices that came beside the answers
     _asking: Callable[[Query], Talk[list[Any]]]
     _begin_again: Callable[[], Any]  # roll back, so that the claim is made again, on a new snapshot
     _taking_back: Callable[[], Talk[None]]  # from the handler; HandlerRefused where it left the connection in use

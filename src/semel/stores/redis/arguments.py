@@ -51,7 +51,7 @@ def encode_settlement(settlement: Settlement) -> Arguments:
     return b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small)), small + large
 
 
-# What is the same in many claims is written down once: a process has few policies, and its callers come again.
+# The parts that many claims share are encoded once: a process has few policies, and callers send many commands.
 _TEXTS_MAX: Final = 1024
 
 

@@ -23,7 +23,7 @@ _REMEDIES: Final = {
     "WRONGPASS": "the user or the password is wrong: check the URL",
     "NOPERM": _RIGHTS,
     "NOREPLICAS": "too few replicas are connected (min-replicas-to-write): check them",
-    "MASTERDOWN": "the primary is away: retry with the same key",
+    "MASTERDOWN": "the primary cannot be reached: retry with the same key",
     "TRYAGAIN": "a slot of the cluster is on its way to another node: retry with the same key",
 }
 _TELLING: Final = (

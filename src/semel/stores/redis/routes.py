@@ -124,7 +124,7 @@ class KeyRoutes(Protocol):
         """A node did not answer, or takes no writes."""
 
     def note_move(self, slot: int, node: Node) -> None:
-        """A node said who has a slot now."""
+        """Note that a node named the new owner of a slot."""
 
 
 class Single:
@@ -222,7 +222,7 @@ class Cluster:
         self._stale = True
 
     def note_move(self, slot: int, node: Node) -> None:
-        """A node said who has a slot now; the rest of the map is probably old too."""
+        """Note that a node named the new owner of a slot; the rest of the map is probably old too."""
         self._nodes[slot] = node
         self._stale = True
 

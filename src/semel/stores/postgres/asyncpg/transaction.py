@@ -58,7 +58,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.handed_out = False
-        self.worn = False  # a handler had it since its session was as it is when it opens
+        self.worn = False  # a handler has used it since its session was last reset
         self.kept: dict[str, Any] = {}  # the statements of units that its server has prepared
         self.notices = Notices()
 
@@ -318,7 +318,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         return await self._open(deadline)
 
     async def give(self, connection: AsyncpgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a connection to the pool if it is ``sound``; else close it."""
         if sound:
             self.lifo.give(connection)
         else:

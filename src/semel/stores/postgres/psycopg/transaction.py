@@ -58,7 +58,7 @@ class PsycopgUnitConnection(PatientConnection):
     """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler had it since its session was as it is when it opens
+    worn = False  # a handler has used it since its session was last reset
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -79,7 +79,7 @@ class PsycopgUnitConnection(PatientConnection):
             self.execute(ROLLBACK_TO)
 
     def close(self) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
+        """Close it; does nothing while the command runs, because the unit still needs it."""
         if not self.handed_out:
             super().close()
 
@@ -279,7 +279,7 @@ class PsycopgUnitPool:
         return fresh
 
     def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a connection to the pool if it is ``sound``; else close it."""
         if sound:
             self.lifo.give(successor(connection))
         else:

@@ -30,7 +30,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
     """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler had it since its session was as it is when it opens
+    worn = False  # a handler has used it since its session was last reset
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -51,7 +51,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
             await self.execute(ROLLBACK_TO)
 
     async def close(self) -> None:
-        """Nothing, while the command runs: the unit needs it still."""
+        """Close it; does nothing while the command runs, because the unit still needs it."""
         if not self.handed_out:
             await super().close()
 
@@ -102,7 +102,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
         return fresh
 
     async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
-        """It is free again, or to be dropped."""
+        """Return a connection to the pool if it is ``sound``; else close it."""
         if sound:
             self.lifo.give(successor(connection))
         else:
