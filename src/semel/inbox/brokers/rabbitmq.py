@@ -52,7 +52,7 @@ def message_id(delivery: Any) -> str:
     given = _given_id(delivery)
     if not given:
         raise ConfigurationError(
-            "a RabbitMQ message has no message_id: let its publisher set it, or say RabbitConsumer(..., id_of=...)"
+            "a RabbitMQ message has no message_id: let its publisher set it, or use RabbitConsumer(..., id_of=...)"
         )
     return str(given)
 

@@ -31,8 +31,8 @@ CONTEXT: Final = "semel_context"  # the argument that Taskiq fills in
 _FIXED: Final = {
     "ack_type": "the task is acknowledged after its commit",
     "timeout": "it would end a task without counting it: write `async with asyncio.timeout(...)` in the task",
-    "retry_on_error": "the inbox counts tries: say AsyncInbox(..., tries_max=...)",
-    "max_retries": "the inbox counts tries: say AsyncInbox(..., tries_max=...)",
+    "retry_on_error": "the inbox counts tries: use AsyncInbox(..., tries_max=...)",
+    "max_retries": "the inbox counts tries: use AsyncInbox(..., tries_max=...)",
 }
 _LOG: Final = logging.getLogger("semel.consumers")
 
@@ -173,7 +173,7 @@ def _message_id(
         return fitting(str(id_of(*args, **named)))
     if context is None:
         raise ConfigurationError(
-            f"the task {function.__qualname__} was called, not sent, and has no id: use kiq(), or say "
+            f"the task {function.__qualname__} was called, not sent, and has no id: use kiq(), or declare "
             "inbox_task(..., id_of=...)"
         )
     return fitting(context.message.task_id)

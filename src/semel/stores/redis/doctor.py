@@ -12,8 +12,8 @@ from semel.stores.findings import size_text
 from semel.stores.redis import settings
 
 _ACCEPT: Final = (
-    "where every operation is IDEMPOTENT it makes no difference: say so with ?persistence=none in the URL, which makes "
-    "this a note"
+    "where every operation is IDEMPOTENT it makes no difference: accept it with ?persistence=none in the URL, which "
+    "makes this a note"
 )
 _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),
