@@ -83,7 +83,7 @@ class _Block(Generic[P]):
         return verdict
 
     def _meet(self, claim: Claim, verdict: Verdict) -> None:
-        """What the block has come to: where it is not granted, the answer that was given before."""
+        """Take the verdict: if the block is not granted, keep the answer that was given before."""
         if isinstance(verdict, Proceed):
             return
         self._core.tell_verdict(claim, verdict)

@@ -148,7 +148,7 @@ class Permit(PermitSteps, PermitEvents):
         return self.unit.connection
 
     def when_lost(self, act: Callable[[], object]) -> None:
-        """What to do when the record is granted to another attempt while this handler runs."""
+        """Register a function that is called if the record is granted to another attempt while this handler runs."""
         self._on_lost = act
 
     def lose(self) -> None:

@@ -59,7 +59,7 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
 
 
 def claim_one(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    """One attempt at a command outside any unit, in the record's terms, with what is kept beside its record."""
+    """Claim a command outside any unit, in the record's terms, with the row that is kept beside its record."""
     if claim.kept is not None:
         verdict = yield from claim_kept(store, claim, under)
     else:

@@ -79,7 +79,7 @@ class Limit:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
+        """The error that the call ended with: TimeoutError, if only the timer has cut it."""
         self._timer.cancel()
         task, self._task = self._task, None  # which keeps the error, and so the frames that keep this
         if not self._is_over or task is None:

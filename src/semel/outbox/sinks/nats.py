@@ -80,7 +80,7 @@ class NatsSink:
             future.set_result(message)
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All at once; then their acknowledgements."""
+        """Send all events, then wait for their acknowledgements."""
         try:
             client = await self._connect()
         except (NatsError, OSError, TimeoutError) as error:

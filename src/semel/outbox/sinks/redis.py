@@ -26,7 +26,7 @@ class RedisSink:
         self._prefix = prefix
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All in one round trip."""
+        """Add all events in one round trip."""
         entries = []
         for event in events:
             fields = {name.encode(): value.encode() for name, value in message_headers(event).items()}

@@ -66,7 +66,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             raise
 
     async def begin(self) -> None:
-        """It has begun."""
+        """Does nothing while the unit is open: it has begun."""
         if self.transaction is None:
             await super().begin()
 

@@ -89,7 +89,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def begin(self) -> None:
-        """It has begun."""
+        """Does nothing while the unit is open: it has begun."""
         if self.transaction is None:
             super().begin()
 

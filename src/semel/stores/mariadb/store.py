@@ -199,7 +199,7 @@ class MariadbStore(VersionedStore):
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
 
     def observe(self) -> Flow[list[Observed]]:
-        """What the server's settings make of the promise: read at start-up and by ``semel doctor``."""
+        """Report how the server's settings limit the promise; start-up and ``semel doctor`` read it."""
         return observe()
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:

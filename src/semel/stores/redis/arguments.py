@@ -57,14 +57,14 @@ _TEXTS_MAX: Final = 1024
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _names(scope: Scope, recipe: str) -> bytes:
-    """What the names of a claim are written by, as a format: id, key's hash and fingerprint are left out."""
+    """A format that a claim's names fill in; the id, the key's hash and the fingerprint are left out."""
     framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
     return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int, bytes]:
-    """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
+    """The terms as a claim's script reads them: the framed fields that they fix, and the length of these."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
     if terms.effects != Effects.EXTERNAL:
         marker = None

@@ -67,7 +67,7 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
 
 
 def judge_lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
-    """What became of an exchange whose connection failed.
+    """Judge an exchange whose connection failed.
 
     redis-py ends the connection over a reply that refuses one command. What stood behind that command may have run: a
     server ends its loading between two commands, too.

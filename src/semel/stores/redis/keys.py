@@ -36,7 +36,7 @@ class Keys:
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:
-        """What all keys of this record begin with."""
+        """The text with which all keys of this record begin."""
         return self.tags[id[0] % TAGS]
 
     def marker(self, id: bytes, name: bytes) -> bytes:
@@ -77,7 +77,7 @@ class Keys:
 
 
 def marker_name(store_id: str) -> bytes:
-    """What a store's markers end with, so that those of a store made anew in its place are others.
+    """The end of a store's markers; a store that is created in its place later has different ones.
 
     >>> marker_name("01890a5d-ac96-774b-bcce-b302099a8057")
     b':b302099a8057'

@@ -39,7 +39,7 @@ _TELLING: Final = (
 
 
 def remedy_of(code: str, text: str) -> str:
-    """What to do about an error reply."""
+    """The remedy for an error reply."""
     return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
 
 

@@ -158,7 +158,7 @@ def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, b
 def _again(
     engine: Engine, items: Items, record: Record | None, id: bytes, options: argparse.Namespace, out: Output
 ) -> None:
-    """Those of the same list that failed and may be tried again, a page at a time."""
+    """Print the items of the same list that failed and may be retried, a page at a time."""
     if record is None:
         raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
     with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused_places(engine, items, id))) as spool:
