@@ -1,4 +1,4 @@
-"""What a store is: about ten verbs, each a flow over a sequence of requests.
+"""The contract of a store: about ten verbs, each a flow over a sequence of requests.
 
 A store describes; a driver performs. Every write names fence and nonce; every list has a limit and an
 order. The conformance suite in ``semel.testing`` is the executable form of this file.

@@ -41,7 +41,7 @@ from semel.steps.doubts import names_a_step
 
 
 class Situation(Enum):
-    """What an attempt meets in its record. Exactly one holds for every row, attempt and time."""
+    """The situation that an attempt finds in its record. Exactly one holds for every row, attempt and time."""
 
     NEVER_SEEN = "never seen"
     CORRUPT = "a record that cannot be decoded"
@@ -117,7 +117,7 @@ TABLE: Final[Mapping[Situation, Rule]] = {
 
 
 class Was(Enum):
-    """What a lapsed, unfinished record may have done: by what it was claimed under, and what it has recorded since."""
+    """The effects that a lapsed, unfinished record may have had, by its claim's terms and its recorded steps."""
 
     ATOMIC = "ATOMIC, and visible without an answer"
     IDEMPOTENT = "IDEMPOTENT"
@@ -127,7 +127,7 @@ class Was(Enum):
 
 
 class DeclaredTerms(Enum):
-    """What the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
+    """The terms that the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
 
     ATOMIC = "ATOMIC"
     IDEMPOTENT = "IDEMPOTENT"

@@ -1,4 +1,4 @@
-"""What becomes of a settlement, a renewal and an abandoned claim: pure, over the whole row.
+"""Apply a settlement, a renewal or an abandoned claim to a row; pure, over the whole row.
 
 The memory store runs these; a SQL store's guarded statements must agree with them, and random
 histories compare the two.

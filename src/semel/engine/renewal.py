@@ -90,7 +90,7 @@ _NO_BEAT: Final = sys.maxsize
 
 
 class _Upkeep(Generic[P]):
-    """What both forms do in one round. An error of the store's is no matter: the next round tries again."""
+    """One round, in either form. An error of the store does not matter: the next round tries again."""
 
     _abandoned: AbandonedClaims
     _performer: P

@@ -1,4 +1,4 @@
-"""How the engine's asks are performed: once on an event loop, once in ordinary threads.
+"""Perform the engine's asks: on an event loop, and in ordinary threads.
 
 These two and the two ``upkeep`` classes are all that exists twice below the shells.
 """

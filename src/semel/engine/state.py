@@ -1,4 +1,4 @@
-"""What both engines share: making claims, keeping the live permits, telling the observer.
+"""The shared part of both engines: make claims, keep the live permits, report to the observer.
 
 No IO happens here and nothing waits; the shells in ``async_engine`` and ``sync_engine`` perform.
 """
@@ -85,7 +85,7 @@ FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one 
 
 
 class EngineOptions(TypedDict, total=False):
-    """What an engine is given beside its store, as keyword arguments of ``connect``."""
+    """The keyword arguments of ``connect`` and of an engine, beside its store."""
 
     observer: Observer | None
     id_secret: bytes | None

@@ -65,7 +65,7 @@ class Away:
 
     @property
     def topics(self) -> list[str]:
-        """All of them."""
+        """All skipped topics."""
         return sorted(self._topics)
 
     def keep(self, topics: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a record that an operator, a reconciler or a report resolves: pure, over the whole row.
+"""Apply the resolution of an operator, a reconciler or a report to a record; pure, over the whole row.
 
 The memory store runs these. A SQL store runs them between a locked read and a write.
 """

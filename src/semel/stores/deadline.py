@@ -1,4 +1,4 @@
-"""One deadline for each store call: whatever the call waits for, all of it together ends in time.
+"""One deadline for each store call: all its waits together end in time.
 
 A call may wait in the engine's queue, for a connection of the pool, for a new connection, and then for its answer. Each
 stage gets what the stages before it have left. A statement that is sent gets a little more than that: a call that

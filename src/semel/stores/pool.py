@@ -185,5 +185,5 @@ class AsyncUnitPool(Generic[S, C]):
 
     @property
     def lifo(self) -> AsyncLifo[C]:
-        """Those of this process and the running loop."""
+        """The connections of this process and the running loop."""
         return self._loops.here()

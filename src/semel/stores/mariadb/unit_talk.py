@@ -1,4 +1,4 @@
-"""What an ATOMIC unit does on MariaDB, by either library: run a flow, settle with COMMIT, roll back.
+"""ATOMIC units on MariaDB, for both libraries: run a flow, settle with COMMIT, roll back.
 
 It is written once, as generators that yield each call that waits for the server (see :mod:`semel.stores.talk`).
 """

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a Redis server beside what start-up observes: when its file is written, its memory."""
+"""The checks of `semel doctor` on a Redis server, beside those of start-up: when its file is written, its memory."""
 
 from __future__ import annotations
 

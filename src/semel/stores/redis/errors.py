@@ -1,4 +1,4 @@
-"""What redis-py's exceptions mean to Semel, with the remedy in the message.
+"""Map redis-py's exceptions to Semel's, with the remedy in the message.
 
 An error that the server replies with has done nothing. A connection that could not be made has sent nothing. One that
 was lost, or an answer that did not come, leaves it open: not known yet. No message holds a password.

@@ -1,4 +1,4 @@
-"""Where a Redis store keeps what: the names of its keys, and the places of records in lists.
+"""The names of a Redis store's keys, and the places of records in its lists.
 
 Every key of one record carries its *tag* in braces, so that a cluster puts them into one slot and a script may touch
 them together. A record's *place* is a number that grows with every record of its tag; lists of all tags are merged by

@@ -1,4 +1,4 @@
-"""How a record lies in a Redis string: a head that the scripts read and write, then what only Python reads.
+"""The form of a record in a Redis string: a head that the scripts read and write, then the part for Python alone.
 
 The head is fixed-width text, so that a script finds a field by its place: ``S1``, the state, the answer's kind,
 then numbers of 16 digits (blank where there is none) and hexadecimal ids. After it come two blocks of framed

@@ -1,4 +1,4 @@
-"""What to do about a Redis server's error replies."""
+"""Remedies for a Redis server's error replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node gets which command: one server, or a cluster whose map changes. No IO happens here.
+"""Choose the node for each command: one server, or a cluster whose map changes. No IO happens here.
 
 ``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Its driver sends them and
 passes each exchange its replies. Sent again is only what surely did not run: a script that the server had forgotten
@@ -66,7 +66,7 @@ Refreshing = Generator[list[NodeExchange], list[Replies], None]
 
 @dataclass(frozen=True, slots=True)
 class RouteTerms:
-    """How calls become commands. Parameters as in :class:`semel.stores.redis.driver.RedisServer`."""
+    """The terms by which calls become commands. Parameters as in :class:`semel.stores.redis.driver.RedisServer`."""
 
     wait_replicas: int = 0
     wait_seconds: float = 1.0

@@ -1,4 +1,4 @@
-"""One record at a time: read with the server's time, and overwritten only if it has not changed since."""
+"""Read one record at a time, with the server's time, and overwrite it only if it has not changed since."""
 
 from __future__ import annotations
 

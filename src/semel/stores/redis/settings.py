@@ -1,4 +1,4 @@
-"""What a Redis server's real settings make of the store's promise, as far as INFO tells."""
+"""Report how a Redis server's settings limit the store's promise, as far as INFO shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stores of PostgreSQL and MariaDB share: the verbs that rewrite a record by compare-and-set, and upkeep.
+"""The shared part of PostgreSQL's and MariaDB's stores: the verbs that compare and set a record, and upkeep.
 
 Neither holds a lock between a read and its write, so both write through :class:`~semel.stores.versions.Versions`. The
 verbs of the hot path (claim, settle), and those whose statements differ, are each store's own.
