@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Coroutine
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -113,21 +114,22 @@ class AsyncmyUnit(MariadbTalk):
         (MySQLError, TimeoutError), InterfaceError, attrgetter("connected"), attrgetter("reading"), successor, close
     )
 
-    async def run_async(self, make: MakeFlow[T]) -> T:
+    def run_async(self, make: MakeFlow[T]) -> Coroutine[Any, Any, T]:
         """Run a flow inside the transaction. Raises as ``PymysqlUnit.run``."""
-        return await drive_async(self._running(make))
+        return drive_async(self._running(make))
 
-    async def settle_async(self, needed: Ask[Any]) -> bool:
+    def settle_async(self, needed: Ask[Any]) -> Coroutine[Any, Any, bool]:
         """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
-        return await drive_async(self._settling(needed))
+        return drive_async(self._settling(needed))
 
-    async def rollback_async(self) -> None:
+    def rollback_async(self) -> Coroutine[Any, Any, None]:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        await drive_async(self._rolling_back())
+        return drive_async(self._rolling_back())
 
     async def _perform(self, conversation: Conversation[T]) -> T:
         try:
-            return await run_within(perform(self.connection, conversation), self._call().for_answer())
+            deadline = self._deadline or self._call()
+            return await run_within(perform(self.connection, conversation), deadline.for_answer())
         except TimeoutError as error:
             self.connection.close()
             raise connection_lost() from error
@@ -161,13 +163,10 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         await self.close()
         return await self._open(deadline)
 
-    async def give(self, taken: Taken, *, sound: bool) -> None:
-        """Return a connection to the pool if it is ``sound``; else close it."""
-        if sound:
-            self.lifo.give(taken)
-        else:
-            await close(taken[0])
-            self.lifo.forget()
+    async def drop(self, connection: AsyncmyUnitConnection) -> None:
+        """Close a connection that must not be used again."""
+        await close(connection)
+        self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> Taken:
         return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)

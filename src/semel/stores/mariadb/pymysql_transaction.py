@@ -208,15 +208,12 @@ class PymysqlUnitPool:
         self.close()
         return self._open(deadline)
 
-    def give(self, taken: Taken, *, sound: bool) -> None:
-        """Return a connection to the pool if it is ``sound``; else close it."""
-        if sound:
-            self.lifo.give(taken)
-        else:
-            if taken[0].speaking.locked():
-                taken[0].cut()
-            close(taken[0])
-            self.lifo.forget()
+    def drop(self, connection: PymysqlUnitConnection) -> None:
+        """Close a connection that must not be used again."""
+        if connection.speaking.locked():
+            connection.cut()
+        close(connection)
+        self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> Taken:
         return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
@@ -68,50 +68,49 @@ class MariadbTalk:
 
     def hand_out(self) -> Any:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
-        self.connection.transaction = self._transaction
+        connection = self.connection
+        connection.transaction = self._transaction
         self._deadline = None
-        return self.connection
+        return connection
 
     def _call(self) -> Deadline:
         return self._deadline or Deadline(self._pool.server.patience_seconds)
 
-    def _is_over(self) -> bool:
-        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
-            self._ended = True
-        return self._ended
-
     def _running(self, make: MakeFlow[T]) -> Talk[T]:
         """Run a flow inside the transaction, which the first statement begins."""
         first, self._begun = not self._begun, True
-        deadline = self._deadline
-        may_repeat = first and self._was_idle and deadline is not None
+        result: T
         try:
-            return (yield from self._performing(make))
+            result = yield partial(self._perform, self._transaction.run(make))
+            return result
         except Lost as error:
-            if not may_repeat or deadline is None or deadline.is_over:  # the server hangs
+            deadline = self._deadline
+            if not first or not self._was_idle or deadline is None or deadline.is_over:  # the server hangs
                 raise connection_lost(error) from error
+        except MariadbRefused as error:
+            yield from self._refusing(error)
         # The connection died while it was idle. The claim names its nonce, so it may be repeated.
         self._taken = yield partial(self._pool.instead_of, self._taken, deadline)
         self._transaction = self._new_transaction()
         try:
-            return (yield from self._performing(make))
+            result = yield partial(self._perform, self._transaction.run(make))
         except Lost as error:
             raise connection_lost(error) from error
-
-    def _performing(self, make: MakeFlow[T]) -> Talk[T]:
-        try:
-            result: T = yield partial(self._perform, self._transaction.run(make))
         except MariadbRefused as error:
-            if not is_sound(error):
-                yield partial(self._library.close, self.connection)
-            raise store_error(error) from error
+            yield from self._refusing(error)
         return result
+
+    def _refusing(self, error: MariadbRefused) -> Talk[NoReturn]:
+        if not is_sound(error):
+            yield partial(self._library.close, self.connection)
+        raise store_error(error) from error
 
     def _settling(self, needed: Ask[Any]) -> Talk[bool]:
         """Settle and COMMIT in one round trip. False: the claim is not this transaction's own; rolled back."""
-        if self._is_over():
+        if self._ended or self._pid != os.getpid():  # forked: as in ``_rolling_back``
+            self._ended = True
             return False
-        if self._library.is_busy(self.connection):
+        if self._library.is_busy(self._taken[0]):
             yield from self._ending(sound=False)
             raise undone()
         self._deadline = Deadline(self._pool.server.patience_seconds)
@@ -129,18 +128,20 @@ class MariadbTalk:
         except BaseException:
             yield from self._ending(sound=False)
             raise
-        if stands:
-            yield from self._ending(sound=True)
-        else:
+        if not stands:
             yield from self._rolling_back()
+        elif not self._give_back():
+            yield from self._ending(sound=False)
         return stands
 
     def _rolling_back(self) -> Talk[None]:
-        if self._is_over():
+        if self._ended or self._pid != os.getpid():  # forked: the parent's connection is not ours to speak on
+            self._ended = True
             return
-        sound = not self._library.is_busy(self.connection)
-        if sound and self._begun and self._library.is_open(self.connection):
-            self.connection.transaction = None
+        connection = self._taken[0]
+        sound = not self._library.is_busy(connection)
+        if sound and self._begun and self._library.is_open(connection):
+            connection.transaction = None
             try:
                 yield self._undo
             except self._library.errors:
@@ -148,9 +149,17 @@ class MariadbTalk:
         yield from self._ending(sound=sound)
 
     def _ending(self, *, sound: bool) -> Talk[None]:
+        if not sound or not self._give_back():
+            self._ended = True
+            self._taken[0].transaction = None
+            yield partial(self._pool.drop, self._taken[0])
+
+    def _give_back(self) -> bool:
+        """End the unit, and return its connection to the pool if that may be used again; whether it was."""
         connection, greeting = self._taken
         self._ended = True
         connection.transaction = None
-        sound = sound and self._library.is_open(connection) and not connection.get_autocommit()
-        taken = (self._library.successor(connection), greeting) if sound else self._taken
-        yield partial(self._pool.give, taken, sound=sound)
+        if not self._library.is_open(connection) or connection.get_autocommit():
+            return False
+        self._pool.lifo.give((self._library.successor(connection), greeting))
+        return True
