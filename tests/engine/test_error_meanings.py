@@ -65,7 +65,7 @@ def test_mariadb_errors(code: int, meant: type[SemelError]) -> None:
     refusal = mariadb_errors.parse_refusal(pymysql.OperationalError(code, "no"))
     assert refusal is not None
     assert type(mariadb_errors.store_error(refusal)) is meant
-    assert not mariadb_errors.is_sound(refusal) or meant is not UNDECIDED
+    assert mariadb_errors.ends_connection(refusal) or meant is not UNDECIDED
 
 
 @pytest.mark.parametrize(

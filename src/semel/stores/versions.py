@@ -35,7 +35,7 @@ Verdicts = dict[tuple[bytes, bytes], Verdict]  # by a claim's first two fields: 
 
 @lru_cache(maxsize=256)
 def numbers_of(terms: Terms) -> dict[str, Value]:
-    """A policy's terms by the names of a record's columns, as numbers; cached, because all its commands have them."""
+    """A policy's terms by the names of a record's columns, as numbers; they come again with each of its commands."""
     numbers: dict[str, Value] = {name: int(number) for name, number in terms._asdict().items()}
     return {"state": numbers.pop("starts"), **numbers}
 

@@ -11,7 +11,7 @@ from asyncmy.cursors import Cursor
 from asyncmy.errors import MySQLError
 
 from semel.core.flow import MakeFlow
-from semel.errors import StoreUnavailable
+from semel.errors import SemelError, StoreUnavailable
 from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.loops import cut
@@ -20,7 +20,7 @@ from semel.stores.mariadb.errors import (
     MariadbRefused,
     cannot_connect,
     connection_lost,
-    is_sound,
+    ends_connection,
     parse_refusal,
     store_error,
 )
@@ -163,6 +163,11 @@ def drop(lifo: AsyncLifo[Taken]) -> None:
         transport, connection._transport = connection._transport, None
         if transport is not None:
             cut(transport)
+
+
+def is_sound(error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    return isinstance(error, SemelError) or (isinstance(error, MariadbRefused) and not ends_connection(error))
 
 
 async def perform(connection: Any, conversation: Conversation[T]) -> T:

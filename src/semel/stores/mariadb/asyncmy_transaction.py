@@ -1,10 +1,10 @@
-"""ATOMIC units through asyncmy, on event loops (see ``unit_talk``); as ``pymysql_transaction`` does it in threads."""
+"""ATOMIC units through asyncmy, on event loops (see ``mariadb_unit``); as ``pymysql_unit`` does it in threads."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import Coroutine
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -14,13 +14,11 @@ from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline, run_within
-from semel.stores.mariadb.asyncmy_client import Taken, close, drop, open_connection, perform
-from semel.stores.mariadb.errors import connection_lost
+from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all
-from semel.stores.mariadb.unit_talk import Library, MariadbTalk
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import AsyncUnitPool
-from semel.stores.talk import drive_async
 
 T = TypeVar("T")
 
@@ -29,7 +27,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server warned, after a rollback of its own, that some of the writes remain
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     reading = 0
     _was_undone = False
 
@@ -42,7 +40,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             self.reading -= 1
 
     async def _execute_command(self, command: int, sql: str | bytes) -> None:
-        """Begin a statement; refused while another one is under way: it would read that one's answer."""
+        """Every statement begins here. Behind one that is under way it would be told that one's answer."""
         if self.reading:
             raise InterfaceError(0, BUSY)
         if self._was_undone:  # the next statement's warnings would take the place of those
@@ -67,7 +65,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             raise
 
     async def begin(self) -> None:
-        """Does nothing while the unit is open: it has begun."""
+        """It has begun."""
         if self.transaction is None:
             await super().begin()
 
@@ -107,40 +105,133 @@ def successor(connection: Any) -> Any:
     return fresh
 
 
-class AsyncmyUnit(MariadbTalk):
-    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`."""
+class AsyncmyUnit:
+    """One transaction of an event loop's. Made by :class:`AsyncmyUnitPool`; nothing is sent before the claim."""
 
-    _library = Library(
-        (MySQLError, TimeoutError), InterfaceError, attrgetter("connected"), attrgetter("reading"), successor, close
-    )
+    def __init__(self, pool: AsyncmyUnitPool, taken: Taken, deadline: Deadline, *, was_idle: bool) -> None:
+        self._pool = pool
+        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
+        self._taken = taken
+        self._was_idle = was_idle
+        self._pid = os.getpid()
+        self._begun = False
+        self._ended = False
+        self.left_writes = False
+        self._transaction = self._new_transaction()
 
-    def run_async(self, make: MakeFlow[T]) -> Coroutine[Any, Any, T]:
+    def _new_transaction(self) -> Transaction:
+        return Transaction(self._pool.server.clock, self._taken[1])
+
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on.
+
+        Raises asyncmy.errors.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise InterfaceError(0, LATE)
+        return self._taken[0]
+
+    async def run_async(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction. Raises as ``PymysqlUnit.run``."""
-        return drive_async(self._running(make))
+        first, self._begun = not self._begun, True
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            if not first or not self._was_idle:
+                raise connection_lost(error) from error
+        except MariadbRefused as error:
+            await self._drop_unsound(error)
+            raise store_error(error) from error
+        # The connection died while it was idle. The claim names its nonce, so it may be repeated.
+        self._taken = await self._pool.instead_of(self._taken, self._call())
+        self._transaction = self._new_transaction()
+        try:
+            return await self._perform(self._transaction.run(make))
+        except Lost as error:
+            raise connection_lost(error) from error
+        except MariadbRefused as error:
+            await self._drop_unsound(error)
+            raise store_error(error) from error
 
-    def settle_async(self, needed: Ask[Any]) -> Coroutine[Any, Any, bool]:
-        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
-        return drive_async(self._settling(needed))
+    async def _drop_unsound(self, error: MariadbRefused) -> None:
+        if not is_sound(error):
+            await close(self.connection)
 
-    def rollback_async(self) -> Coroutine[Any, Any, None]:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
-        return drive_async(self._rolling_back())
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
 
     async def _perform(self, conversation: Conversation[T]) -> T:
         try:
-            deadline = self._deadline or self._call()
-            return await run_within(perform(self.connection, conversation), deadline.for_answer())
+            return await run_within(perform(self.connection, conversation), self._call().for_answer())
         except TimeoutError as error:
             self.connection.close()
             raise connection_lost() from error
 
-    async def _undo(self) -> None:
-        connection = self.connection
-        async with asyncio.timeout(self._call().for_answer()):
-            await connection.query("ROLLBACK")
-            self.left_writes = connection.left_writes
-            if connection._result.warning_count:
-                self.left_writes |= is_incomplete(await connection.show_warnings())
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
+    def hand_out(self) -> Any:
+        """The connection: from here on only Semel ends the transaction."""
+        self.connection.transaction = self._transaction
+        self._deadline = None
+        return self.connection
+
+    async def settle_async(self, needed: Ask[Any]) -> bool:
+        """Settle and COMMIT in one round trip. As ``PymysqlUnit.settle``."""
+        if self._is_over():
+            return False
+        if self.connection.reading:
+            await self._end(sound=False)
+            raise undone()
+        self._deadline = Deadline(self._pool.server.patience_seconds)
+        try:
+            stands = await self._perform(self._transaction.settle(needed))
+        except Lost as error:
+            await self._end(sound=False)
+            raise connection_lost(error) from error
+        except MariadbRefused as error:
+            if is_sound(error):
+                await self.rollback_async()
+            else:
+                await self._end(sound=False)
+            raise store_error(error) from error
+        except BaseException:
+            await self._end(sound=False)
+            raise
+        if stands:
+            await self._end(sound=True)
+        else:
+            await self.rollback_async()
+        return stands
+
+    async def rollback_async(self) -> None:
+        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        if self._is_over():
+            return
+        sound = True
+        if self._begun and self.connection.connected:
+            self.connection.transaction = None
+            try:
+                async with asyncio.timeout(self._call().for_answer()):
+                    await self.connection.query("ROLLBACK")
+                    self.left_writes = self.connection.left_writes
+                    if self.connection._result.warning_count:
+                        self.left_writes |= is_incomplete(await self.connection.show_warnings())
+            except (MySQLError, TimeoutError):
+                sound = False
+        await self._end(sound=sound)
+
+    async def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
+        self._ended = True
+        connection.transaction = None
+        if sound and connection.connected and not connection.get_autocommit():
+            await self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            await self._pool.give(self._taken, sound=False)
 
 
 class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
@@ -163,10 +254,13 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         await self.close()
         return await self._open(deadline)
 
-    async def drop(self, connection: AsyncmyUnitConnection) -> None:
-        """Close a connection that must not be used again."""
-        await close(connection)
-        self.lifo.forget()
+    async def give(self, taken: Taken, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self.lifo.give(taken)
+        else:
+            await close(taken[0])
+            self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> Taken:
         return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)

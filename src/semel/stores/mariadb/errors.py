@@ -12,7 +12,6 @@ from typing import Final
 from semel.errors import (
     ConfigurationError,
     SchemaError,
-    SemelError,
     StatementRefused,
     StoreError,
     StoreReadOnly,
@@ -22,7 +21,7 @@ from semel.errors import (
 
 LOCK_WAIT_TIMEOUT: Final = 1205
 CONFLICTS: Final = frozenset({1213, 1020})  # deadlock; changed since this transaction's snapshot: all of it rolled back
-STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or an operator stopped it
+STOPPED: Final = frozenset({LOCK_WAIT_TIMEOUT, 1317, 1969})  # its wait or its time was over, or somebody stopped it
 SAVEPOINT_MISSING: Final = 1305
 SIGNALLED: Final = 1644
 ELSEWHERE: Final = "semel: another database"  # signalled by what a unit says
@@ -85,11 +84,9 @@ def parse_refusal(error: Exception) -> MariadbRefused | None:
     return MariadbRefused(code, str(error.args[1]) if len(error.args) > 1 else "")
 
 
-def is_sound(error: BaseException) -> bool:
-    """Whether the connection may be used again after this error."""
-    if isinstance(error, MariadbRefused):
-        return error.code not in _UNDECIDED and error.code not in _TAKEN_OVER and not is_elsewhere(error)
-    return isinstance(error, SemelError)
+def ends_connection(error: MariadbRefused) -> bool:
+    """Whether the connection is not to be used again."""
+    return error.code in _UNDECIDED or error.code in _TAKEN_OVER or is_elsewhere(error)
 
 
 def is_elsewhere(error: MariadbRefused) -> bool:

@@ -120,7 +120,7 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
 
 
 class _Written(str):
-    """A value that is already SQL, and is inserted unquoted."""
+    """SQL that stands for a value as it is."""
 
     __slots__ = ()
 
@@ -151,7 +151,7 @@ def _list(values: Sequence[Argument]) -> str:
     return f"({','.join(map(literal, values)) or 'NULL'})"
 
 
-# Most texts are repeated: names of operations and callers, the holder. The cache of them is small.
+# Most texts come again: names of operations and callers, the holder. What is kept for it is small.
 _WRITERS: Final = _Writers({type(None): {None: "NULL"}.__getitem__, str: lru_cache(maxsize=1024)(_text), _Written: str})
 SERVER_NOW: Final = _Written(SERVER_CLOCK)
 

@@ -12,7 +12,7 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from semel.core.flow import MakeFlow
-from semel.errors import StoreUnavailable
+from semel.errors import SemelError, StoreUnavailable
 from semel.stores.deadline import Deadline
 from semel.stores.failures import or_still_unknown, still_unknown
 from semel.stores.mariadb.errors import (
@@ -20,7 +20,7 @@ from semel.stores.mariadb.errors import (
     MariadbRefused,
     cannot_connect,
     connection_lost,
-    is_sound,
+    ends_connection,
     parse_refusal,
     store_error,
 )
@@ -112,6 +112,11 @@ def close(connection: Any) -> None:
     """Close it, whatever its state."""
     if connection.open:
         connection.close()
+
+
+def is_sound(error: BaseException) -> bool:
+    """Whether the connection may be used again after this error."""
+    return isinstance(error, SemelError) or (isinstance(error, MariadbRefused) and not ends_connection(error))
 
 
 def wait_for(connection: Any, seconds: float | None) -> None:

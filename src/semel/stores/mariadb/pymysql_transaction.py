@@ -1,4 +1,4 @@
-"""ATOMIC units through PyMySQL (see ``unit_talk``).
+"""ATOMIC units through PyMySQL (see ``mariadb_unit``).
 
 The connection that is handed out ends no transaction: its ``commit()`` keeps the writes for Semel's COMMIT, its
 ``rollback()`` undoes the handler's writes alone.
@@ -6,25 +6,24 @@ The connection that is handed out ends no transaction: its ``commit()`` keeps th
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
-from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.pymysql_client import Taken, close, open_connection, perform, wait_for
-from semel.stores.mariadb.transaction import BUSY, Transaction, is_incomplete, undoes_all
-from semel.stores.mariadb.unit_talk import Library, MariadbTalk
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
+from semel.stores.mariadb.protocol import MariadbServer
+from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
-from semel.stores.talk import drive
 
 T = TypeVar("T")
 
@@ -33,11 +32,11 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     """What a handler writes on. ``begin``, ``commit`` and ``rollback`` stay inside the unit."""
 
     transaction: Transaction | None = None  # while it is handed out
-    left_writes = False  # whether the server warned, after a rollback of its own, that some of the writes remain
+    left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Send a statement; refused while another thread waits for one: each would read the other's answer."""
+        """Every statement. Behind one that a thread is still at, it would be told that one's answer."""
         if not self.speaking.acquire(blocking=False):
             raise pymysql.err.InterfaceError(0, BUSY)
         try:
@@ -89,7 +88,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def begin(self) -> None:
-        """Does nothing while the unit is open: it has begun."""
+        """It has begun."""
         if self.transaction is None:
             super().begin()
 
@@ -120,16 +119,32 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     return fresh
 
 
-def _is_busy(connection: PymysqlUnitConnection) -> bool:
-    return connection.speaking.locked()
+class PymysqlUnit:
+    """One transaction of a thread's. Made by :class:`PymysqlUnitPool`; nothing is sent before the claim."""
 
+    def __init__(self, pool: PymysqlUnitPool, taken: Taken, deadline: Deadline, *, was_idle: bool) -> None:
+        self._pool = pool
+        self._deadline: Deadline | None = deadline  # of the call that is under way; None while the handler runs
+        self._taken = taken
+        self._was_idle = was_idle
+        self._pid = os.getpid()
+        self._begun = False
+        self._ended = False
+        self.left_writes = False  # known once it is rolled back
+        self._transaction = self._new_transaction()
 
-class PymysqlUnit(MariadbTalk):
-    """One transaction of a thread's. Made by :class:`PymysqlUnitPool`."""
+    def _new_transaction(self) -> Transaction:
+        return Transaction(self._pool.server.clock, self._taken[1])
 
-    _library = Library(
-        (pymysql.MySQLError,), pymysql.err.InterfaceError, attrgetter("open"), _is_busy, successor, close
-    )
+    @property
+    def connection(self) -> Any:
+        """What the handler writes on.
+
+        Raises pymysql.err.InterfaceError after the end: the session is another command's by then.
+        """
+        if self._ended:
+            raise pymysql.err.InterfaceError(0, LATE)
+        return self._taken[0]
 
     def run(self, make: MakeFlow[T]) -> T:
         """Run a flow inside the transaction, which the first statement begins.
@@ -138,7 +153,53 @@ class PymysqlUnit(MariadbTalk):
             StoreUnavailable, StatementRefused: the server refused; nothing of the transaction remains.
             StoreTimeout: the connection was lost.
         """
-        return drive(self._running(make))
+        first, self._begun = not self._begun, True
+        try:
+            return self._perform(make)
+        except Lost as error:
+            deadline = self._deadline
+            if not first or not self._was_idle or deadline is None or deadline.is_over:  # it hangs
+                raise connection_lost(error) from error
+        except MariadbRefused as error:
+            self._drop_unsound(error)
+            raise store_error(error) from error
+        # The connection died while it was idle. The claim names its nonce, so it may be repeated.
+        self._taken = self._pool.instead_of(self._taken, deadline)
+        self._transaction = self._new_transaction()
+        try:
+            return self._perform(make)
+        except Lost as error:
+            raise connection_lost(error) from error
+        except MariadbRefused as error:
+            self._drop_unsound(error)
+            raise store_error(error) from error
+
+    def _perform(self, make: MakeFlow[T]) -> T:
+        connection = self.connection
+        try:
+            return perform(connection, self._transaction.run(make), self._call())
+        finally:
+            if self._deadline is None:  # the handler may take its time
+                wait_for(connection, None)
+
+    def _call(self) -> Deadline:
+        return self._deadline or Deadline(self._pool.server.patience_seconds)
+
+    def _drop_unsound(self, error: MariadbRefused) -> None:
+        if not is_sound(error):
+            close(self.connection)
+
+    def _is_over(self) -> bool:
+        if self._pid != os.getpid():  # a forked handler's: the parent's connection is not ours to speak on
+            self._ended = True
+        return self._ended
+
+    def hand_out(self) -> Any:
+        """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
+        self.connection.transaction = self._transaction
+        self._deadline = None
+        wait_for(self.connection, None)
+        return self.connection
 
     def settle(self, needed: Ask[Any]) -> bool:
         """Settle and COMMIT in one round trip. False: the claim is not this transaction's own; rolled back.
@@ -147,33 +208,56 @@ class PymysqlUnit(MariadbTalk):
             StatementRefused: the server refused; rolled back.
             StoreTimeout: not answered: not known yet.
         """
-        return drive(self._settling(needed))
+        if self._is_over():
+            return False
+        if self.connection.speaking.locked():
+            self._end(sound=False)
+            raise undone()
+        self._deadline = Deadline(self._pool.server.patience_seconds)
+        try:
+            stands = perform(self.connection, self._transaction.settle(needed), self._deadline)
+        except Lost as error:
+            self._end(sound=False)
+            raise connection_lost(error) from error
+        except MariadbRefused as error:
+            if is_sound(error):
+                self.rollback()
+            else:
+                self._end(sound=False)
+            raise store_error(error) from error
+        if stands:
+            self._end(sound=True)
+        else:
+            self.rollback()
+        return stands
 
     def rollback(self) -> None:
         """End it; nothing of it remains. Safe to call at any time, also twice."""
-        drive(self._rolling_back())
+        if self._is_over():
+            return
+        sound = not self.connection.speaking.locked()
+        if sound and self._begun and self.connection.open:
+            self.connection.transaction = None
+            wait_for(self.connection, self._call().for_answer())
+            try:
+                self.connection.query("ROLLBACK")
+                self.left_writes = self.connection.left_writes
+                if self.connection._result.warning_count:
+                    self.left_writes |= is_incomplete(self.connection.show_warnings())
+            except pymysql.MySQLError:
+                sound = False
+        self._end(sound=sound)
 
-    def hand_out(self) -> Any:
-        """As :meth:`MariadbTalk.hand_out`, without a timeout of each answer."""
-        connection = super().hand_out()
-        wait_for(connection, None)
-        return connection
-
-    def _perform(self, conversation: Conversation[T]) -> T:
-        connection = self.connection
-        try:
-            return perform(connection, conversation, self._call())
-        finally:
-            if self._deadline is None:  # the handler may take its time
-                wait_for(connection, None)
-
-    def _undo(self) -> None:
-        connection = self.connection
-        wait_for(connection, self._call().for_answer())
-        connection.query("ROLLBACK")
-        self.left_writes = connection.left_writes
-        if connection._result.warning_count:
-            self.left_writes |= is_incomplete(connection.show_warnings())
+    def _end(self, *, sound: bool) -> None:
+        connection, greeting = self._taken
+        self._ended = True
+        connection.transaction = None
+        if sound and connection.open and not connection.get_autocommit():
+            self._pool.give((successor(connection), greeting), sound=True)
+        else:
+            if connection.speaking.locked():
+                connection.cut()
+            self._pool.give(self._taken, sound=False)
 
 
 class PymysqlUnitPool:
@@ -208,12 +292,13 @@ class PymysqlUnitPool:
         self.close()
         return self._open(deadline)
 
-    def drop(self, connection: PymysqlUnitConnection) -> None:
-        """Close a connection that must not be used again."""
-        if connection.speaking.locked():
-            connection.cut()
-        close(connection)
-        self.lifo.forget()
+    def give(self, taken: Taken, *, sound: bool) -> None:
+        """It is free again, or to be dropped."""
+        if sound:
+            self.lifo.give(taken)
+        else:
+            close(taken[0])
+            self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> Taken:
         return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)

@@ -53,7 +53,7 @@ _KEEP: Final = (
 
 
 class Transaction:
-    """The statements of one unit. ``joined``: the transaction is the user's, who begins and ends it."""
+    """What one unit says to the server. ``joined``: the transaction is the user's, who begins and ends it."""
 
     def __init__(self, clock: Clock | None, greeting: Greeting, *, joined: bool = False) -> None:
         self.name = f"semel_{secrets.token_hex(8)}"
@@ -96,12 +96,12 @@ class Transaction:
         return results[:1]
 
     def undo(self) -> str:
-        """The statement that undoes the handler's writes; the record stays claimed."""
+        """What the handler wrote is undone; the record stays claimed."""
         return f"ROLLBACK TO SAVEPOINT {self.name}"
 
     def keep(self) -> str:
-        """The statement that keeps the handler's writes, whatever is undone later. It does nothing if the transaction
-        is over: with a new savepoint the next transaction would pass for it.
+        """What the handler wrote is kept, whatever is undone later. Where the transaction is over, nothing is: a new
+        savepoint would make the next one pass for it.
         """
         return _KEEP.format(name=self.name)
 

@@ -7,7 +7,7 @@ loop awaits them; a library's unit says how each is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
@@ -16,16 +16,19 @@ from semel.stores.postgres.notices import Notices
 from semel.stores.postgres.psycopg.driver import CONFLICTS_MAX
 from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.sql.statements import Query
-from semel.stores.talk import Talk
 
 T = TypeVar("T")
 C = TypeVar("C")
+
+Talk = Generator[Callable[[], Any], Any, T]
+"""What a unit does, in either colour: it yields each call that waits for the server, and is sent the call's result."""
+Errors = tuple[type[BaseException], ...]
 
 
 class Library(NamedTuple):
     """How a client library reports its errors."""
 
-    errors: tuple[type[BaseException], ...]  # what a call raises where the server refuses it, or does not answer
+    errors: Errors  # what a call raises where the server refuses it, or does not answer
     not_own: type[BaseException]  # the settle's: the claim is not this transaction's own
     told: Callable[[Any], BaseException]
     is_lost: Callable[[BaseException], bool]
@@ -35,7 +38,7 @@ class UnitTalk(Generic[C]):
     """One transaction. A library's class says how its calls are made; a shell makes them, or awaits them."""
 
     _library: ClassVar[Library]
-    _notices: Notices  # notices that came beside the answers
+    _notices: Notices  # what the server has said beside its answers
     _asking: Callable[[Query], Talk[list[Any]]]
     _begin_again: Callable[[], Any]  # roll back, so that the claim is made again, on a new snapshot
     _taking_back: Callable[[], Talk[None]]  # from the handler; HandlerRefused where it left the connection in use
@@ -105,3 +108,35 @@ class UnitTalk(Generic[C]):
         if not self._ended:
             self._ended = True
             yield lambda: self._give_back(sound)
+
+
+def drive(talk: Talk[T]) -> T:
+    """Make the calls, one after the other."""
+    try:
+        call = next(talk)
+        while True:
+            try:
+                reply = call()
+            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
+                call = talk.throw(error)
+            else:
+                call = talk.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def drive_async(talk: Talk[T]) -> T:
+    """Await the calls, one after the other."""
+    try:
+        call = next(talk)
+        while True:
+            try:
+                reply = await call()
+            except BaseException as error:  # noqa: BLE001 - the talk's to handle, or it comes out of it again
+                call = talk.throw(error)
+            else:
+                call = talk.send(reply)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

@@ -28,9 +28,8 @@ from semel.stores.postgres.notices import UNREPLICATED, Notices
 from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.postgres.rows import silent_settle
-from semel.stores.postgres.transaction import Library, UnitTalk
+from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive_async
 from semel.stores.sql.statements import Query
-from semel.stores.talk import Talk, drive_async
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ class AsyncpgUnitConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncp
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.handed_out = False
-        self.worn = False  # a handler has used it since its session was last reset
+        self.worn = False  # a handler had it since its session was as it is when it opens
         self.kept: dict[str, Any] = {}  # the statements of units that its server has prepared
         self.notices = Notices()
 
@@ -318,7 +317,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
         return await self._open(deadline)
 
     async def give(self, connection: AsyncpgUnitConnection, *, sound: bool) -> None:
-        """Return a connection to the pool if it is ``sound``; else close it."""
+        """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(connection)
         else:

@@ -29,11 +29,10 @@ from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
 from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
-from semel.stores.postgres.transaction import Library, UnitTalk
+from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
 from semel.stores.shield import later
 from semel.stores.sql.statements import Query
-from semel.stores.talk import Talk, drive
 
 if TYPE_CHECKING:
     from semel.stores.postgres.psycopg.transaction_async import AsyncPsycopgUnitConnection
@@ -58,7 +57,7 @@ class PsycopgUnitConnection(PatientConnection):
     """What a handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler has used it since its session was last reset
+    worn = False  # a handler had it since its session was as it is when it opens
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -79,7 +78,7 @@ class PsycopgUnitConnection(PatientConnection):
             self.execute(ROLLBACK_TO)
 
     def close(self) -> None:
-        """Close it; does nothing while the command runs, because the unit still needs it."""
+        """Nothing, while the command runs: the unit needs it still."""
         if not self.handed_out:
             super().close()
 
@@ -279,7 +278,7 @@ class PsycopgUnitPool:
         return fresh
 
     def give(self, connection: PsycopgUnitConnection, *, sound: bool) -> None:
-        """Return a connection to the pool if it is ``sound``; else close it."""
+        """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(successor(connection))
         else:

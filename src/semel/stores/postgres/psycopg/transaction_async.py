@@ -21,7 +21,7 @@ from semel.stores.postgres.psycopg.transaction import (
     PsycopgTalk,
     successor,
 )
-from semel.stores.talk import drive_async
+from semel.stores.postgres.transaction import drive_async
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
     """What an async handler writes on. ``commit``, ``rollback`` and ``close`` stay inside the unit."""
 
     handed_out = False
-    worn = False  # a handler has used it since its session was last reset
+    worn = False  # a handler had it since its session was as it is when it opens
 
     # Both are refused inside a ``transaction()`` block, by psycopg.
 
@@ -51,7 +51,7 @@ class AsyncPsycopgUnitConnection(PatientAsyncConnection):
             await self.execute(ROLLBACK_TO)
 
     async def close(self) -> None:
-        """Close it; does nothing while the command runs, because the unit still needs it."""
+        """Nothing, while the command runs: the unit needs it still."""
         if not self.handed_out:
             await super().close()
 
@@ -102,7 +102,7 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
         return fresh
 
     async def give(self, connection: AsyncPsycopgUnitConnection, *, sound: bool) -> None:
-        """Return a connection to the pool if it is ``sound``; else close it."""
+        """It is free again, or to be dropped."""
         if sound:
             self.lifo.give(successor(connection))
         else:
