@@ -1,7 +1,7 @@
 """The site: Sphinx reads the Markdown pages as they are, and four things are added while it reads.
 
 - The navigation is the lists of links on ``index.md``, section by section, so that a page which no list names fails
-  the build. A link to a page that somebody is about to write waits in a comment. The decisions stand in their own index
+  the build. A link to a page that is about to be written waits in a comment. The decisions stand in their own index
   alone: in the navigation they would be most of every page, and half of the time of a build.
 - The pages of ``reference/`` get a table and the whole docstring of every name that they list.
 - CONTRIBUTING.md and CHANGELOG.md, which live above this folder, become pages.

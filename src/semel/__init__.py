@@ -5,8 +5,9 @@ The names below are the public face; each is loaded on first use, so that ``impo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from semel.lazy import load_from as _load_from
 
 if TYPE_CHECKING:
     from semel.bulk.declaration import BulkItem as BulkItem
@@ -136,14 +137,8 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module 'semel' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), name)
-        return value
+if not TYPE_CHECKING:  # type checkers report a name that does not exist
+    __getattr__ = _load_from(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -178,7 +178,7 @@ class InProgressError(CommandError):
 
 
 class OutcomeUnknownError(CommandError):
-    """It cannot be proven how the command ended. Keep the key and query the operation."""
+    """The outcome of the command is unknown. Keep the key and query the operation."""
 
 
 class KeyExpiredError(CommandError):
@@ -239,7 +239,7 @@ class StoreTimeout(StoreError):
 
 
 class NotReplicated(StoreTimeout):
-    """It is committed, and the wait for the standby was cut short: after a failover it may be gone. Not known yet."""
+    """The commit is done, but the standby did not confirm it: after a failover it may be gone. Not known yet."""
 
 
 class SupersededError(SemelError):

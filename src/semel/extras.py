@@ -1,4 +1,4 @@
-"""How to install a missing extra into the running Semel, by the way it was installed."""
+"""The command that installs a missing extra, by the way in which the running Semel was installed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OURS = [*SHORT, "--only", ",".join([*MEASURED, "middleware", "limit"])]
 
 
 @pytest.fixture(scope="module")
-def protected() -> Iterator[Server]:
+def semel_server() -> Iterator[Server]:
     """A counted server under Semel, with a memory store."""
     with serving(Setup(module="bench.protected", store="memory://", counted=True)) as server:
         yield server
@@ -133,21 +133,21 @@ def test_an_impossible_option_is_refused(arguments: list[str], remedy: str, caps
 # --- wrong answers ---
 
 
-def test_an_answer_that_is_not_2xx_is_reported(protected: Server) -> None:
+def test_an_answer_that_is_not_2xx_is_reported(semel_server: Server) -> None:
     with pytest.raises(BenchError, match=r"a wrong one: HTTP/1\.1 404 Not Found"):
-        load(plan(protected, path="/nowhere"))
+        load(plan(semel_server, path="/nowhere"))
 
 
-def test_an_unexpected_replay_is_reported(protected: Server) -> None:
-    assert load(plan(protected, seed=2)).requests == 50
+def test_an_unexpected_replay_is_reported(semel_server: Server) -> None:
+    assert load(plan(semel_server, seed=2)).requests == 50
 
     with pytest.raises(BenchError, match="50 of 50 answers were replays; it should be 0"):
-        load(plan(protected, seed=2))
+        load(plan(semel_server, seed=2))
 
 
-def test_a_false_replay_is_detected(protected: Server) -> None:
+def test_a_false_replay_is_detected(semel_server: Server) -> None:
     with pytest.raises(BenchError, match="0 of 50 answers were replays; it should be 50"):
-        load(plan(protected, Mode.REPLAY, seed=3, primes=False))
+        load(plan(semel_server, Mode.REPLAY, seed=3, primes=False))
 
 
 def test_a_server_that_has_ended_is_reported() -> None:
@@ -204,17 +204,17 @@ def test_no_ratio_is_printed_where_the_generator_was_the_bottleneck() -> None:
 # --- the generator ---
 
 
-def test_it_sends_the_requested_load_and_the_server_counts_the_same(protected: Server) -> None:
-    before = counts(protected)
+def test_it_sends_the_requested_load_and_the_server_counts_the_same(semel_server: Server) -> None:
+    before = counts(semel_server)
 
-    report = load(plan(protected, Mode.REPLAY, seed=4))
+    report = load(plan(semel_server, Mode.REPLAY, seed=4))
 
     # The keys of a replay are sent once before the clock runs: two store calls each, then one for each replay.
     assert (report.requests, report.replayed) == (50, 50)
-    assert counts(protected).store_calls - before.store_calls == 2 * REPLAYED_KEYS + 50
+    assert counts(semel_server).store_calls - before.store_calls == 2 * REPLAYED_KEYS + 50
 
 
-def test_request_and_answer_have_the_declared_size(protected: Server) -> None:
+def test_request_and_answer_have_the_declared_size(semel_server: Server) -> None:
     assert 190 <= len(REQUEST_BODY) <= 210
     assert 90 <= len(ANSWER_BODY) <= 110
 

@@ -36,7 +36,7 @@ def url_of(kind: str, folder: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def small_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place with a small population; its number of records is its schema's name on the shared server."""
     where = place(url_of(request.param, tmp_path), RECORDS)
     where.make(Population(RECORDS, system_clock()))
@@ -117,9 +117,9 @@ def test_the_age_of_a_record_decides_what_has_expired() -> None:
 # --- the stores ---
 
 
-def test_loaded_records_replay_and_are_purged_through_the_engine(loaded: Place) -> None:
+def test_loaded_records_replay_and_are_purged_through_the_engine(small_place: Place) -> None:
     population = Population(RECORDS, 0)
-    with Engine.connect(loaded.url) as engine:
+    with Engine.connect(small_place.url) as engine:
         for age in Age:
             for number in list(population.part(age))[::37]:
                 verdict = engine.claim(command(number))
@@ -135,7 +135,7 @@ def test_loaded_records_replay_and_are_purged_through_the_engine(loaded: Place) 
         assert (purged.scanned, purged.forgotten, purged.answers_dropped) == (RECORDS, 200, 200)
         again = engine.perform("purge", lambda: engine.store.purge(None, RECORDS + 1))
         assert (again.forgotten, again.answers_dropped) == (0, 0)
-    sizes = loaded.sizes()
+    sizes = small_place.sizes()
     assert sizes.rows == RECORDS - 200
     assert sizes.table > 100_000
     assert all(size > 0 for size in sizes.indexes.values())

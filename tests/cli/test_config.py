@@ -83,7 +83,7 @@ app = SemelMiddleware(
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """Write a module where the command line is run; it is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -99,8 +99,10 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("name", ["app", "make()"])
-def test_an_application_is_asked_for_its_operations(semel: Run, written: Callable[[str, str], None], name: str) -> None:
-    written("shop_fastapi", FASTAPI)
+def test_an_application_is_asked_for_its_operations(
+    semel: Run, write_module: Callable[[str, str], None], name: str
+) -> None:
+    write_module("shop_fastapi", FASTAPI)
     ran = semel("config", f"shop_fastapi:{name}", "--json")
     document = ran.document  # what the module prints goes elsewhere
     pay, order = document["operations"]
@@ -118,8 +120,8 @@ def test_an_application_is_asked_for_its_operations(semel: Run, written: Callabl
     assert "importing" not in ran.out
 
 
-def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str, str], None]) -> None:
-    written("shop_wsgi", WSGI)
+def test_a_middleware_and_a_single_operation(semel: Run, write_module: Callable[[str, str], None]) -> None:
+    write_module("shop_wsgi", WSGI)
     text = semel("config", "shop_wsgi:app").out
     assert "POST /pay" in text
     assert "IDEMPOTENT: one effect, as long as the provider deduplicates" in text
@@ -131,8 +133,8 @@ def test_a_middleware_and_a_single_operation(semel: Run, written: Callable[[str,
     assert "did you mean 'POST /pay'" in other.err
 
 
-def test_a_bulk_has_the_guarantees_of_its_items_effects(semel: Run, written: Callable[[str, str], None]) -> None:
-    written("shop_bulk", BULK)
+def test_a_bulk_has_the_guarantees_of_its_items_effects(semel: Run, write_module: Callable[[str, str], None]) -> None:
+    write_module("shop_bulk", BULK)
     text = semel("config", "shop_bulk:app").out
     assert "BULK of atomic items: a list of items: exactly one committed effect of each" in text
     operations = semel("config", "shop_bulk:app", "--json").document["operations"]
@@ -156,8 +158,8 @@ def test_a_bulks_records_show_a_bulk_but_not_its_items_effects(semel: Run, shelf
     assert operation["guarantees"][0]["holds"] == "not promised"
 
 
-def test_a_module_of_functions(semel: Run, written: Callable[[str, str], None]) -> None:
-    written(
+def test_a_module_of_functions(semel: Run, write_module: Callable[[str, str], None]) -> None:
+    write_module(
         "shop_functions",
         """
         from semel import Engine
@@ -189,12 +191,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("spec", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line(semel: Run, written: Callable[[str, str], None], spec: str, said: str) -> None:
-    written("shop_fastapi", FASTAPI.replace('print("importing")', ""))
-    written("shop_raises", "raise ValueError('at once')")
-    written("shop_exits", "raise SystemExit(3)")
-    written("shop_imports", "import not_installed")
-    written("shop_syntax", "def")
+def test_a_mistake_is_one_line(semel: Run, write_module: Callable[[str, str], None], spec: str, said: str) -> None:
+    write_module("shop_fastapi", FASTAPI.replace('print("importing")', ""))
+    write_module("shop_raises", "raise ValueError('at once')")
+    write_module("shop_exits", "raise SystemExit(3)")
+    write_module("shop_imports", "import not_installed")
+    write_module("shop_syntax", "def")
     ran = semel("config", spec)
     assert ran.code == 2
     assert said in ran.err
@@ -202,8 +204,8 @@ def test_a_mistake_is_one_line(semel: Run, written: Callable[[str, str], None], 
     assert ran.out == ""
 
 
-def test_the_current_folder_is_searched_once(written: Callable[[str, str], None]) -> None:
-    written("shop_plain", "value = 7")
+def test_the_current_folder_is_searched_once(write_module: Callable[[str, str], None]) -> None:
+    write_module("shop_plain", "value = 7")
     assert load("shop_plain:value") == 7
     before = list(sys.path)
     assert load("shop_plain:value.real") == 7

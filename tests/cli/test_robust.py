@@ -88,7 +88,7 @@ def test_a_file_that_is_no_store_is_one_line(
 
 
 @pytest.fixture
-def locked(shelf: Shelf) -> Iterator[str]:
+def busy_url(shelf: Shelf) -> Iterator[str]:
     """The URL of a store whose file another process writes to, without end."""
     with closing(sqlite3.connect(shelf.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -105,9 +105,9 @@ def locked(shelf: Shelf) -> Iterator[str]:
     ids=lambda value: value[0] if isinstance(value, list) else str(value),
 )
 def test_a_locked_file_is_read_and_a_write_is_refused(
-    call: list[str], code: int, locked: str, capsys: pytest.CaptureFixture[str]
+    call: list[str], code: int, busy_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*call, "--url", locked]) == code
+    assert main([*call, "--url", busy_url]) == code
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if code == 3:

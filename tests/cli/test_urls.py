@@ -170,7 +170,7 @@ def test_a_missing_library_is_named_with_what_to_install(scheme: str, library: s
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def install_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Install a package as pip does: its module, and the metadata with its entry point."""
 
     def install(module: str, target: str) -> None:
@@ -195,8 +195,8 @@ def connect(url):
 """
 
 
-def test_a_packages_store_is_reached_by_its_scheme(installed: Callable[[str, str], None]) -> None:
-    installed(ACME, "acme_semel:connect")
+def test_a_packages_store_is_reached_by_its_scheme(install_package: Callable[[str, str], None]) -> None:
+    install_package(ACME, "acme_semel:connect")
     with Engine.connect("acme://app:hunter2@h/shop") as engine:
         assert (engine.backend.name, engine.backend.url) == ("acme", "acme://app:hunter2@h/shop")
         assert engine.run(command(), lambda permit: MADE).answer == MADE
@@ -214,9 +214,9 @@ def test_a_packages_store_is_reached_by_its_scheme(installed: Callable[[str, str
     ],
 )
 def test_a_package_that_is_broken_is_named(
-    module: str, target: str, said: str, installed: Callable[[str, str], None]
+    module: str, target: str, said: str, install_package: Callable[[str, str], None]
 ) -> None:
-    installed(module, target)
+    install_package(module, target)
     with pytest.raises(ConfigurationError, match=said) as told:
         connect_backend(f"acme://app:{SECRET}@h")
     assert SECRET not in str(told.value)

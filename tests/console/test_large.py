@@ -25,7 +25,7 @@ READ = {
 
 
 @pytest.fixture(scope="module")
-def filled() -> Iterator[str]:
+def large_store() -> Iterator[str]:
     server = replace(mariadb.mariadb(), database=f"large_{uuid4().hex}")
     with closing(mariadb.connect(server.port)) as connection:
         connection.cursor().execute(f"CREATE DATABASE {server.database}")
@@ -46,8 +46,8 @@ def answers_all(url: str) -> None:
 
 
 @MARK
-def test_every_page_answers_on_mariadb(filled: str) -> None:
-    answers_all(filled)
+def test_every_page_answers_on_mariadb(large_store: str) -> None:
+    answers_all(large_store)
 
 
 def test_every_page_answers_on_redis() -> None:
@@ -60,11 +60,11 @@ def test_every_page_answers_on_redis() -> None:
 @pytest.mark.parametrize(
     ("name", "index"), [("find", "semel_record_seq"), ("find_unknown", "PRIMARY"), ("find_needing", "PRIMARY")]
 )
-def test_mariadb_reads_no_records_from_the_beginning(filled: str, name: str, index: str) -> None:
+def test_mariadb_reads_no_records_from_the_beginning(large_store: str, name: str, index: str) -> None:
     text = SQL[name].text
     for parameter, value in READ.items():
         text = re.sub(rf":{parameter}\b", value, text)
-    with closing(connect_mariadb(filled)) as db, db.cursor() as cursor:
+    with closing(connect_mariadb(large_store)) as db, db.cursor() as cursor:
         cursor.execute(f"EXPLAIN {text}")
         rows = cursor.fetchall()
     of_records = [row for row in rows if row[2] in ("semel_record", "n")]

@@ -33,7 +33,7 @@ READ: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def filled() -> str:
+def bench_database() -> str:
     """A database with the rows of the bench, of which the planner knows nothing better than to use indexes."""
     url = new_database()
     build_postgres(url, 2_000, unknown=30, items=20, open=40)
@@ -53,19 +53,19 @@ def scans(url: str) -> dict[str, int]:
 
 
 def test_no_page_and_no_command_reads_a_large_table_from_its_beginning(
-    filled: str, capsys: pytest.CaptureFixture[str]
+    bench_database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = scans(filled)
+    before = scans(bench_database)
     assert set(before) == set(LARGE)
-    with Engine.connect(filled) as engine:
+    with Engine.connect(bench_database) as engine:
         console = Console(engine, lambda request: "olga")
         for target in pages_of(engine):
             assert page(console, target) == 200, target
         commands = commands_of(engine)
     for words in commands:
-        assert main([*words, "--url", filled]) in (0, 1), words
+        assert main([*words, "--url", bench_database]) in (0, 1), words
     capsys.readouterr()
-    assert scans(filled) == before
+    assert scans(bench_database) == before
 
 
 def plan_of(url: str, statement: Statement) -> str:
@@ -85,13 +85,13 @@ def plan_of(url: str, statement: Statement) -> str:
         (POSTGRES.statements("seals")["records_open"], "semel_record_pkey"),
     ],
 )
-def test_postgresql_reads_by_the_index(filled: str, statement: Statement, index: str) -> None:
-    plan = plan_of(filled, statement)
+def test_postgresql_reads_by_the_index(bench_database: str, statement: Statement, index: str) -> None:
+    plan = plan_of(bench_database, statement)
     assert index in plan, plan
     assert not re.search(r"Seq Scan on semel_(record|inbox)", plan), plan
 
 
-def test_an_inbox_without_the_index_works(filled: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inbox_without_the_index_works(bench_database: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = new_database()
     with migrate(url) as engine, psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP INDEX semel_inbox_open")
@@ -125,8 +125,8 @@ def test_mariadb_reads_waiting_messages_and_a_census_by_the_index() -> None:
         assert read_census(engine).attention == ()
 
 
-def test_a_full_census_has_as_many_unknown_as_open_records(filled: str) -> None:
-    with Engine.connect(filled) as engine:
+def test_a_full_census_has_as_many_unknown_as_open_records(bench_database: str) -> None:
+    with Engine.connect(bench_database) as engine:
         seen = read_census(engine, 20)
         states = [record.state for record in seen.attention]
         assert (seen.more, len(states)) == (True, 20)

@@ -229,7 +229,7 @@ def pay(order: str) -> str:
 
 
 @pytest.fixture
-def checked(
+def check_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str, str], tuple[int, Any]]:
     """Check a module with one function."""
@@ -245,10 +245,10 @@ def checked(
     return check
 
 
-def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[int, Any]], url: str) -> None:
-    code, said = checked("memory://", "atomic")
+def test_check_refuses_what_would_not_start(check_module: Callable[[str, str], tuple[int, Any]], url: str) -> None:
+    code, said = check_module("memory://", "atomic")
     assert (code, "effects='atomic' needs a store" in said["error"]) == (2, True)
-    code, said = checked(url, "external")
+    code, said = check_module(url, "external")
     assert (code, said["servers"][0]["level"]) == (1, "unsafe")
     assert "'pay' is effects='external', and the store would lose" in said["servers"][0]["answer"]
 
@@ -261,19 +261,19 @@ def test_check_refuses_what_would_not_start(checked: Callable[[str, str], tuple[
     ],
 )
 def test_check_reports_what_its_servers_keep(
-    checked: Callable[[str, str], tuple[int, Any]],
+    check_module: Callable[[str, str], tuple[int, Any]],
     url: str,
     options: str,
     effects: Any,
     level: str,
     part: str,
 ) -> None:
-    _, said = checked(url + options, effects)
+    _, said = check_module(url + options, effects)
     assert (said["servers"][0]["level"], part in said["servers"][0]["answer"]) == (level, True)
 
 
-def test_check_reports_an_unreachable_server(checked: Callable[[str, str], tuple[int, Any]]) -> None:
-    _, said = checked(NOWHERE, "external")
+def test_check_reports_an_unreachable_server(check_module: Callable[[str, str], tuple[int, Any]]) -> None:
+    _, said = check_module(NOWHERE, "external")
     assert said["servers"][0]["level"] == "open"
     assert "cannot be asked" in said["servers"][0]["answer"]
     assert "hunter2" not in json.dumps(said)

@@ -65,7 +65,7 @@ class Seen:
 
 
 @pytest.fixture
-def seen() -> Iterator[Seen]:
+def recorder() -> Iterator[Seen]:
     found = Seen()
     yield found
     found.close()
@@ -81,13 +81,13 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
     return context.trace_id, context.span_id
 
 
-def test_a_replay_links_to_the_first_execution(seen: Seen) -> None:
-    with Engine.connect("memory://", observer=seen.observer) as engine:
-        with seen.tracers.get_tracer("shop").start_as_current_span("POST /payments"):
+def test_a_replay_links_to_the_first_execution(recorder: Seen) -> None:
+    with Engine.connect("memory://", observer=recorder.observer) as engine:
+        with recorder.tracers.get_tracer("shop").start_as_current_span("POST /payments"):
             first_id = engine.run(command(), paid).operation_id
         engine.run(command(), paid)
-    first, replay = seen.spans("semel.command")
-    [execution] = seen.spans("semel.execution")
+    first, replay = recorder.spans("semel.command")
+    [execution] = recorder.spans("semel.execution")
     assert first.parent is not None  # in the request's own trace
     assert link_ids(replay)[0] == ids(first)
     assert replay.links[1].context.trace_id == ids(execution)[0] == int(first_id.replace("-", ""), 16)
@@ -95,20 +95,20 @@ def test_a_replay_links_to_the_first_execution(seen: Seen) -> None:
     wanted = {"semel.operation": "pay", "semel.outcome": "Replay", "semel.state": "SUCCEEDED"}
     assert dict(replay.attributes or {}).items() >= wanted.items()
     assert (first.attributes or {})["semel.outcome"] == "Succeeded"
-    assert KEY not in str([span.to_json() for span in seen.exporter.get_finished_spans()])
+    assert KEY not in str([span.to_json() for span in recorder.exporter.get_finished_spans()])
 
 
-def test_a_replay_in_another_process_leads_to_the_first_execution(seen: Seen, tmp_path: Path) -> None:
+def test_a_replay_in_another_process_leads_to_the_first_execution(recorder: Seen, tmp_path: Path) -> None:
     url, other = f"sqlite:///{tmp_path}/semel.db", Seen()
     created = Engine.connect(url)
     created.migrate()
     created.close()
-    with Engine.connect(url, observer=seen.observer) as engine:
+    with Engine.connect(url, observer=recorder.observer) as engine:
         engine.run(command(), paid)
     with Engine.connect(url, observer=other.observer) as engine:
         engine.run(command(), paid)
     [replay] = other.spans("semel.command")
-    [execution] = seen.spans("semel.execution")
+    [execution] = recorder.spans("semel.execution")
     other.close()
     [link] = replay.links
     assert link.context.trace_id == ids(execution)[0]
@@ -117,33 +117,38 @@ def test_a_replay_in_another_process_leads_to_the_first_execution(seen: Seen, tm
 
 
 @pytest.mark.anyio
-async def test_an_async_engine_s_attempts_are_spans(seen: Seen, anyio_backend_name: str) -> None:
+async def test_an_async_engine_s_attempts_are_spans(recorder: Seen, anyio_backend_name: str) -> None:
     async def pay(permit: Permit) -> Answer:
         return Answer(201, (), b"paid")
 
-    async with AsyncEngine.connect("memory://", observer=seen.observer) as engine:
+    async with AsyncEngine.connect("memory://", observer=recorder.observer) as engine:
         await engine.run(command(), pay)
         await engine.run(command(), pay)
-    assert [(span.attributes or {})["semel.outcome"] for span in seen.spans("semel.command")] == ["Succeeded", "Replay"]
+    assert [(span.attributes or {})["semel.outcome"] for span in recorder.spans("semel.command")] == [
+        "Succeeded",
+        "Replay",
+    ]
 
 
-def test_an_unknown_outcome_is_an_error(seen: Seen) -> None:
-    with Engine.connect("memory://", observer=seen.observer) as engine:
+def test_an_unknown_outcome_is_an_error(recorder: Seen) -> None:
+    with Engine.connect("memory://", observer=recorder.observer) as engine:
         with pytest.raises(ConnectionError):
             engine.run(command(), failing)
         with pytest.raises(CommandError):
             engine.run(command(), paid)
-    outcomes = [((span.attributes or {})["semel.outcome"], span.status.is_ok) for span in seen.spans("semel.command")]
+    outcomes = [
+        ((span.attributes or {})["semel.outcome"], span.status.is_ok) for span in recorder.spans("semel.command")
+    ]
     assert outcomes == [("Unprovable", False), ("OutcomeUnknown", False)]
 
 
-def test_the_metrics_have_the_names_with_dots(seen: Seen) -> None:
-    with Engine.connect("memory://", observer=seen.observer) as engine:
+def test_the_metrics_have_the_names_with_dots(recorder: Seen) -> None:
+    with Engine.connect("memory://", observer=recorder.observer) as engine:
         engine.run(command(), paid)
         engine.run(command(), paid)
         with suppress(CommandError):
             engine.run(command(fingerprint=b"x" * 32), paid)
-    found = seen.points()
+    found = recorder.points()
     verdicts = ("KeyReused", "Proceed", "Replay")
     claims = {key: value for key, value in found.items() if key[0] == "idempotency.claims.total"}
     assert claims == {("idempotency.claims.total", "pay", verdict): 1 for verdict in verdicts}
@@ -162,12 +167,12 @@ def test_callers_are_bounded() -> None:
     seen.close()
 
 
-def test_open_spans_are_ended_at_shutdown(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_spans_are_ended_at_shutdown(recorder: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opentelemetry, "REMEMBERED_MAX", 3)
     for number in range(5):
         detail: dict[str, Any] = {"operation_id": f"0199e0c4-7d3a-7a52-9f0e-6f2f4e1f6a5{number}", "caller": "alice"}
-        seen.observer.event("claims", 1, {"operation": "pay", "verdict": "Proceed"}, detail)
-    assert len(seen.spans("semel.command")) == 2
+        recorder.observer.event("claims", 1, {"operation": "pay", "verdict": "Proceed"}, detail)
+    assert len(recorder.spans("semel.command")) == 2
 
 
 def test_an_operation_s_trace_has_the_operation_s_id() -> None:

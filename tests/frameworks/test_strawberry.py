@@ -603,13 +603,13 @@ class MayPay(BasePermission):
 
 
 @pytest.fixture
-def allowed() -> Iterator[None]:
+def permission() -> Iterator[None]:
     MayPay.allowed = True
     yield
     MayPay.allowed = True
 
 
-def test_permissions_come_before_the_claim_and_before_each_replay(allowed: None) -> None:
+def test_permissions_come_before_the_claim_and_before_each_replay(permission: None) -> None:
     paid: list[int] = []
     engine = Engine.connect("memory://")
 

@@ -37,7 +37,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture(params=["sync", "async"])
-def filed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+def file_stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     """On a file, for ATOMIC commands, with a table of their effects."""
     with set_stage(request.param, "sqlite", tmp_path) as made:
         with sqlite3.connect(tmp_path / "semel.db") as db:
@@ -272,7 +272,7 @@ def count(folder: Path) -> int:
     return int(n)
 
 
-def test_an_atomic_function_writes_with_its_record(filed: Stage, tmp_path: Path) -> None:
+def test_an_atomic_function_writes_with_its_record(file_stage: Stage, tmp_path: Path) -> None:
     def order(sku: str, fail: str = "", permit: Permit = this_permit) -> Any:
         permit.connection.execute("INSERT INTO effect VALUES (?)", (sku,))
         if fail == "declined":
@@ -285,7 +285,7 @@ def test_an_atomic_function_writes_with_its_record(filed: Stage, tmp_path: Path)
             raise TimeoutError
         return Plain() if sku == "odd" else "x" * 100 if sku == "large" else sku
 
-    once = filed.command(
+    once = file_stage.command(
         order, key="sku", effects="atomic", replays=(Declined,), exclude=("fail",), answer_bytes_max=90
     )
     assert [once.met("A", "timeout"), count(tmp_path)] == [TimeoutError, 0]

@@ -36,12 +36,15 @@ RINGS_IN_ROOMS: dict[str, dict[str, int]] = {
         "extras": 0,
         "telemetry": 0,
         "addresses": 0,
+        "lazy": 4,
         **dict.fromkeys(["keys", "policy", "quota", "recipe"], 1),
     },
     "core": {"model": 0, **dict.fromkeys(["contract", "requests", "command_flow"], 2)},
     "http": {"headers": 1, "fingerprint": 1},
     "stores": {"versions": 2, "findings": 2},
-    "stores.sql": dict.fromkeys(["damage", "statements", "dialect", "tables", "lapsed_scan", "looks"], 2),
+    "stores.sql": dict.fromkeys(
+        ["damage", "statements", "dialect", "tables", "lapsed_scan", "looks", "versioned_store"], 2
+    ),
     "stores.sqlite": {"doctor": 2},
     "stores.postgres": dict.fromkeys(["rows", "alike", "settings", "text", "doctor"], 2),
     "stores.mariadb": dict.fromkeys(["rows", "settings", "requests", "doctor"], 2),

@@ -24,17 +24,17 @@ UNKNOWN = "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
 @pytest.fixture
-def made(serve: Serve, engine: AsyncEngine) -> Made:
+def service(serve: Serve, engine: AsyncEngine) -> Made:
     return Made(serve, engine)
 
 
-def test_a_command_runs_once_and_its_answer_is_replayed(made: Made) -> None:
-    first, second = both(made.web, "/payments", PAYMENT)
+def test_a_command_runs_once_and_its_answer_is_replayed(service: Made) -> None:
+    first, second = both(service.web, "/payments", PAYMENT)
     assert (first.status, first.body) == (201, b'{"amount":1250,"attempt":1}')
     assert (second.header("location"), second.header("content-type")) == ("/payments/1", "application/json")
     assert second.header("cache-control") == "no-store"
     assert second.header("content-length") == str(len(first.body))
-    assert (made.ran, made.web.states) == ([1250], ["SUCCEEDED"])
+    assert (service.ran, service.web.states) == ([1250], ["SUCCEEDED"])
 
 
 BAD = {"amount": "much"}
@@ -57,24 +57,24 @@ BAD = {"amount": "much"}
     ],
 )
 def test_a_request_refused_before_the_claim_is_never_recorded(
-    made: Made, body: Any, how: dict[str, Any], status: int, code: str | None
+    service: Made, body: Any, how: dict[str, Any], status: int, code: str | None
 ) -> None:
-    refused = made.web.call("/payments", body, **how)
+    refused = service.web.call("/payments", body, **how)
     assert refused.status == status
     assert refused.header("semel-code") == code
-    assert (made.ran, made.web.records()) == ([], [])
+    assert (service.ran, service.web.records()) == ([], [])
 
 
-def test_another_request_under_the_same_key_is_refused_in_every_state(made: Made) -> None:
+def test_another_request_under_the_same_key_is_refused_in_every_state(service: Made) -> None:
     other = {"amount": 1}
-    made.fails = RuntimeError("lost")
-    assert made.web.call("/payments", PAYMENT).status == 500
-    assert made.web.call("/payments", other).code == REUSED
-    assert made.web.call("/payments", PAYMENT).code == UNKNOWN
-    made.fails = None
-    assert made.web.call("/payments", PAYMENT, key="second").status == 201
-    assert made.web.call("/payments", other, key="second").code == REUSED
-    assert made.ran == [1250, 1250]
+    service.fails = RuntimeError("lost")
+    assert service.web.call("/payments", PAYMENT).status == 500
+    assert service.web.call("/payments", other).code == REUSED
+    assert service.web.call("/payments", PAYMENT).code == UNKNOWN
+    service.fails = None
+    assert service.web.call("/payments", PAYMENT, key="second").status == 201
+    assert service.web.call("/payments", other, key="second").code == REUSED
+    assert service.ran == [1250, 1250]
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,15 @@ def test_an_application_whose_store_is_not_migrated_does_not_start(tmp_path: Any
         Web(app, engine)
 
 
-def test_other_requests_pass_unchanged(made: Made) -> None:
-    @made.app.post("/echo")
+def test_other_requests_pass_unchanged(service: Made) -> None:
+    @service.app.post("/echo")
     async def echo(request: Request) -> dict[str, str]:
         return {"body": (await request.body()).decode()}
 
-    assert made.web.call("/echo", b"x" * 5, key="k").body == b'{"body":"xxxxx"}'
-    assert made.web.call("/nowhere", PAYMENT).status == 404
-    assert made.web.call("/payments", method="DELETE").status == 405
-    assert made.web.records() == []
+    assert service.web.call("/echo", b"x" * 5, key="k").body == b'{"body":"xxxxx"}'
+    assert service.web.call("/nowhere", PAYMENT).status == 404
+    assert service.web.call("/payments", method="DELETE").status == 405
+    assert service.web.records() == []
 
 
 def test_a_websocket_passes(engine: AsyncEngine) -> None:

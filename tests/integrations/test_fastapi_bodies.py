@@ -19,7 +19,7 @@ TOO_LARGE = "IDEMPOTENCY_REQUEST_TOO_LARGE"
 
 
 @pytest.fixture
-def made(serve: Serve, engine: AsyncEngine) -> Made:
+def service(serve: Serve, engine: AsyncEngine) -> Made:
     return Made(serve, engine)
 
 
@@ -158,15 +158,15 @@ def test_an_incomplete_body_claims_nothing(serve: Serve, engine: AsyncEngine, pa
     assert (ran, web.records()) == ([], [])
 
 
-def test_a_client_that_disconnects_changes_nothing(made: Made) -> None:
+def test_a_client_that_disconnects_changes_nothing(service: Made) -> None:
     async def leave() -> Any:
-        made.gate = asyncio.Event()
-        call = asyncio.create_task(made.web.ask("/payments", PAYMENT))
-        await made.began.wait()
+        service.gate = asyncio.Event()
+        call = asyncio.create_task(service.web.ask("/payments", PAYMENT))
+        await service.began.wait()
         call.cancel()
         await asyncio.wait({call})
-        made.gate.set()
-        return await made.web.ask("/payments", PAYMENT, headers=[("Prefer", "wait=15")])
+        service.gate.set()
+        return await service.web.ask("/payments", PAYMENT, headers=[("Prefer", "wait=15")])
 
-    answer = made.web.runner.run(leave())
-    assert (answer.status, answer.replayed, made.ran) == (201, True, [1250])
+    answer = service.web.runner.run(leave())
+    assert (answer.status, answer.replayed, service.ran) == (201, True, [1250])

@@ -19,7 +19,7 @@ REUSED = "IDEMPOTENCY_KEY_REUSED_WITH_DIFFERENT_REQUEST"
 
 
 @pytest.fixture
-def made(serve: Serve, engine: AsyncEngine) -> Made:
+def service(serve: Serve, engine: AsyncEngine) -> Made:
     return Made(serve, engine)
 
 
@@ -171,10 +171,10 @@ def test_path_parameters_and_query_are_part_of_the_request(serve: Serve, engine:
     assert web.call("/payments/007", method="PUT", query="dry=1").code == REUSED
 
 
-def test_dependency_overrides_still_work(made: Made) -> None:
-    made.app.dependency_overrides[authenticate] = lambda: None
-    assert made.web.call("/payments", PAYMENT, caller=None).code == "IDEMPOTENCY_CALLER_UNKNOWN"
-    assert made.web.call("/payments", PAYMENT).status == 201
+def test_dependency_overrides_still_work(service: Made) -> None:
+    service.app.dependency_overrides[authenticate] = lambda: None
+    assert service.web.call("/payments", PAYMENT, caller=None).code == "IDEMPOTENCY_CALLER_UNKNOWN"
+    assert service.web.call("/payments", PAYMENT).status == 201
 
 
 def test_dependencies_run_for_every_retry(serve: Serve, engine: AsyncEngine) -> None:

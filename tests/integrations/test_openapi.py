@@ -133,7 +133,7 @@ def test_an_application_without_a_document_works(serve: Serve, engine: AsyncEngi
 
 
 @pytest.fixture
-def listed(tmp_path: Path) -> dict[str, Any]:
+def list_document(tmp_path: Path) -> dict[str, Any]:
     semel, app = Semel(AsyncEngine.connect(f"sqlite:///{tmp_path}/a.db"), caller=caller_of), FastAPI()
     plain = AsyncBulk(semel.engine, operation="approve", effects="atomic", items_max=7)
     around = AsyncBulk(semel.engine, operation="charge", effects="idempotent")
@@ -160,12 +160,12 @@ def listed(tmp_path: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_bulk_is_described_as_the_list_it_takes(listed: dict[str, Any]) -> None:
-    approvals = listed["paths"]["/approvals"]["post"]
+def test_a_bulk_is_described_as_the_list_it_takes(list_document: dict[str, Any]) -> None:
+    approvals = list_document["paths"]["/approvals"]["post"]
     content = approvals["requestBody"]["content"]
     assert content["application/json"]["schema"] == {"type": "array", "minItems": 1, "maxItems": 7, "items": {}}
     assert set(content) == {"application/json", "application/jsonl", "application/x-ndjson"}
-    charges = listed["paths"]["/inner/charges/{shop}"]["post"]
+    charges = list_document["paths"]["/inner/charges/{shop}"]["post"]
     array, around = charges["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
     assert around["properties"]["data"]["properties"]["items"] == array
     assert [(each["in"], each["name"].lower()) for each in charges["parameters"]] == [
@@ -173,8 +173,8 @@ def test_a_bulk_is_described_as_the_list_it_takes(listed: dict[str, Any]) -> Non
     ]
 
 
-def test_a_bulks_answers_and_refusals_are_described(listed: dict[str, Any]) -> None:
-    operation = listed["paths"]["/approvals"]["post"]
+def test_a_bulks_answers_and_refusals_are_described(list_document: dict[str, Any]) -> None:
+    operation = list_document["paths"]["/approvals"]["post"]
     assert set(operation["responses"]) == {
         *("200", "202", "207", "400", "401", "409", "413", "415", "422", "425", "429", "500", "503")
     }
@@ -186,7 +186,7 @@ def test_a_bulks_answers_and_refusals_are_described(listed: dict[str, Any]) -> N
     assert {"ITEM_MALFORMED", "MISSING_IDEMPOTENCY_KEY", "NO_ITEMS"} <= set(codes)
     said = operation["x-semel"]
     assert (said["operation"], said["effects"], said["itemEffects"]) == ("approve", "BULK", "ATOMIC")
-    assert "x-semel" not in listed["paths"]["/charges"]["get"]
+    assert "x-semel" not in list_document["paths"]["/charges"]["get"]
 
 
 def test_headers_that_count_are_parameters(engine: AsyncEngine) -> None:

@@ -140,7 +140,7 @@ def outside(server: MariadbServer) -> Iterator[Outside]:
 
 
 @pytest.fixture
-def owned(server: MariadbServer, outside: Outside) -> Iterator[MariadbServer]:
+def app_server(server: MariadbServer, outside: Outside) -> Iterator[MariadbServer]:
     """A user who is no superuser, whom the server's settings bind."""
     name = f"semel app {os.getpid()}"
     outside.fetch(f"CREATE OR REPLACE USER '{name}'@'127.0.0.1' IDENTIFIED BY 'p@ss/wörd'")

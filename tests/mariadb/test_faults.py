@@ -203,9 +203,9 @@ def test_an_update_that_changes_nothing_has_found_its_row(fellow: Fellow) -> Non
 
 
 def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
-    owned: MariadbServer, fellow: Fellow
+    app_server: MariadbServer, fellow: Fellow
 ) -> None:
-    with closing(Fellow(fellow.kind, owned)) as app:
+    with closing(Fellow(fellow.kind, app_server)) as app:
         assert app.run(PLAIN, plain).answer == MADE
         assert app.run(PLAIN, never).replayed
         assert app.run(command("unit", policy=ATOMIC), made).answer == MADE
@@ -222,9 +222,9 @@ def test_the_documented_grants_are_enough_and_a_password_may_hold_anything(
     ],
 )
 def test_a_refused_login_names_the_reason_and_no_password(
-    owned: MariadbServer, fellow: Fellow, changed: dict[str, str], said: str
+    app_server: MariadbServer, fellow: Fellow, changed: dict[str, str], said: str
 ) -> None:
-    with closing(Fellow(fellow.kind, replace(owned, **changed))) as app:  # type: ignore[arg-type]  # names of texts
+    with closing(Fellow(fellow.kind, replace(app_server, **changed))) as app:  # type: ignore[arg-type]  # names of texts
         for what in (PLAIN, WHAT):
             with pytest.raises(StoreUnavailable, match=said) as told:
                 app.run(what, never)
@@ -350,8 +350,8 @@ def _kill(server: Running) -> None:
     os.close(process)
 
 
-def test_the_url_reaches_the_server(owned: MariadbServer) -> None:
-    quoted = replace(owned, user=quote(owned.user), password=quote(owned.password, safe=""))
+def test_the_url_reaches_the_server(app_server: MariadbServer) -> None:
+    quoted = replace(app_server, user=quote(app_server.user), password=quote(app_server.password, safe=""))
     for scheme in ("mysql", "mariadb", "mysql+pymysql", "mariadb+asyncmy"):
         backend = connect_backend(url(quoted, "?charset=utf8mb4&patience_seconds=3").replace("mysql", scheme, 1))
         with closing(backend.driver) as driver:

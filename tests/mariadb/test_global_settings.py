@@ -47,12 +47,12 @@ def test_settings_are_read_from_the_server(server: MariadbServer, outside: Outsi
 
 @pytest.mark.parametrize("setting", ["read_only", "tx_read_only"])  # 1290 and 1792
 def test_a_read_only_server_replays_and_is_used_again_when_writable(
-    owned: MariadbServer, fellow: Fellow, outside: Outside, setting: str
+    app_server: MariadbServer, fellow: Fellow, outside: Outside, setting: str
 ) -> None:
     pairs = ((PLAIN, command("before")), (WHAT, command("before, atomic", policy=ATOMIC)))
     for _, before in pairs:
         fellow.run(before, plain)
-    with closing(Fellow(fellow.kind, owned)) as app:
+    with closing(Fellow(fellow.kind, app_server)) as app:
         outside.fetch(f"SET GLOBAL {setting} = 1")
         try:
             for what, before in pairs:
@@ -70,10 +70,10 @@ def test_a_read_only_server_replays_and_is_used_again_when_writable(
 
 
 def test_a_name_that_moved_to_another_server_is_resolved_again(
-    owned: MariadbServer, kind: Kind, outside: Outside, relay: Relay
+    app_server: MariadbServer, kind: Kind, outside: Outside, relay: Relay
 ) -> None:
     """The old primary lives on, read-only, and ends no connection; the relay is the name."""
-    with closing(Fellow(kind, replace(owned, port=relay.port))) as app:
+    with closing(Fellow(kind, replace(app_server, port=relay.port))) as app:
         app.run(PLAIN, plain)
         app.run(command("first", policy=ATOMIC), made)
         outside.fetch("SET GLOBAL read_only = 1")

@@ -28,7 +28,7 @@ def known(claim: Claim) -> Known:
 
 
 @pytest.fixture
-def kept(fellow: Fellow) -> Fellow:
+def fellow_with_answers(fellow: Fellow) -> Fellow:
     """With answers of three commands: two of one length, one with other headers."""
     store = fellow.engine.store
     verdicts = fellow.performs("claim", lambda: store.claim(CLAIMS))
@@ -54,19 +54,19 @@ def test_it_reads_the_columns_of_the_rules() -> None:
     assert tuple(name.strip().removeprefix("r.") for name in columns.split(",")) == KEPT_COLUMNS
 
 
-def test_it_finds_what_the_rules_find(kept: Fellow) -> None:
+def test_it_finds_what_the_rules_find(fellow_with_answers: Fellow) -> None:
     first, second, third = map(known, CLAIMS)
     missing, other = known(attempt("never")), known(attempt("k0", request=1))
     for asked in ([first], [first, second], [second, first, first], [first, third], [missing], [first, missing, third]):
-        seen = by_the_look(kept, asked)
-        assert seen == by_the_rules(kept, asked)
+        seen = by_the_look(fellow_with_answers, asked)
+        assert seen == by_the_rules(fellow_with_answers, asked)
         assert [isinstance(each, Replay) for each in seen] == [each != missing for each in asked]
-    assert by_the_look(kept, [second, other]) == [*by_the_look(kept, [second]), None]
-    assert by_the_look(kept, [(first[0], "2.tests", first[2]), second])[0] is None
+    assert by_the_look(fellow_with_answers, [second, other]) == [*by_the_look(fellow_with_answers, [second]), None]
+    assert by_the_look(fellow_with_answers, [(first[0], "2.tests", first[2]), second])[0] is None
 
 
 @pytest.mark.parametrize("column", [name for name in Record._fields if name != "id"])
-def test_damage_is_seen_as_the_rules_see_it(column: str, kept: Fellow, outside: Outside) -> None:
+def test_damage_is_seen_as_the_rules_see_it(column: str, fellow_with_answers: Fellow, outside: Outside) -> None:
     asked = list(map(known, CLAIMS[:2]))
     connection = outside.connection
     [(before,)] = connection.execute(f"SELECT {column} FROM semel_record WHERE id = %b", [CLAIMS[1].id]).fetchall()
@@ -77,17 +77,17 @@ def test_damage_is_seen_as_the_rules_see_it(column: str, kept: Fellow, outside: 
         except psycopg.Error:  # the column takes none such
             continue
         changed += 1
-        assert by_the_look(kept, asked) == by_the_rules(kept, asked), value
+        assert by_the_look(fellow_with_answers, asked) == by_the_rules(fellow_with_answers, asked), value
         connection.execute(f"UPDATE semel_record SET {column} = %b WHERE id = %b", [before, CLAIMS[1].id])
     assert changed
-    assert None not in by_the_look(kept, asked)
+    assert None not in by_the_look(fellow_with_answers, asked)
 
 
-def test_an_answer_that_is_over_is_not_found(kept: Fellow, outside: Outside) -> None:
+def test_an_answer_that_is_over_is_not_found(fellow_with_answers: Fellow, outside: Outside) -> None:
     asked = list(map(known, CLAIMS[:2]))
     outside.connection.execute("UPDATE semel_record SET answer_until = settled_at WHERE id = %b", [CLAIMS[1].id])
-    first, second = by_the_look(kept, asked)
+    first, second = by_the_look(fellow_with_answers, asked)
     assert isinstance(first, Replay)
     assert second is None
     outside.connection.execute("UPDATE semel_record SET answer_until = NULL WHERE id = %b", [CLAIMS[1].id])
-    assert None not in by_the_look(kept, asked)
+    assert None not in by_the_look(fellow_with_answers, asked)

@@ -48,13 +48,13 @@ def test_the_contract_through_it(name: str, through: str) -> None:
 
 
 @pytest.fixture
-def pooled(kind: Kind, through: str, conninfo: str) -> Iterator[Fellow]:
+def pgbouncer_fellow(kind: Kind, through: str, conninfo: str) -> Iterator[Fellow]:
     made = Fellow(kind, through, own_schema=False, prepared=False, connections_max=8)
     yield made
     made.close()
 
 
-def test_a_crowd_through_three_server_connections(pooled: Fellow, outside: Outside) -> None:
+def test_a_crowd_through_three_server_connections(pgbouncer_fellow: Fellow, outside: Outside) -> None:
     """Commands of all sorts, interleaved: nothing relies on the session that happens to serve it."""
 
     async def external(permit: Permit, db: Writes) -> Answer:
@@ -67,14 +67,14 @@ def test_a_crowd_through_three_server_connections(pooled: Fellow, outside: Outsi
 
         replayed = []
         for _ in range(2):
-            replayed.append((await pooled.running(command(f"e{number}"), external)).replayed)
-            replayed.append((await pooled.running(command(f"a{number}", policy=ATOMIC), atomic)).replayed)
+            replayed.append((await pgbouncer_fellow.running(command(f"e{number}"), external)).replayed)
+            replayed.append((await pgbouncer_fellow.running(command(f"a{number}", policy=ATOMIC), atomic)).replayed)
         return replayed
 
     found: list[Any] = []
-    if pooled.runner is None:
+    if pgbouncer_fellow.runner is None:
         threads = [
-            threading.Thread(target=lambda number=number: found.append(pooled.tell(one(number))))
+            threading.Thread(target=lambda number=number: found.append(pgbouncer_fellow.tell(one(number))))
             for number in range(24)
         ]
         for thread in threads:
@@ -86,18 +86,18 @@ def test_a_crowd_through_three_server_connections(pooled: Fellow, outside: Outsi
         async def all_at_once() -> list[Any]:
             return await asyncio.gather(*[one(number) for number in range(24)])
 
-        found = pooled.tell(all_at_once())
+        found = pgbouncer_fellow.tell(all_at_once())
     assert found == [[False, False, True, True]] * 24
     assert outside.rows() == [*range(24)]
     assert outside.states == [State.SUCCEEDED] * 48
 
 
-def test_no_setting_of_semels_stays_on_a_shared_connection(pooled: Fellow, through: str) -> None:
+def test_no_setting_of_semels_stays_on_a_shared_connection(pgbouncer_fellow: Fellow, through: str) -> None:
     async def handler(permit: Permit, db: Writes) -> Answer:
         return MADE
 
     for number in range(8):
-        pooled.run(command(f"k{number}"), handler)
+        pgbouncer_fellow.run(command(f"k{number}"), handler)
     for _ in range(4):
         with psycopg.connect(through, prepare_threshold=None) as other:
             assert other.execute("SHOW enable_seqscan").fetchone() == ("on",)

@@ -52,7 +52,7 @@ def _name(text: str) -> str:
 
 
 @pytest.fixture
-def counted(make_fellow: MakeFellow, relay: Relay) -> Fellow:
+def warm_fellow(make_fellow: MakeFellow, relay: Relay) -> Fellow:
     """An engine behind the relay, whose connections are warm: a server and its clients have met each statement."""
     fellow = make_fellow(conninfo=relay.conninfo())
     for number in range(2):
@@ -62,40 +62,40 @@ def counted(make_fellow: MakeFellow, relay: Relay) -> Fellow:
     return fellow
 
 
-def test_a_fresh_command_is_two_round_trips_and_a_replay_one(counted: Fellow, relay: Relay) -> None:
+def test_a_fresh_command_is_two_round_trips_and_a_replay_one(warm_fellow: Fellow, relay: Relay) -> None:
     """No BEGIN, no COMMIT, no reset of the session."""
     for number in range(3):
         with relay.counting() as fresh:
-            counted.run(command(f"key-{number}"), nothing)
+            warm_fellow.run(command(f"key-{number}"), nothing)
         with relay.counting() as replayed:
-            assert counted.run(command(f"key-{number}"), nothing).replayed
+            assert warm_fellow.run(command(f"key-{number}"), nothing).replayed
         assert words(fresh) == [CLAIM, SETTLE]
-        assert words(replayed) == [CLAIM if counted.runner is None else LOOK]
+        assert words(replayed) == [CLAIM if warm_fellow.runner is None else LOOK]
 
 
 def test_an_answer_of_another_process_is_claimed_once_and_then_looked_up(
-    counted: Fellow, relay: Relay, make_fellow: MakeFellow
+    warm_fellow: Fellow, relay: Relay, make_fellow: MakeFellow
 ) -> None:
     """A process looks where it knows of an answer: a fresh command must not pay for a look."""
     make_fellow().run(command("theirs"), nothing)
     with relay.counting() as trips:
         for _ in range(3):
-            assert counted.run(command("theirs"), nothing).replayed
-    looks = CLAIM if counted.runner is None else LOOK
+            assert warm_fellow.run(command("theirs"), nothing).replayed
+    looks = CLAIM if warm_fellow.runner is None else LOOK
     assert words(trips) == [CLAIM, looks, looks]
 
 
-def test_a_look_that_finds_no_answer_is_made_once(counted: Fellow, relay: Relay, outside: Outside) -> None:
+def test_a_look_that_finds_no_answer_is_made_once(warm_fellow: Fellow, relay: Relay, outside: Outside) -> None:
     """The record was deleted, or is another request's: a claim tells, and the next one does not look."""
-    if counted.runner is None:
+    if warm_fellow.runner is None:
         return  # threads claim
-    counted.run(command("gone"), nothing)
+    warm_fellow.run(command("gone"), nothing)
     outside.fetch("DELETE FROM semel_record RETURNING 1")
     with relay.counting() as trips:
-        assert not counted.run(command("gone"), nothing).replayed
+        assert not warm_fellow.run(command("gone"), nothing).replayed
         for _ in range(2):
             with pytest.raises(KeyReusedError):
-                counted.run(command("gone", request=2), nothing)
+                warm_fellow.run(command("gone", request=2), nothing)
     assert words(trips) == [LOOK, CLAIM, SETTLE, LOOK, CLAIM, CLAIM]
 
 
@@ -124,44 +124,44 @@ def first_after_a_handler(fellow: Fellow, trips: list[str], *, looked: bool = Fa
     return [RESET + trips[0], *trips[1:]] if trips != [LOOK] else trips
 
 
-def test_an_atomic_command_costs_what_the_page_says(counted: Fellow, relay: Relay) -> None:
+def test_an_atomic_command_costs_what_the_page_says(warm_fellow: Fellow, relay: Relay) -> None:
     """What a handler may have set on its session is reset on the way of the next command's BEGIN, once."""
-    counted.run(command("warm-atomic-0", policy=ATOMIC), handler)
+    warm_fellow.run(command("warm-atomic-0", policy=ATOMIC), handler)
     for number in range(2):  # with the tenth unit their text changes, and is prepared anew
         what = command(f"atomic-{number}", policy=ATOMIC)
         with relay.counting() as fresh:
-            counted.run(what, handler)
+            warm_fellow.run(what, handler)
         with relay.counting() as replayed:
-            assert counted.run(what, handler).replayed
+            assert warm_fellow.run(what, handler).replayed
         with relay.counting() as again:
-            assert counted.run(what, handler).replayed
-        assert words(fresh) == first_after_a_handler(counted, FRESH[counted.kind], looked=True)
-        assert words(again) == REPLAYED[counted.kind]
-        assert words(replayed) == first_after_a_handler(counted, REPLAYED[counted.kind])
+            assert warm_fellow.run(what, handler).replayed
+        assert words(fresh) == first_after_a_handler(warm_fellow, FRESH[warm_fellow.kind], looked=True)
+        assert words(again) == REPLAYED[warm_fellow.kind]
+        assert words(replayed) == first_after_a_handler(warm_fellow, REPLAYED[warm_fellow.kind])
 
 
-def test_a_replay_drops_nothing_that_was_prepared(counted: Fellow, relay: Relay) -> None:
+def test_a_replay_drops_nothing_that_was_prepared(warm_fellow: Fellow, relay: Relay) -> None:
     """psycopg prepares a handler's statement the sixth time, and where it sees a ROLLBACK it says DEALLOCATE ALL."""
     for number in range(10):  # until the units' own text has changed
-        counted.run(command(f"often-{number}", policy=ATOMIC), handler)
+        warm_fellow.run(command(f"often-{number}", policy=ATOMIC), handler)
     with relay.counting() as replayed:
-        assert counted.run(command("often-9", policy=ATOMIC), handler).replayed
-    assert words(replayed) == first_after_a_handler(counted, REPLAYED[counted.kind])
+        assert warm_fellow.run(command("often-9", policy=ATOMIC), handler).replayed
+    assert words(replayed) == first_after_a_handler(warm_fellow, REPLAYED[warm_fellow.kind])
 
 
-def test_a_crowd_of_claims_travels_together(counted: Fellow, relay: Relay) -> None:
+def test_a_crowd_of_claims_travels_together(warm_fellow: Fellow, relay: Relay) -> None:
     """Forty commands at once: as many batches as there are answers to wait for, not as many as there are commands."""
-    if counted.runner is None:
+    if warm_fellow.runner is None:
         return  # threads send their own
-    claims = [counted.engine.core.attempt(command(f"crowd-{number}")) for number in range(40)]
-    engine = counted.engine
+    claims = [warm_fellow.engine.core.attempt(command(f"crowd-{number}")) for number in range(40)]
+    engine = warm_fellow.engine
 
     async def all_at_once() -> None:
         performer = engine._performer
         await asyncio.gather(*[performer.store_one("claim", engine.store.claim, claim) for claim in claims])
 
     with relay.counting() as trips:
-        counted.tell(all_at_once())
+        warm_fellow.tell(all_at_once())
     assert len(trips) <= 2
 
 

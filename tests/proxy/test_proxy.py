@@ -74,7 +74,7 @@ def breaking() -> Iterator[Breaking]:
 
 
 @pytest.fixture(scope="module")
-def broken(breaking: Breaking, store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+def faulty_proxy(breaking: Breaking, store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     proxy = Proxy(tmp_path_factory.mktemp("breaking"), breaking.port, store)
     yield proxy
     proxy.end()
@@ -158,37 +158,39 @@ def test_ambiguous_requests_are_refused(node: Proxy, head: str, status: bytes) -
     assert len(node.client.get("/payments").json()) == count
 
 
-def test_a_reset_after_the_request_leaves_the_outcome_unknown(broken: Proxy, breaking: Breaking) -> None:
+def test_a_reset_after_the_request_leaves_the_outcome_unknown(faulty_proxy: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"")
     count = len(breaking.requests)
-    assert broken.post("/payments", "canary-reset", {"amount": 1}).status_code == 502
-    again = broken.post("/payments", "canary-reset", {"amount": 1})
+    assert faulty_proxy.post("/payments", "canary-reset", {"amount": 1}).status_code == 502
+    again = faulty_proxy.post("/payments", "canary-reset", {"amount": 1})
     assert (again.status_code, again.headers["semel-code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
     assert len(breaking.requests) == count + 1
 
 
-def test_a_truncated_answer_is_not_a_success(broken: Proxy, breaking: Breaking) -> None:
+def test_a_truncated_answer_is_not_a_success(faulty_proxy: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"HTTP/1.1 201 Created\r\nContent-Length: 50\r\n\r\nhalf")
-    assert broken.post("/payments", "canary-cut", {"amount": 1}).status_code == 502
-    again = broken.post("/payments", "canary-cut", {"amount": 1})
+    assert faulty_proxy.post("/payments", "canary-cut", {"amount": 1}).status_code == 502
+    again = faulty_proxy.post("/payments", "canary-cut", {"amount": 1})
     assert (again.status_code, again.headers["semel-code"]) == (409, "IDEMPOTENCY_OUTCOME_UNKNOWN")
 
 
-def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(broken: Proxy, breaking: Breaking) -> None:
+def test_an_idempotent_operation_is_sent_again_with_the_same_downstream_key(
+    faulty_proxy: Proxy, breaking: Breaking
+) -> None:
     breaking.answers += [b"", b"HTTP/1.1 201 Created\r\nSet-Cookie: s=1\r\nContent-Length: 2\r\n\r\nok"]
-    assert broken.post("/notes", "canary-note", {"n": 1}).status_code == 502
-    done = broken.post("/notes", "canary-note", {"n": 1})
+    assert faulty_proxy.post("/notes", "canary-note", {"n": 1}).status_code == 502
+    done = faulty_proxy.post("/notes", "canary-note", {"n": 1})
     assert (done.status_code, done.content, done.headers["set-cookie"]) == (201, b"ok", "s=1")
     keys = [re.search(rb"(?i)semel-downstream-key: (\S+)", each) for each in breaking.requests[-2:]]
     assert keys[0] is not None
     assert keys[1] is not None
     assert keys[0][1] == keys[1][1]
-    replay = broken.post("/notes", "canary-note", {"n": 1})
+    replay = faulty_proxy.post("/notes", "canary-note", {"n": 1})
     assert replay.content == b"ok"
     assert "set-cookie" not in replay.headers
 
 
-def test_a_409_to_a_repeated_attempt_is_in_progress(broken: Proxy, breaking: Breaking) -> None:
+def test_a_409_to_a_repeated_attempt_is_in_progress(faulty_proxy: Proxy, breaking: Breaking) -> None:
     busy = b"HTTP/1.1 409 Conflict\r\n%sContent-Length: 4\r\n\r\nbusy"
     breaking.answers += [
         b"",
@@ -196,45 +198,45 @@ def test_a_409_to_a_repeated_attempt_is_in_progress(broken: Proxy, breaking: Bre
         busy % b"Retry-After: 7\r\n",
         b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok",
     ]
-    assert broken.post("/notes", "canary-busy", {"n": 1}).status_code == 502
+    assert faulty_proxy.post("/notes", "canary-busy", {"n": 1}).status_code == 502
     for seconds in ("1", "7"):
-        waits = broken.post("/notes", "canary-busy", {"n": 1})
+        waits = faulty_proxy.post("/notes", "canary-busy", {"n": 1})
         assert (waits.status_code, waits.json()["retryable"]) == (409, True)
         assert waits.headers["semel-code"] == "IDEMPOTENCY_REQUEST_IN_PROGRESS"
         assert waits.headers["retry-after"] == seconds
-    assert broken.post("/notes", "canary-busy", {"n": 1}).content == b"ok"
+    assert faulty_proxy.post("/notes", "canary-busy", {"n": 1}).content == b"ok"
 
 
 @pytest.mark.parametrize(("before", "mark"), [([], b""), ([b""], b"Idempotency-Replayed: true\r\n")])
 def test_a_409_of_the_first_attempt_or_a_replayed_one_is_definite(
-    broken: Proxy, breaking: Breaking, before: list[bytes], mark: bytes
+    faulty_proxy: Proxy, breaking: Breaking, before: list[bytes], mark: bytes
 ) -> None:
     breaking.answers[:] = [*before, b"HTTP/1.1 409 Conflict\r\n%sContent-Length: 5\r\n\r\ntaken" % mark]
     key = f"canary-taken-{len(before)}"
     for _ in before:
-        assert broken.post("/notes", key, {"n": 1}).status_code == 502
+        assert faulty_proxy.post("/notes", key, {"n": 1}).status_code == 502
     for _ in range(2):
-        assert broken.post("/notes", key, {"n": 1}).content == b"taken"
+        assert faulty_proxy.post("/notes", key, {"n": 1}).content == b"taken"
 
 
-def test_a_status_that_no_server_may_send_is_a_broken_answer(broken: Proxy, breaking: Breaking) -> None:
+def test_a_status_that_no_server_may_send_is_a_broken_answer(faulty_proxy: Proxy, breaking: Breaking) -> None:
     breaking.answers += [b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status for status in (600, 999)]
     for status, path in ((600, "/payments"), (999, "/other")):
-        answer = broken.post(path, f"canary-{status}", {"n": 1})
+        answer = faulty_proxy.post(path, f"canary-{status}", {"n": 1})
         assert (answer.status_code, answer.headers["semel-code"]) == (502, "IDEMPOTENCY_UPSTREAM_BROKE_OFF")
-    again = broken.post("/payments", "canary-600", {"n": 1})
+    again = faulty_proxy.post("/payments", "canary-600", {"n": 1})
     assert again.headers["semel-code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
-def test_the_services_own_key_headers_are_dropped(broken: Proxy, breaking: Breaking) -> None:
+def test_the_services_own_key_headers_are_dropped(faulty_proxy: Proxy, breaking: Breaking) -> None:
     own = b"Idempotency-Key-Lifetime: 5\r\nIdempotency-Replayed: true\r\nIdempotent-Replayed: true\r\n"
     answer = b"HTTP/1.1 201 Created\r\n" + own + b"Content-Length: 2\r\n\r\nok"
     breaking.answers += [answer, answer]
-    done = broken.post("/payments", "canary-lifetime", {"n": 1})
+    done = faulty_proxy.post("/payments", "canary-lifetime", {"n": 1})
     assert done.headers.get_list("idempotency-key-lifetime") == ["86400"]
     assert "idempotency-replayed" not in done.headers
     assert "idempotent-replayed" not in done.headers
-    assert broken.client.get("/other").headers["idempotency-key-lifetime"] == "5"  # no command of the proxy's
+    assert faulty_proxy.client.get("/other").headers["idempotency-key-lifetime"] == "5"  # no command of the proxy's
 
 
 OTHERS = '</terms>; rel="license"'
@@ -253,31 +255,33 @@ THEIRS = "/operations/01890a5d-ac96-774b-bcce-b302099a8057"
     ],
 )
 def test_the_status_link_of_a_service_that_uses_semel_too_is_not_passed_on(
-    broken: Proxy, breaking: Breaking, link: str, lifetime: bool, kept: list[str]
+    faulty_proxy: Proxy, breaking: Breaking, link: str, lifetime: bool, kept: list[str]
 ) -> None:
     """The proxy's record answers the client's retries, so that the one link leads to it."""
     own = f"Link: {link}\r\n".replace("PORT", str(breaking.port)) + "Idempotency-Key-Lifetime: 5\r\n" * lifetime
     answer = f"HTTP/1.1 201 Created\r\n{own}Content-Length: 2\r\n\r\nok".encode()
     breaking.answers += [answer, answer]
-    done = broken.post("/payments", f"canary-{uuid4()}", {"n": 1})
+    done = faulty_proxy.post("/payments", f"canary-{uuid4()}", {"n": 1})
     *others, status = done.headers.get_list("link")
     assert others == kept
     operation = link_of(status, "status")
     assert operation is not None
-    assert broken.client.get(operation, headers={"authorization": "Bearer alice"}).json()["state"] == "SUCCEEDED"
-    passed = broken.client.get("/other").headers["link"]  # no command of the proxy's
+    assert faulty_proxy.client.get(operation, headers={"authorization": "Bearer alice"}).json()["state"] == "SUCCEEDED"
+    passed = faulty_proxy.client.get("/other").headers["link"]  # no command of the proxy's
     assert passed == link.replace("PORT", str(breaking.port))
 
 
-def test_a_client_cannot_forge_semels_headers(broken: Proxy, breaking: Breaking) -> None:
+def test_a_client_cannot_forge_semels_headers(faulty_proxy: Proxy, breaking: Breaking) -> None:
     breaking.answers.append(b"HTTP/1.1 204 No Content\r\n\r\n")
     forged = {"Semel-Operation": "forged", "semel_downstream_key": "forged", "X_Forwarded_For": "forged"}
-    broken.client.put("/other", headers=forged, content=b"1")
+    faulty_proxy.client.put("/other", headers=forged, content=b"1")
     assert b"forged" not in breaking.requests[-1]
     assert b"X-Forwarded-For: 127.0.0.1" in breaking.requests[-1]
 
 
-def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(broken: Proxy, breaking: Breaking) -> None:
+def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(
+    faulty_proxy: Proxy, breaking: Breaking
+) -> None:
     for path, there in (
         ("/payments/7", "/payments/7"),
         ("", "/"),
@@ -289,12 +293,12 @@ def test_a_link_to_the_service_s_own_address_comes_back_through_the_proxy(broken
         sent = f"http://127.0.0.1:{breaking.port}{path}"
         breaking.answers.append(f"HTTP/1.1 307 Moved\r\nLocation: {sent}\r\nContent-Length: 0\r\n\r\n".encode())
         count = len(breaking.requests)
-        answer = broken.client.post("/other", follow_redirects=False)
+        answer = faulty_proxy.client.post("/other", follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (307, there or sent)
         assert len(breaking.requests) == count + 1
 
 
-def test_one_answers_bytes_are_not_read_as_another_answer(broken: Proxy, breaking: Breaking) -> None:
+def test_one_answers_bytes_are_not_read_as_another_answer(faulty_proxy: Proxy, breaking: Breaking) -> None:
     own = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown"
     stale = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
     for method, first in (
@@ -304,18 +308,18 @@ def test_one_answers_bytes_are_not_read_as_another_answer(broken: Proxy, breakin
         ("POST", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + own + stale),
     ):
         breaking.answers += [first, own]
-        assert broken.client.request(method, "/other").content in (b"", b"own")
-        assert broken.client.get("/other").content == b"own"
+        assert faulty_proxy.client.request(method, "/other").content in (b"", b"own")
+        assert faulty_proxy.client.get("/other").content == b"own"
 
 
-def test_an_answer_with_two_lengths_has_its_chunks(broken: Proxy, breaking: Breaking) -> None:
+def test_an_answer_with_two_lengths_has_its_chunks(faulty_proxy: Proxy, breaking: Breaking) -> None:
     head = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
     breaking.answers.append(head + b"5\r\nwhole\r\n0\r\n\r\n")
     for _ in range(2):
-        assert broken.post("/payments", "lengths", {"amount": 1}).content == b"whole"
+        assert faulty_proxy.post("/payments", "lengths", {"amount": 1}).content == b"whole"
     breaking.answers.append(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nHTTP/1.1 201 Created\r\n\r\n")
-    assert broken.post("/payments", "switching", {"amount": 1}).status_code == 502
-    again = broken.post("/payments", "switching", {"amount": 1})
+    assert faulty_proxy.post("/payments", "switching", {"amount": 1}).status_code == 502
+    again = faulty_proxy.post("/payments", "switching", {"amount": 1})
     assert again.headers["semel-code"] == "IDEMPOTENCY_OUTCOME_UNKNOWN"
 
 
@@ -333,10 +337,12 @@ def test_an_answer_with_two_lengths_has_its_chunks(broken: Proxy, breaking: Brea
     ],
     ids=["HTTP/1.0", "line feeds", "folded", "expect", "trailer"],
 )
-def test_an_odd_form_of_a_command_has_one_effect_or_none(broken: Proxy, breaking: Breaking, request_text: str) -> None:
+def test_an_odd_form_of_a_command_has_one_effect_or_none(
+    faulty_proxy: Proxy, breaking: Breaking, request_text: str
+) -> None:
     breaking.answers[:] = [b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok"]
     count = len(breaking.requests)
-    answers = [broken.send(request_text) for _ in range(2)]
+    answers = [faulty_proxy.send(request_text) for _ in range(2)]
     ran = len(breaking.requests) - count
     assert ran == (b"\r\n\r\nok" in answers[0])
     assert ran <= 1
@@ -345,14 +351,14 @@ def test_an_odd_form_of_a_command_has_one_effect_or_none(broken: Proxy, breaking
     breaking.answers.clear()
 
 
-def test_compressed_bytes_are_stored_unchanged(broken: Proxy, breaking: Breaking) -> None:
+def test_compressed_bytes_are_stored_unchanged(faulty_proxy: Proxy, breaking: Breaking) -> None:
     kept = b"\x1f\x8bno gzip at all"
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(kept)
     breaking.answers.append(head + kept)
     fields = ["Host: x", "Authorization: a", 'Idempotency-Key: "zip"', "Content-Length: 2"]
     body = "\r\n".join(["POST /payments HTTP/1.1", *fields, "", "{}"])
-    assert broken.send(body).endswith(kept)
-    assert broken.send(body).endswith(kept)
+    assert faulty_proxy.send(body).endswith(kept)
+    assert faulty_proxy.send(body).endswith(kept)
 
 
 def test_a_second_proxy_replays_and_an_unreachable_upstream_frees_the_key(

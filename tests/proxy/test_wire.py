@@ -175,7 +175,7 @@ def here(place: Place) -> Place:
 
 
 @pytest.fixture
-def held() -> Iterator[Held]:
+def holding_server() -> Iterator[Held]:
     with closing(Held()) as made:
         yield made
 
@@ -213,14 +213,14 @@ def then(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("phase", ["before", "after"])
-def test_a_service_killed_in_the_middle_leaves_no_second_effect(here: Place, held: Held, phase: str) -> None:
+def test_a_service_killed_in_the_middle_leaves_no_second_effect(here: Place, holding_server: Held, phase: str) -> None:
     key, note = str(uuid4()), str(uuid4())
     lost, again = during(
         [
-            lambda: post(here.proxy, "/payments", key, f"{phase}:{held.port}"),
-            lambda: post(here.proxy, "/notes", note, f"{phase}:{held.port}"),
+            lambda: post(here.proxy, "/payments", key, f"{phase}:{holding_server.port}"),
+            lambda: post(here.proxy, "/notes", note, f"{phase}:{holding_server.port}"),
         ],
-        held,
+        holding_server,
         lambda connections: connections[0].sendall(b"k"),
     )
     for answer, retryable, action in ((lost, False, "ask"), (again, True, "send")):
@@ -240,7 +240,7 @@ def test_a_service_killed_in_the_middle_leaves_no_second_effect(here: Place, hel
     assert len(set(lines)) == 1  # under one downstream key: the service knows it
 
 
-def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, held: Held) -> None:
+def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, holding_server: Held) -> None:
     key, note, first = str(uuid4()), str(uuid4()), here.start_proxy()
 
     def kill(connections: list[socket.socket]) -> None:
@@ -251,10 +251,10 @@ def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, held: Hel
 
     def lose(path: str, key: str) -> httpx.Response:
         with pytest.raises(httpx.TransportError):
-            post(first, path, key, f"before:{held.port}")
+            post(first, path, key, f"before:{holding_server.port}")
         return httpx.Response(0)
 
-    during([lambda: lose("/payments", key), lambda: lose("/notes", note)], held, kill)
+    during([lambda: lose("/payments", key), lambda: lose("/notes", note)], holding_server, kill)
     unknown = post(here.proxy, "/payments", key)  # it waits until the dead one's lease is over
     assert (unknown.status_code, code(unknown)) == (409, UNKNOWN)
     assert post(here.proxy, "/notes", note).status_code == 201
@@ -262,12 +262,12 @@ def test_another_proxy_takes_over_from_one_that_is_killed(here: Place, held: Hel
 
 
 @ONE_STORE
-def test_a_late_answer_leaves_the_outcome_in_doubt(here: Place, held: Held) -> None:
+def test_a_late_answer_leaves_the_outcome_in_doubt(here: Place, holding_server: Held) -> None:
     for path, retryable in (("/slow", False), ("/slow-notes", True)):
         key = str(uuid4())
         with ThreadPoolExecutor(1) as pool:
-            sent = pool.submit(post, here.proxy, path, key, f"after:{held.port}")
-            with held.wait():
+            sent = pool.submit(post, here.proxy, path, key, f"after:{holding_server.port}")
+            with holding_server.wait():
                 late = sent.result(60)
         assert (late.status_code, code(late)) == (504, "IDEMPOTENCY_UPSTREAM_TIMEOUT")
         assert late.json()["retryable"] is retryable
@@ -275,7 +275,7 @@ def test_a_late_answer_leaves_the_outcome_in_doubt(here: Place, held: Held) -> N
 
 
 @ONE_STORE
-def test_a_long_answer_settles_by_its_status_and_is_not_stored(here: Place, held: Held) -> None:
+def test_a_long_answer_settles_by_its_status_and_is_not_stored(here: Place, holding_server: Held) -> None:
     for status, again, state in ((201, "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE", "SUCCEEDED"), (202, UNKNOWN, "UNKNOWN")):
         key = str(uuid4())
         first = post(here.proxy, "/long", key, x_status=str(status))
@@ -292,12 +292,12 @@ def test_a_long_answer_settles_by_its_status_and_is_not_stored(here: Place, held
 
 @ONE_STORE
 @pytest.mark.parametrize("path", ["/stream", "/long"])
-def test_a_stream_is_forwarded_as_it_arrives(here: Place, held: Held, path: str) -> None:
-    headers = {"x-hold": f"streaming:{held.port}", "idempotency-key": str(uuid4())}
+def test_a_stream_is_forwarded_as_it_arrives(here: Place, holding_server: Held, path: str) -> None:
+    headers = {"x-hold": f"streaming:{holding_server.port}", "idempotency-key": str(uuid4())}
     with here.proxy.client.stream("POST", path, content=b"1", headers=headers) as answer:
         pieces = answer.iter_raw()
         assert next(pieces).startswith(b"first")
-        with held.wait() as connection:
+        with holding_server.wait() as connection:
             connection.sendall(b"g")
         assert b"".join(pieces).endswith(b"done")
 
@@ -323,15 +323,15 @@ def test_other_methods_and_chunked_bodies_pass(here: Place) -> None:
     assert here.service.effects(f"POST /other {key}-2") == 1
 
 
-def test_a_client_that_disconnects_does_not_end_its_command(here: Place, held: Held) -> None:
+def test_a_client_that_disconnects_does_not_end_its_command(here: Place, holding_server: Held) -> None:
     key = str(uuid4())
     request = (
-        f'POST /payments HTTP/1.1\r\nHost: x\r\nIdempotency-Key: "{key}"\r\nX-Hold: before:{held.port}\r\n'
+        f'POST /payments HTTP/1.1\r\nHost: x\r\nIdempotency-Key: "{key}"\r\nX-Hold: before:{holding_server.port}\r\n'
         f"Content-Length: {len(key)}\r\n\r\n{key}"
     )
     with socket.create_connection(("127.0.0.1", here.proxy.port), 60) as client:
         client.sendall(request.encode())
-        connection = held.wait()
+        connection = holding_server.wait()
     with ThreadPoolExecutor(1) as pool, connection:
         again = pool.submit(lambda: post(here.proxy, "/payments", key))
         refused = post(here.proxy, "/payments", key, prefer="wait=0")  # it does not wait
@@ -342,7 +342,7 @@ def test_a_client_that_disconnects_does_not_end_its_command(here: Place, held: H
 
 
 @ONE_STORE
-def test_sigterm_lets_a_command_end_and_logs_what_it_waits_for(here: Place, held: Held) -> None:
+def test_sigterm_lets_a_command_end_and_logs_what_it_waits_for(here: Place, holding_server: Held) -> None:
     key, proxy = str(uuid4()), here.start_proxy()
 
     def end(connections: list[socket.socket]) -> None:
@@ -354,7 +354,7 @@ def test_sigterm_lets_a_command_end_and_logs_what_it_waits_for(here: Place, held
             proxy.log += line
         connections[0].sendall(b"g")
 
-    [answer] = during([lambda: post(proxy, "/payments", key, f"before:{held.port}")], held, end)
+    [answer] = during([lambda: post(proxy, "/payments", key, f"before:{holding_server.port}")], holding_server, end)
     assert answer.status_code == 201
     assert proxy.process.wait(60) in (0, -signal.SIGTERM)
     assert post(here.proxy, "/payments", key).headers["idempotency-replayed"] == "true"

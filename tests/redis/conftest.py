@@ -27,8 +27,8 @@ Opens = Callable[..., Shell]
 
 
 @pytest.fixture
-def opened(mode: Mode) -> Iterator[Opens]:
-    """Makes engines on a server: ``opened(port, wait_replicas=1)``; they are closed at the end."""
+def open_engine(mode: Mode) -> Iterator[Opens]:
+    """Makes engines on a server: ``open_engine(port, wait_replicas=1)``; they are closed at the end."""
     with ExitStack() as stack:
 
         def open_(port: int, *, ready: bool = True, confirm_seconds: float = 0.3, **options: Any) -> Shell:

@@ -25,7 +25,7 @@ Starts = Callable[..., Running]
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Starts]:
+def start_server(tmp_path: Path) -> Iterator[Starts]:
     """Starts servers of this test's own."""
     running: list[Running] = []
 
@@ -49,35 +49,35 @@ def refused(shell: Shell, key: str = "k") -> str:
     return str(told.value)
 
 
-def test_an_unreachable_server_and_its_return(started: Starts, opened: Opens) -> None:
+def test_an_unreachable_server_and_its_return(start_server: Starts, open_engine: Opens) -> None:
     port = free_port()
-    shell = opened(port, ready=False)
+    shell = open_engine(port, ready=False)
     assert "check that the server runs" in refused(shell)
-    started("appendonly yes", port=port)
+    start_server("appendonly yes", port=port)
     shell.open()
     assert shell.run(command(), lambda permit: MADE).answer == MADE
 
 
-def test_a_server_that_was_killed_remembers_what_it_wrote(started: Starts, opened: Opens) -> None:
+def test_a_server_that_was_killed_remembers_what_it_wrote(start_server: Starts, open_engine: Opens) -> None:
     """What is written before it is acknowledged survives the process; the engine goes on without a restart.
 
     With everysec the server acknowledges what it has not written yet while the disk is busy with the flush before.
     """
-    first = started("appendonly yes", "appendfsync always")
-    shell = opened(first.port)
+    first = start_server("appendonly yes", "appendfsync always")
+    shell = open_engine(first.port)
     shell.run(command(), lambda permit: MADE)
     with Redis(port=first.port) as plain:
         os.kill(int(plain.info("server")["process_id"]), signal.SIGKILL)
     stop(first)
     assert "cannot be reached" in refused(shell, "other")
-    started("appendonly yes", "appendfsync always", port=first.port)
+    start_server("appendonly yes", "appendfsync always", port=first.port)
     assert shell.run(command(), lambda permit: MADE).replayed
 
 
-def test_a_full_server_refuses_claims_and_takes_settlements(started: Starts, opened: Opens) -> None:
+def test_a_full_server_refuses_claims_and_takes_settlements(start_server: Starts, open_engine: Opens) -> None:
     """What has begun may end, what is there is replayed; what is new is refused, until there is room."""
-    own = started("appendonly yes")
-    shell = opened(own.port)
+    own = start_server("appendonly yes")
+    shell = open_engine(own.port)
     shell.run(command("done"), lambda permit: MADE)
     permit = shell.permit(command("running"))
     with Redis(port=own.port) as plain:
@@ -90,9 +90,9 @@ def test_a_full_server_refuses_claims_and_takes_settlements(started: Starts, ope
     assert not shell.run(command(), lambda permit: MADE).replayed
 
 
-def test_a_replica_is_named_as_one(started: Starts, opened: Opens) -> None:
-    own = started("appendonly yes")
-    shell = opened(own.port)
+def test_a_replica_is_named_as_one(start_server: Starts, open_engine: Opens) -> None:
+    own = start_server("appendonly yes")
+    shell = open_engine(own.port)
     shell.run(command("warm"), lambda permit: MADE)
     with Redis(port=own.port) as plain:
         plain.config_set("repl-diskless-sync-delay", 0)
@@ -102,9 +102,9 @@ def test_a_replica_is_named_as_one(started: Starts, opened: Opens) -> None:
     assert shell.run(command(), lambda permit: MADE).answer == MADE
 
 
-def test_a_server_that_is_loading_is_named_as_the_cause(started: Starts, opened: Opens) -> None:
-    own = started("save 3600 1", "rdbcompression no")
-    shell = opened(own.port, accepts_loss=True)
+def test_a_server_that_is_loading_is_named_as_the_cause(start_server: Starts, open_engine: Opens) -> None:
+    own = start_server("save 3600 1", "rdbcompression no")
+    shell = open_engine(own.port, accepts_loss=True)
     shell.run(command("0"), lambda permit: MADE)
     with Redis(port=own.port) as plain:
         for number in range(400):
@@ -112,7 +112,7 @@ def test_a_server_that_is_loading_is_named_as_the_cause(started: Starts, opened:
         plain.save()
     stop(own)
     begun = threading.Thread(
-        target=started,
+        target=start_server,
         args=("save 3600 1", "key-load-delay 20000", "loading-process-events-interval-bytes 1024"),
         kwargs={"port": own.port},
     )
@@ -134,8 +134,8 @@ def test_a_server_that_is_loading_is_named_as_the_cause(started: Starts, opened:
     assert shell.run(command("0"), lambda permit: MADE).replayed
 
 
-def test_a_wrong_password_is_reported_and_never_shown(started: Starts, mode: str) -> None:
-    own = started("appendonly yes", "requirepass s3cret-of-ours")
+def test_a_wrong_password_is_reported_and_never_shown(start_server: Starts, mode: str) -> None:
+    own = start_server("appendonly yes", "requirepass s3cret-of-ours")
 
     def shell_of(user: str) -> Shell:
         chosen: Any = mode
@@ -159,8 +159,8 @@ def test_a_wrong_password_is_reported_and_never_shown(started: Starts, mode: str
     right.close()
 
 
-def test_a_missing_right_is_named(started: Starts, mode: str) -> None:
-    own = started("appendonly yes", "user joe on >pw ~* +@all -evalsha")
+def test_a_missing_right_is_named(start_server: Starts, mode: str) -> None:
+    own = start_server("appendonly yes", "user joe on >pw ~* +@all -evalsha")
     chosen: Any = mode
     shell = Shell(chosen, connect_backend(f"redis://joe:pw@127.0.0.1:{own.port}"))
     shell.engine.core.checked = True  # of a store that has been made
@@ -168,10 +168,10 @@ def test_a_missing_right_is_named(started: Starts, mode: str) -> None:
     shell.close()
 
 
-def test_a_foreign_script_that_blocks_is_ended(started: Starts, opened: Opens) -> None:
+def test_a_foreign_script_that_blocks_is_ended(start_server: Starts, open_engine: Opens) -> None:
     """BUSY is a refusal; after SCRIPT KILL all is well. A database that is not there is named."""
-    own = started("appendonly yes", "busy-reply-threshold 50")
-    shell = opened(own.port)
+    own = start_server("appendonly yes", "busy-reply-threshold 50")
+    shell = open_engine(own.port)
     shell.run(command("warm"), lambda permit: MADE)
 
     def forever() -> None:
@@ -198,19 +198,19 @@ def test_a_foreign_script_that_blocks_is_ended(started: Starts, opened: Opens) -
     assert shell.run(command(), lambda permit: MADE).answer == MADE
 
 
-def test_a_claim_that_was_killed_before_it_wrote_did_nothing(opened: Opens) -> None:
+def test_a_claim_that_was_killed_before_it_wrote_did_nothing(open_engine: Opens) -> None:
     """What the server says of a killed script, of an old server, of a database it has not got."""
     from semel.stores.redis.remedies import remedy_of
 
     assert "SCRIPT KILL" in remedy_of("ERR", "Error running script: Script killed by user with SCRIPT KILL.")
     old = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"
     assert "Redis 7.0" in remedy_of("ERR", old)
-    shell = opened(servers.valkey(), ready=False, options={"db": 9999})
+    shell = open_engine(servers.valkey(), ready=False, options={"db": 9999})
     assert "names a database" in refused(shell)
 
 
-def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(opened: Opens) -> None:
-    alone = opened(servers.cluster(), ready=False)
+def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(open_engine: Opens) -> None:
+    alone = open_engine(servers.cluster(), ready=False)
     alone.engine.core.checked = True  # what one node has of the store is read there
     told: set[str] = set()
     for number in range(12):
@@ -219,12 +219,12 @@ def test_a_cluster_addressed_as_a_server_and_the_reverse_are_reported(opened: Op
         except StoreUnavailable as error:
             told.add(str(error))
     assert told == {"the server is part of a cluster; use redis+cluster:// in the URL"}
-    assert "use redis:// in the URL" in refused(opened(servers.valkey(), ready=False, cluster=True))
+    assert "use redis:// in the URL" in refused(open_engine(servers.valkey(), ready=False, cluster=True))
 
 
-def test_a_servers_state_is_reported_to_later_callers(opened: Opens) -> None:
+def test_a_servers_state_is_reported_to_later_callers(open_engine: Opens) -> None:
     """Two engines, two prefixes: the same key is another command."""
-    one, other = opened(servers.valkey()), opened(servers.valkey())
+    one, other = open_engine(servers.valkey()), open_engine(servers.valkey())
     one.run(command(), lambda permit: MADE)
     assert other.row(command()) is None
     row = one.row(command())

@@ -63,9 +63,9 @@ def test_a_settlement_whose_answer_is_lost_is_sent_once(own: int, through: Bench
     assert through.row().state == State.SUCCEEDED
 
 
-def test_the_engine_reads_back_what_it_has_settled(between: Relay, opened: Opens) -> None:
+def test_the_engine_reads_back_what_it_has_settled(between: Relay, open_engine: Opens) -> None:
     """The caller is given its answer although the store's was lost; the handler ran once."""
-    shell = opened(between.port, confirm_seconds=5)
+    shell = open_engine(between.port, confirm_seconds=5)
     ran: list[int] = []
 
     def handler(permit: object) -> Answer:
@@ -78,9 +78,9 @@ def test_the_engine_reads_back_what_it_has_settled(between: Relay, opened: Opens
     assert ran == [1]
 
 
-def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, opened: Opens) -> None:
+def test_a_lost_claim_runs_nothing_and_is_given_up(between: Relay, open_engine: Opens) -> None:
     """Nobody holds it afterwards: the next attempt proceeds."""
-    shell = opened(between.port)
+    shell = open_engine(between.port)
     shell.run(command("warm"), lambda permit: MADE)
     between.lose("reply", "EVALSHA")
     ran: list[int] = []
@@ -99,8 +99,8 @@ def test_a_connection_that_died_while_idle_is_not_used(through: Bench, between: 
     assert through.row().state == State.SUCCEEDED
 
 
-def test_a_server_that_hangs_times_out(between: Relay, opened: Opens) -> None:
-    shell = opened(between.port, patience_seconds=0.6, confirm_seconds=0.1)  # enough to connect on a busy machine
+def test_a_server_that_hangs_times_out(between: Relay, open_engine: Opens) -> None:
+    shell = open_engine(between.port, patience_seconds=0.6, confirm_seconds=0.1)  # enough to connect on a busy machine
     shell.run(command("warm"), lambda permit: MADE)
     between.hanging = True
     with pytest.raises(StoreTimeout, match="not known yet"):
@@ -112,9 +112,9 @@ def test_a_server_that_hangs_times_out(between: Relay, opened: Opens) -> None:
     assert shell.run(command(), lambda permit: MADE, wait_seconds=5).answer == MADE
 
 
-def test_an_outcome_that_cannot_be_confirmed_is_reported_as_unknown(between: Relay, opened: Opens) -> None:
+def test_an_outcome_that_cannot_be_confirmed_is_reported_as_unknown(between: Relay, open_engine: Opens) -> None:
     """The server is away, and each attempt is told so at once: no patience that a busy machine may exhaust before."""
-    shell = opened(between.port, confirm_seconds=0.1)
+    shell = open_engine(between.port, confirm_seconds=0.1)
     ran: list[int] = []
     server = between._server
 

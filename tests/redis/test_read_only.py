@@ -45,9 +45,9 @@ def own_server(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("how", ["READONLY", "NOREPLICAS"])
-def test_replays_and_mismatches_are_answered_and_nothing_runs(own_server: Any, opened: Opens, how: str) -> None:
+def test_replays_and_mismatches_are_answered_and_nothing_runs(own_server: Any, open_engine: Opens, how: str) -> None:
     port, client = own_server
-    shell = opened(port)
+    shell = open_engine(port)
     shell.run(command("before"), lambda permit: MADE)
     close_to_writes(client, how)
     with pytest.raises(StoreUnavailable, match=how):

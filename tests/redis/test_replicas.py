@@ -50,10 +50,10 @@ def stopped(port: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_claim_without_a_replica_is_not_granted(pair: tuple[int, int], opened: Opens) -> None:
+def test_a_claim_without_a_replica_is_not_granted(pair: tuple[int, int], open_engine: Opens) -> None:
     """Nor is it by asking again: WAIT alone would say yes to a connection that has written nothing."""
     primary, replica = pair
-    shell = opened(primary, wait_replicas=1, wait_seconds=0.05)
+    shell = open_engine(primary, wait_replicas=1, wait_seconds=0.05)
     ran: list[Any] = []
     with stopped(replica):
         for _ in range(3):  # the claim stands on the primary, and is not ours to use
@@ -63,11 +63,11 @@ def test_a_claim_without_a_replica_is_not_granted(pair: tuple[int, int], opened:
     assert not shell.run(command(), lambda permit: MADE, wait_seconds=5).replayed
 
 
-def test_a_replay_is_on_the_replicas_too(pair: tuple[int, int], opened: Opens) -> None:
+def test_a_replay_is_on_the_replicas_too(pair: tuple[int, int], open_engine: Opens) -> None:
     """An answer that a failover could take back is not shown to anybody."""
     primary, replica = pair
     shared = {"prefix": servers.prefix(), "wait_replicas": 1, "wait_seconds": 0.05}
-    shell, reader = opened(primary, **shared), opened(primary, **shared)
+    shell, reader = open_engine(primary, **shared), open_engine(primary, **shared)
     permit = shell.permit(command())
     with stopped(replica):
         with pytest.raises(StoreTimeout):
@@ -80,19 +80,19 @@ def test_a_replay_is_on_the_replicas_too(pair: tuple[int, int], opened: Opens) -
     assert row.state == State.SUCCEEDED
 
 
-def test_the_wait_command_travels_with_the_call(pair: tuple[int, int], opened: Opens) -> None:
+def test_the_wait_command_travels_with_the_call(pair: tuple[int, int], open_engine: Opens) -> None:
     primary, _ = pair
-    shell = opened(primary, wait_replicas=1)
+    shell = open_engine(primary, wait_replicas=1)
     shell.run(command("warm"), lambda permit: MADE)
     with heard(primary) as said:
         shell.run(command(), lambda permit: MADE)
     assert [word for word in said if word in ("EVALSHA", "SET", "WAIT")] == ["EVALSHA", "SET", "WAIT"] * 2
 
 
-def test_a_full_server_still_settles_and_replays(pair: tuple[int, int], opened: Opens) -> None:
+def test_a_full_server_still_settles_and_replays(pair: tuple[int, int], open_engine: Opens) -> None:
     """What has begun may end there: what is written for the replicas' sake must not be refused before it."""
     primary, _ = pair
-    shell = opened(primary, wait_replicas=1, confirm_seconds=0)
+    shell = open_engine(primary, wait_replicas=1, confirm_seconds=0)
     permit = shell.permit(command())
     with Redis(port=primary) as plain:
         plain.config_set("maxmemory", "1mb")

@@ -19,8 +19,8 @@ from tests.servers.relay import REDIS, relay
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_two_commands_fresh_and_one_replayed(own: int, opened: Opens, effects: str) -> None:
-    shell = opened(own)
+def test_two_commands_fresh_and_one_replayed(own: int, open_engine: Opens, effects: str) -> None:
+    shell = open_engine(own)
     policy = Policy.of(effects=effects)
     for _ in range(2):  # the scripts are loaded, the connection is open
         shell.run(command("warm", policy=policy), lambda permit: MADE)
@@ -92,8 +92,8 @@ async def _run(engine: AsyncEngine, key: object) -> Any:
     return await engine.run(what, handler)
 
 
-def test_a_script_that_the_server_forgot_is_loaded_and_run_once(own: int, opened: Opens) -> None:
-    shell = opened(own)
+def test_a_script_that_the_server_forgot_is_loaded_and_run_once(own: int, open_engine: Opens) -> None:
+    shell = open_engine(own)
     with Redis(port=own) as client:
         client.script_flush()
     ran: list[int] = []

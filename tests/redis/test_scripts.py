@@ -23,7 +23,7 @@ LAST = HEAD_BYTES - 1
 
 
 @pytest.fixture
-def made(own: int) -> Iterator[Backend]:
+def own_backend(own: int) -> Iterator[Backend]:
     opened = backend(own)
     opened.driver.run(lambda: opened.store.migrate("store", b"none"))
     yield opened
@@ -37,16 +37,16 @@ def claimed(made: Backend, *claims: Any) -> list[Any]:
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\0", b" ", b"x", b"-"])
 @pytest.mark.parametrize("place", [*(place for place, _ in PLACES.values()), PLACES["dedup_until"][1] - 1, LAST])
-def test_nothing_is_settled_on_a_damaged_head(own: int, made: Backend, byte: bytes, place: int) -> None:
+def test_nothing_is_settled_on_a_damaged_head(own: int, own_backend: Backend, byte: bytes, place: int) -> None:
     """The script leaves to the rules what it does not know; they settle what is a record all the same."""
-    store: Any = made.store
-    [verdict] = claimed(made, attempt())
+    store: Any = own_backend.store
+    [verdict] = claimed(own_backend, attempt())
     key = store.keys.record(attempt().id)
     with Redis(port=own) as plain:
         plain.setrange(key, place, byte)
         damaged = plain.get(key)
         assert isinstance(damaged, bytes)
-        [reply] = made.driver.run(lambda: made.store.settle((settlement(verdict.grant),)))
+        [reply] = own_backend.driver.run(lambda: own_backend.store.settle((settlement(verdict.grant),)))
         left = plain.get(key)
     assert isinstance(left, bytes)
     row = decode_any(damaged, attempt().id)
@@ -56,43 +56,45 @@ def test_nothing_is_settled_on_a_damaged_head(own: int, made: Backend, byte: byt
     else:
         assert reply != Settled()
         assert left == damaged
-        assert isinstance(claimed(made, attempt())[0], Unreadable)
+        assert isinstance(claimed(own_backend, attempt())[0], Unreadable)
 
 
 @pytest.mark.parametrize("name", ["fence", "lease_until", "nonce"])
 @pytest.mark.parametrize("byte", [b" ", b"_", b"A"])
-def test_a_head_that_is_written_in_another_way_is_unreadable(own: int, made: Backend, name: str, byte: bytes) -> None:
+def test_a_head_that_is_written_in_another_way_is_unreadable(
+    own: int, own_backend: Backend, name: str, byte: bytes
+) -> None:
     """As a number it would be equal, and no compare-and-set would ever find it so: a settlement would try for ever."""
-    store: Any = made.store
-    [verdict] = claimed(made, attempt())
+    store: Any = own_backend.store
+    [verdict] = claimed(own_backend, attempt())
     with Redis(port=own) as plain:
         plain.setrange(store.keys.record(attempt().id), PLACES[name][0] + (name != "lease_until"), byte)
-    [reply] = made.driver.run(lambda: made.store.settle((settlement(verdict.grant),)))
+    [reply] = own_backend.driver.run(lambda: own_backend.store.settle((settlement(verdict.grant),)))
     assert reply != Settled()
-    assert isinstance(claimed(made, attempt())[0], Unreadable)
+    assert isinstance(claimed(own_backend, attempt())[0], Unreadable)
 
 
-def test_twins_in_one_batch_are_granted_once(made: Backend) -> None:
+def test_twins_in_one_batch_are_granted_once(own_backend: Backend) -> None:
     """The second of two claims of one key meets the first one's record; an equal claim meets its own."""
     first, second = attempt(nonce=1), attempt(nonce=2)
-    mine, others, again = claimed(made, first, second, first)
+    mine, others, again = claimed(own_backend, first, second, first)
     assert isinstance(mine, Proceed)
     assert isinstance(others, InProgress)
     assert isinstance(again, Proceed)
     assert again.grant == mine.grant
-    settled = made.driver.run(lambda: made.store.settle((settlement(mine.grant), settlement(mine.grant))))
+    settled = own_backend.driver.run(lambda: own_backend.store.settle((settlement(mine.grant), settlement(mine.grant))))
     assert Settled() in settled
     assert len(settled) == 2
 
 
 @pytest.mark.parametrize("name", ["all", "open", "due"])
-def test_an_invalid_list_refuses_its_claims(own: int, made: Backend, name: str) -> None:
+def test_an_invalid_list_refuses_its_claims(own: int, own_backend: Backend, name: str) -> None:
     """Nothing is written by a claim whose place cannot be told."""
-    store: Any = made.store
+    store: Any = own_backend.store
     with Redis(port=own) as plain:
         plain.set(store.keys.tag(attempt().id) + name.encode(), b"no list")
         with pytest.raises(StatementRefused, match="WRONGTYPE"):
-            claimed(made, attempt())
+            claimed(own_backend, attempt())
         assert (plain.get(store.keys.record(attempt().id)) is None) is (name == "all")
 
 

@@ -118,7 +118,7 @@ Starts = Callable[..., Running]
 
 
 @pytest.fixture
-def kept() -> Iterator[ExitStack]:
+def stack() -> Iterator[ExitStack]:
     """What is ended at the end."""
     with ExitStack() as stack:
         yield stack
@@ -130,23 +130,23 @@ def shell_of(mode: Mode, url: str, kept: ExitStack) -> Shell:
     return shell
 
 
-def test_a_user_of_the_servers_that_the_sentinels_do_not_know(mode: Mode, tmp_path: Path, kept: ExitStack) -> None:
+def test_a_user_of_the_servers_that_the_sentinels_do_not_know(mode: Mode, tmp_path: Path, stack: ExitStack) -> None:
     primary = servers.start(tmp_path / "primary", "appendonly yes", "requirepass secret")
-    kept.callback(stop, primary)
+    stack.callback(stop, primary)
     watched = f"sentinel auth-pass {sentinel.SERVICE} secret"
     (open_one,) = sentinel.start(tmp_path / "open", primary.port, 1, watched)
-    kept.callback(stop, open_one)
+    stack.callback(stop, open_one)
     (closed,) = sentinel.start(tmp_path / "closed", primary.port, 1, watched, "requirepass secret")
-    kept.callback(stop, closed)
+    stack.callback(stop, closed)
     where = f"127.0.0.1:{open_one.port}/{sentinel.SERVICE}/1"
-    shell = shell_of(mode, f"redis+sentinel://:secret@{where}", kept)
+    shell = shell_of(mode, f"redis+sentinel://:secret@{where}", stack)
     shell.open()
     assert shell.run(command(), lambda permit: MADE).answer == MADE
     with Redis(port=primary.port, password="secret", db=1) as plain:
         assert plain.exists("semel:meta")
 
     where = f"127.0.0.1:{closed.port}/{sentinel.SERVICE}/1"
-    same = shell_of(mode, f"redis+sentinel://:secret@{where}?sentinel_auth=same", kept)
+    same = shell_of(mode, f"redis+sentinel://:secret@{where}?sentinel_auth=same", stack)
     assert same.run(command(), lambda permit: MADE).replayed
     for url, said in (
         (f"redis+sentinel://:secret@{where}", "put it into the URL"),
@@ -154,24 +154,24 @@ def test_a_user_of_the_servers_that_the_sentinels_do_not_know(mode: Mode, tmp_pa
         (f"redis+sentinel://:secret@127.0.0.1:{primary.port}/shop?sentinel_auth=same", "is no Sentinel"),
     ):
         with pytest.raises(StoreUnavailable, match=said) as told:
-            shell_of(mode, url, kept).run(command(), lambda permit: MADE)
+            shell_of(mode, url, stack).run(command(), lambda permit: MADE)
         assert "secret" not in str(told.value)
 
 
-def test_another_primary_is_found_without_a_restart(tmp_path: Path, kept: ExitStack) -> None:
+def test_another_primary_is_found_without_a_restart(tmp_path: Path, stack: ExitStack) -> None:
     """An operator has them fail over, so nobody dies: the old primary is a replica now, and refuses to write."""
     common = ("appendonly yes", "repl-diskless-sync-delay 0")
     primary = servers.start(tmp_path / "primary", *common)
-    kept.callback(stop, primary)
+    stack.callback(stop, primary)
     replica = servers.start(tmp_path / "replica", *common, f"replicaof 127.0.0.1 {primary.port}")
-    kept.callback(stop, replica)
+    stack.callback(stop, replica)
     with Redis(port=primary.port) as plain:
         servers.eventually(lambda: plain.wait(1, 100) == 1)
     sentinels = sentinel.start(tmp_path / "sentinels", primary.port)
     for each in sentinels:
-        kept.callback(stop, each)
+        stack.callback(stop, each)
     modes: tuple[Mode, ...] = ("sync", "async")
-    shells = [shell_of(mode, sentinel.url(sentinels), kept) for mode in modes]
+    shells = [shell_of(mode, sentinel.url(sentinels), stack) for mode in modes]
     shells[0].open()
     for number, shell in enumerate(shells):
         assert not shell.run(command(f"before {number}"), lambda permit: MADE).replayed

@@ -44,24 +44,24 @@ def migrated(port: int, prefix: str) -> Engine:
     return engine
 
 
-def test_a_server_that_forgets_is_refused_for_external_operations(forgetful: Running, opened: Opens) -> None:
+def test_a_server_that_forgets_is_refused_for_external_operations(forgetful: Running, open_engine: Opens) -> None:
     """Before any of them runs, with the remedy and the way out in the message."""
-    shell = opened(forgetful.port)
+    shell = open_engine(forgetful.port)
     with pytest.raises(ConfigurationError, match=r"Set appendonly yes; or .*effects='idempotent'.*\?persistence=none"):
         shell.run(command(policy=EXTERNAL), lambda permit: MADE)
     assert shell.run(command(policy=IDEMPOTENT), lambda permit: MADE).answer == MADE
-    accepted = opened(forgetful.port, accepts_loss=True)
+    accepted = open_engine(forgetful.port, accepts_loss=True)
     assert accepted.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
 
 
-def test_a_server_that_forgets_is_refused_at_declaration(forgetful: Running, opened: Opens) -> None:
+def test_a_server_that_forgets_is_refused_at_declaration(forgetful: Running, open_engine: Opens) -> None:
     """Declared before the engine is opened: at its opening. Afterwards: where it is declared."""
-    shell = opened(forgetful.port, ready=False)
+    shell = open_engine(forgetful.port, ready=False)
     shell.engine.core.needs.declare("orders.create", IDEMPOTENT)
     shell.open()
     with pytest.raises(ConfigurationError, match=r"'payments\.create' is effects='external'"):
         shell.engine.core.needs.declare("payments.create", EXTERNAL)
-    early = opened(forgetful.port, ready=False)
+    early = open_engine(forgetful.port, ready=False)
     early.engine.core.needs.declare("payments.create", EXTERNAL)
     with pytest.raises(ConfigurationError, match=r"'payments\.create' is effects='external'"):
         early.open()
@@ -78,10 +78,10 @@ def test_a_function_is_refused_when_it_is_declared(forgetful: Running) -> None:
             raise AssertionError("the function ran")
 
 
-def test_eviction_forgets_and_a_replica_is_unusable(tmp_path: Path, opened: Opens) -> None:
+def test_eviction_forgets_and_a_replica_is_unusable(tmp_path: Path, open_engine: Opens) -> None:
     own = servers.start(tmp_path / "own", "appendonly yes", "maxmemory 100mb", "maxmemory-policy volatile-lru")
     try:
-        shell = opened(own.port)
+        shell = open_engine(own.port)
         with pytest.raises(ConfigurationError, match="maxmemory-policy is volatile-lru: a full server drops records"):
             shell.run(command(), lambda permit: MADE)
         with Redis(port=own.port) as plain:
@@ -178,9 +178,9 @@ def test_doctor_warns_of_a_server_that_syncs_each_second_unless_the_url_accepts_
     assert "appendfsync always" in found["appendfsync"]["remedy"]
 
 
-def test_a_cluster_answers_for_all_its_nodes(opened: Opens) -> None:
+def test_a_cluster_answers_for_all_its_nodes(open_engine: Opens) -> None:
     """Each node has settings of its own: the three of this run's cluster keep no file."""
-    shell = opened(servers.cluster(), cluster=True)
+    shell = open_engine(servers.cluster(), cluster=True)
     seen = shell.perform("observe", shell.engine.store.observe)
     assert [each.check for each in seen if each.level == "forgets"] == ["persistence"]
     assert shell.run(command(policy=IDEMPOTENT), lambda permit: Answer(200, (), b"")).answer.status == 200
@@ -222,9 +222,9 @@ def doctor(port: int, capsys: pytest.CaptureFixture[str], prefix: str) -> dict[s
     return {finding["check"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
 
 
-def test_a_flushed_server_grants_no_external_command(evicting: Running, opened: Opens) -> None:
+def test_a_flushed_server_grants_no_external_command(evicting: Running, open_engine: Opens) -> None:
     """Under a running engine; what is idempotent by its derived keys goes on."""
-    shell = opened(evicting.port)
+    shell = open_engine(evicting.port)
     assert shell.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
     with Redis(port=evicting.port) as plain:
         plain.flushall()
@@ -233,17 +233,17 @@ def test_a_flushed_server_grants_no_external_command(evicting: Running, opened: 
     assert shell.run(command(policy=IDEMPOTENT), lambda permit: MADE).answer == MADE
 
 
-def test_accepted_loss_grants_on_a_flushed_server(evicting: Running, opened: Opens) -> None:
-    shell = opened(evicting.port, accepts_loss=True)
+def test_accepted_loss_grants_on_a_flushed_server(evicting: Running, open_engine: Opens) -> None:
+    shell = open_engine(evicting.port, accepts_loss=True)
     with Redis(port=evicting.port) as plain:
         plain.flushall()
     assert shell.run(command(policy=EXTERNAL), lambda permit: MADE).answer == MADE
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "volatile-lru", "allkeys-random"])
-def test_a_server_that_begins_to_evict_grants_nothing_again(policy: str, evicting: Running, opened: Opens) -> None:
+def test_a_server_that_begins_to_evict_grants_nothing_again(policy: str, evicting: Running, open_engine: Opens) -> None:
     """What was executed before the eviction is replayed or refused, and never runs again."""
-    shell = opened(evicting.port)
+    shell = open_engine(evicting.port)
     ran: list[str] = []
     names = [f"k{number}" for number in range(40)]
 
@@ -269,9 +269,9 @@ def test_a_server_that_begins_to_evict_grants_nothing_again(policy: str, evictin
     assert ran == names
 
 
-def test_a_claim_does_not_touch_its_marker(evicting: Running, opened: Opens) -> None:
+def test_a_claim_does_not_touch_its_marker(evicting: Running, open_engine: Opens) -> None:
     """What looks idle is evicted first: the marker looks as old as the store, however many claims ask for it."""
-    shell = opened(evicting.port)
+    shell = open_engine(evicting.port)
     with Redis(port=evicting.port) as plain:
         plain.config_set("maxmemory-policy", "allkeys-lfu")
         [first, *_] = plain.scan_iter("*marker*", count=10_000)
@@ -334,7 +334,7 @@ def test_doctor_reports_that_a_flushed_store_may_have_lost_records(
     assert "before you run: semel migrate" in found["records"]["remedy"]
 
 
-def test_a_store_of_the_first_version_still_works(evicting: Running, opened: Opens) -> None:
+def test_a_store_of_the_first_version_still_works(evicting: Running, open_engine: Opens) -> None:
     """It has no markers yet: `semel migrate` writes them, and engines that are open meanwhile notice nothing."""
     with Redis(port=evicting.port) as plain, migrated(evicting.port, "old") as engine:
         plain.delete(*plain.scan_iter("*marker*", count=10_000))
@@ -360,10 +360,10 @@ def test_a_store_of_the_second_version_still_works(evicting: Running) -> None:
 
 
 def test_a_recreated_store_grants_nothing_to_engines_of_the_former_one(
-    evicting: Running, opened: Opens, capsys: pytest.CaptureFixture[str]
+    evicting: Running, open_engine: Opens, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A flush, then a plain migrate by whoever comes next: what has run is not run again by those who were there."""
-    shell = opened(evicting.port)
+    shell = open_engine(evicting.port)
     url = f"redis://127.0.0.1:{evicting.port}/0?prefix={shell.engine.store.keys.meta.decode().removesuffix(':meta')}"
     ran: list[int] = []
 

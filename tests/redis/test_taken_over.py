@@ -20,7 +20,7 @@ HERE, THERE = Node("here", 1), Node("there", 2)
 CODES = ("READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS")
 
 
-def test_a_name_that_moved_to_another_server_is_resolved_again(tmp_path: Path, opened: Opens) -> None:
+def test_a_name_that_moved_to_another_server_is_resolved_again(tmp_path: Path, open_engine: Opens) -> None:
     """As hosts of Redis fail over: the old primary lives on as a replica, no connection ends. The relay is the name."""
     common = ("appendonly yes", "repl-diskless-sync-delay 0")
     one = servers.start(tmp_path / "one", *common)
@@ -28,7 +28,7 @@ def test_a_name_that_moved_to_another_server_is_resolved_again(tmp_path: Path, o
     try:
         with Redis(port=one.port) as old, Redis(port=two.port) as new, relay(one.port, REDIS) as name:
             servers.eventually(lambda: old.wait(1, 100) == 1)
-            shell = opened(name.port)
+            shell = open_engine(name.port)
             shell.run(command("before"), lambda permit: MADE)
             old.set("behind it", b"")  # WAIT speaks of its own connection's writes alone
             servers.eventually(lambda: old.wait(1, 100) == 1)

@@ -33,7 +33,7 @@ class Scraped:
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+def scraped_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     environment = {"SEMEL_METRICS": "127.0.0.1:0"}
     with serving(tmp_path_factory.mktemp("scraped"), environment=environment) as service:
         server = prometheus.start(
@@ -51,28 +51,30 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             stop(server)
 
 
-def test_a_lease_lapses_at_its_time_and_not_before(scraped: Scraped) -> None:
-    asked = {"query": f"{LAPSED} > 0", "start": scraped.began, "end": time.time(), "step": 1}
-    [series] = prometheus.ask(scraped.server, f"query_range?{urlencode(asked)}")["result"]
-    assert series["values"][0][0] - scraped.began >= DEMO_LEASE_SECONDS
+def test_a_lease_lapses_at_its_time_and_not_before(scraped_service: Scraped) -> None:
+    asked = {"query": f"{LAPSED} > 0", "start": scraped_service.began, "end": time.time(), "step": 1}
+    [series] = prometheus.ask(scraped_service.server, f"query_range?{urlencode(asked)}")["result"]
+    assert series["values"][0][0] - scraped_service.began >= DEMO_LEASE_SECONDS
 
 
 @pytest.mark.parametrize("row", questions(), ids=lambda row: str(row[0]))
-def test_the_panel_names_the_situation(row: list[str], scraped: Scraped) -> None:
+def test_the_panel_names_the_situation(row: list[str], scraped_service: Scraped) -> None:
     question, _, panel, _ = row
     panels = {each["title"]: each for each in json.loads(read_shipped("dashboard"))["panels"]}
     expression = panels[panel]["targets"][0]["expr"].replace("$__rate_interval", "5m")
     expected = ANSWERS[question][1]
     if expression.startswith("topk(10, "):
         expression = expression.replace("topk(10, ", "topk(1, ")
-    found = prometheus.query(scraped.server, f"count by ({', '.join(sorted(expected[0]))}) (({expression}) > 0)")
+    found = prometheus.query(
+        scraped_service.server, f"count by ({', '.join(sorted(expected[0]))}) (({expression}) > 0)"
+    )
     assert sorted(sorted(each["metric"].items()) for each in found) == sorted(sorted(each.items()) for each in expected)
     assert KEY not in json.dumps(found)
 
 
-def test_the_server_has_read_the_rules_and_an_unknown_outcome_is_pending_or_fires(scraped: Scraped) -> None:
+def test_the_server_has_read_the_rules_and_an_unknown_outcome_is_pending_or_fires(scraped_service: Scraped) -> None:
     def states() -> dict[str, str]:
-        [group] = prometheus.ask(scraped.server, "rules")["groups"]
+        [group] = prometheus.ask(scraped_service.server, "rules")["groups"]
         assert all(rule["health"] != "err" for rule in group["rules"]), group
         return {rule["name"]: rule["state"] for rule in group["rules"]}
 
@@ -80,7 +82,7 @@ def test_the_server_has_read_the_rules_and_an_unknown_outcome_is_pending_or_fire
     assert states()["SemelStoreUnreadable"] == "inactive"
 
 
-def test_no_key_is_scraped(scraped: Scraped) -> None:
-    labels = prometheus.ask(scraped.server, "labels")
-    values = [prometheus.ask(scraped.server, f"label/{name}/values") for name in labels]
+def test_no_key_is_scraped(scraped_service: Scraped) -> None:
+    labels = prometheus.ask(scraped_service.server, "labels")
+    values = [prometheus.ask(scraped_service.server, f"label/{name}/values") for name in labels]
     assert KEY not in json.dumps(values)

@@ -21,7 +21,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     table = dict(decide.TABLE)
     table[decide.Situation.PROCESSING_LIVE] = decide.Rule(Proceed, "planted")
     monkeypatch.setattr(decide, "TABLE", table)
@@ -70,7 +70,7 @@ def test_coverage_is_printed() -> None:
     assert "never see" in text
 
 
-def test_a_violation_is_the_exit_code_the_report_and_the_recording(broken: None, tmp_path: Path) -> None:
+def test_a_violation_is_the_exit_code_the_report_and_the_recording(planted_bug: None, tmp_path: Path) -> None:
     path = tmp_path / "seeds.json"
     code, text = run("--seeds", "500", "--quiet", "--record", str(path))
     assert code == 1

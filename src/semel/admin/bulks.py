@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from semel.admin.describe import state_label, state_name
 from semel.admin.words import Json
-from semel.bulk.rules import ItemOutcome, Tally
+from semel.bulk.rules import Tally
 from semel.bulk.store import Failures, Items
 from semel.core.identity import uuid_text
 from semel.core.model import OPEN_STATES, Record
@@ -95,16 +95,4 @@ def code_document(each: Failures) -> dict[str, Json]:
         "errorCode": each.error_code,
         "retryable": each.retryable,
         "count": each.items,
-    }
-
-
-def item_document(outcome: ItemOutcome) -> dict[str, Json]:
-    return {
-        "place": outcome.place,
-        "id": outcome.item_id,
-        "state": outcome.state.name,
-        "targetId": outcome.target_id,
-        "resultId": outcome.result_id,
-        "errorCode": outcome.error_code,
-        "retryable": outcome.retryable,
     }

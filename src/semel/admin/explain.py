@@ -213,7 +213,7 @@ def _beginning(record: Record, now: int) -> list[str]:
 
 
 def _effects(record: Record) -> str:
-    """Those of a list are its items', which the record does not have."""
+    """The effects in words. Those of a list are its items', which the record does not have."""
     if is_bulk(record.recipe):
         return "a list: each item has the effects that its declaration says"
     try:

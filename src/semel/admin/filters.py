@@ -45,7 +45,7 @@ def query_of(options: argparse.Namespace) -> Find:
 
 
 def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
-    """Every page of a query, newest first; one page at a time is in memory. Damaged records come mended."""
+    """Read every page of a query, newest first, one page in memory at a time. Damaged records come repaired."""
     before = query.before
     while True:
         asked = query._replace(limit=size, before=before)
@@ -57,7 +57,7 @@ def pages(engine: Engine, query: Find, size: int = PAGE) -> Iterator[Found]:
 
 
 def find_bounded(engine: Engine, query: Find) -> Found:
-    """One page of records that fit, from a bounded number of records, for a store of any size.
+    """Find one page of matching records among a bounded number of records, for a store of any size.
 
     Where fewer fit than the page holds, ``next_before`` still leads on if there are records that were not looked at.
     """

@@ -1,4 +1,4 @@
-"""What commands, findings and pages show alike: the values of their documents, and tables as text."""
+"""Shared output of commands, findings and pages: the values of their documents, and tables as text."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def claim_of_waiter(store: Store, claim: Claim) -> Claim:
 
 
 def read_settled(store: Store, claim: Claim, under: Under | None, running: Verdict) -> Flow[Verdict]:
-    """What a settled record means to a claim that found its key locked, maybe by another replay; else ``running``."""
+    """A settled record's verdict on a claim that found its key locked, maybe by another replay; else ``running``."""
     seen, _ = yield from look_once(store, claim, under)
     return running if seen is None else seen
 

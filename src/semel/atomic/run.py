@@ -36,7 +36,7 @@ P = TypeVar("P", SyncPerformer, AsyncPerformer)
 
 
 class _Block(Generic[P]):
-    """What both forms share. ``replayed`` says whether ``answer`` is the first one, to be given again.
+    """The shared part of both forms. ``replayed`` says whether ``answer`` is the first one, to be given again.
 
     Where it is not, the handler's writes go on the joined connection, and ``answer`` is set to what
     shall be replayed (an empty answer if it never is).
@@ -83,7 +83,7 @@ class _Block(Generic[P]):
         return verdict
 
     def _meet(self, claim: Claim, verdict: Verdict) -> None:
-        """What the block has come to: where it is not granted, the answer that was given before."""
+        """Take the verdict: if the block is not granted, keep the answer that was given before."""
         if isinstance(verdict, Proceed):
             return
         self._core.tell_verdict(claim, verdict)

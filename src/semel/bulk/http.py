@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from semel.bulk.body import Form, ItemReader
 from semel.bulk.declaration import BulkPolicy, BulkResult
-from semel.bulk.rules import PATH, ItemOutcome
+from semel.bulk.rules import PATH, ItemOutcome, item_document
 from semel.core.identity import uuid_bytes
 from semel.core.model import Answer, Effects, State
 from semel.errors import (
@@ -422,21 +422,3 @@ class Telling:
     def end(self) -> bytes:
         """The part of the answer after the items."""
         return b"" if self._in_lines else b"]}"
-
-
-def item_document(outcome: ItemOutcome) -> dict[str, Any]:
-    """One item in an answer.
-
-    >>> from semel.bulk.rules import ItemState
-    >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]
-    'r-1'
-    """
-    return {
-        "place": outcome.place,
-        "id": outcome.item_id,
-        "state": outcome.state.name,
-        "targetId": outcome.target_id,
-        "resultId": outcome.result_id,
-        "errorCode": outcome.error_code,
-        "retryable": outcome.retryable,
-    }

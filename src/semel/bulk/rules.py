@@ -51,6 +51,23 @@ class ItemOutcome(NamedTuple):
     detail: bytes | None = None
 
 
+def item_document(outcome: ItemOutcome) -> dict[str, Any]:
+    """One item in an answer.
+
+    >>> item_document(ItemOutcome(0, "a", ItemState.SUCCEEDED, None, "r-1"))["resultId"]
+    'r-1'
+    """
+    return {
+        "place": outcome.place,
+        "id": outcome.item_id,
+        "state": outcome.state.name,
+        "targetId": outcome.target_id,
+        "resultId": outcome.result_id,
+        "errorCode": outcome.error_code,
+        "retryable": outcome.retryable,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """A handler's result for an item that succeeded; a plain text is its ``result_id``.

@@ -107,6 +107,19 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def add_listening(parser: Parser) -> None:
+    """Declare where a command that stands in front of a service finds it, and where it listens itself."""
+    parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
+    parser.add_argument(
+        "--health",
+        metavar="[HOST:]PORT",
+        type=host_and_port,
+        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
+    )
+
+
 def whole_number(low: int, high: int) -> Any:
     """An argument type: a whole number within limits."""
 

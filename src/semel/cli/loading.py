@@ -56,7 +56,7 @@ def set_up_django() -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """What a user's module has raised, and where, on one line."""
+    """Describe on one line what a user's module raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())

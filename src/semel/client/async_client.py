@@ -15,45 +15,21 @@ from semel.client.intents import (
     Conversation,
     IntentBody,
     Keep,
+    KeptIntent,
     Progress,
     Sleep,
     Transmit,
-    key_of_child,
     no_answer,
     to_answered,
 )
-from semel.client.journal import IntentState, Journal, JournalEntry, SendingClaim
+from semel.client.journal import Journal, JournalEntry, SendingClaim
 from semel.client.plan import Answered, Breaker, Budget, NoAnswer, Outcome
 
 T = TypeVar("T")
 
 
-class AsyncIntent:
+class AsyncIntent(KeptIntent["AsyncClient"]):
     """Something to be done once. Made by :meth:`AsyncClient.intent`; its representation does not show the key."""
-
-    def __init__(self, client: AsyncClient, entry: JournalEntry, body: bytes | None) -> None:
-        self._client = client
-        self._entry = entry
-        self._body = body
-
-    def __repr__(self) -> str:
-        name = "" if self._entry.name is None else f" {self._entry.name!r}"
-        return f"<AsyncIntent{name} {self._entry.method} {self._client.core.safe_url(self._entry.url)}>"
-
-    @property
-    def key(self) -> str:
-        """The key, which is sent with every attempt. Do not log it."""
-        return self._entry.key
-
-    @property
-    def name(self) -> str | None:
-        """The caller's own name of the intent."""
-        return self._entry.name
-
-    @property
-    def state(self) -> IntentState:
-        """The journal's state of the intent when this object was made: open, done, refused or doubt."""
-        return self._entry.state
 
     async def send(self, *, seconds: float | None = None) -> Outcome:
         """Send until there is an outcome or the budget is used up. Call it again to continue, with the same key.
@@ -63,10 +39,6 @@ class AsyncIntent:
         Raises JournalError where the journal cannot be written (nothing is sent then).
         """
         return await self._client._send(self._entry, self._body, seconds)
-
-    def key_for(self, name: str, ordinal: int = 0) -> str:
-        """A key for something that belongs to this intent; the same each time, as ``permit.key_for`` does it."""
-        return key_of_child(self.key, name, ordinal)
 
     async def child(
         self, name: str, method: str, url: str, *, ordinal: int = 0, **body: Unpack[IntentBody]

@@ -16,14 +16,14 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
 from semel.addresses import split_http_url
 from semel.client.deadline import left_seconds
-from semel.client.journal import Busy, Ending, Journal, JournalEntry, SendingClaim
+from semel.client.journal import Busy, Ending, IntentState, Journal, JournalEntry, SendingClaim
 from semel.client.origins import Origin, Origins
 from semel.client.plan import (
     LIFETIME_OVER,
@@ -352,6 +352,47 @@ def quote_key(key: str) -> str:
     """
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+class HasCore(Protocol):
+    """A client of either colour."""
+
+    core: ClientCore
+
+
+C = TypeVar("C", bound=HasCore)
+
+
+class KeptIntent(Generic[C]):
+    """The part of an intent that sends nothing, in either colour."""
+
+    def __init__(self, client: C, entry: JournalEntry, body: bytes | None) -> None:
+        self._client = client
+        self._entry = entry
+        self._body = body
+
+    def __repr__(self) -> str:
+        name = "" if self._entry.name is None else f" {self._entry.name!r}"
+        return f"<{type(self).__name__}{name} {self._entry.method} {self._client.core.safe_url(self._entry.url)}>"
+
+    @property
+    def key(self) -> str:
+        """The key, which is sent with every attempt. Do not log it."""
+        return self._entry.key
+
+    @property
+    def name(self) -> str | None:
+        """The caller's own name of the intent."""
+        return self._entry.name
+
+    @property
+    def state(self) -> IntentState:
+        """The journal's state of the intent when this object was made: open, done, refused or doubt."""
+        return self._entry.state
+
+    def key_for(self, name: str, ordinal: int = 0) -> str:
+        """A key for something that belongs to this intent; the same each time, as ``permit.key_for`` does it."""
+        return key_of_child(self.key, name, ordinal)
 
 
 def key_of_child(key: str, name: str, ordinal: int) -> str:

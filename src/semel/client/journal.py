@@ -122,7 +122,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class SendingClaim:
-    """This process alone may send the intent, until the claim is given back or ``seconds`` are over."""
+    """This process alone may send the intent, until the claim is released or ``seconds`` are over."""
 
     entry: JournalEntry
     token: str = field(repr=False)

@@ -361,7 +361,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class InDoubt:
-    """It is not known yet whether the command took effect. The key is kept; never repeat the command under a new one.
+    """Whether the command took effect is not known yet. The key is kept; never repeat the command under a new one.
 
     ``operation_url`` is where the server says what has become of it; without one, look for your business reference.
     """

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from semel.admin.bulks import find_bulk, item_document, newest_bulks, tally_line
+from semel.admin.bulks import find_bulk, newest_bulks, tally_line
 from semel.admin.census import census_document, groups, read_census, what_was_read
 from semel.admin.describe import has_lapsed, is_unknown_by_lapse, record_document, row_document, state_label
 from semel.admin.effective import of_application, of_records
@@ -32,7 +32,7 @@ from semel.admin.receivers import receivers_behind
 from semel.admin.recent import LATE_SECONDS, last_hour, purge_lag
 from semel.admin.reconciliations import left_to_operators
 from semel.admin.settling import read_import, read_steps
-from semel.bulk.rules import ItemState, is_bulk
+from semel.bulk.rules import ItemState, is_bulk, item_document
 from semel.bulk.store import ANY_BULK, Failures, Items
 from semel.cli.commands.records.imports import job_line, row_page
 from semel.cli.commands.records.messages import message_document

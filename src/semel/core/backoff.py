@@ -1,4 +1,4 @@
-"""How long to wait before asking again. Jitter is an argument between 0 and 1: nothing here is random."""
+"""The pauses before a repeated question. Jitter is an argument between 0 and 1: nothing here is random."""
 
 from __future__ import annotations
 

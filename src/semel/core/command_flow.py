@@ -176,7 +176,7 @@ def settle_until_confirmed(store: Store, settlement: Settlement, seconds: float)
         try:
             [reply] = yield from ask(settling(store, settlement))
             return reply
-        except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+        except NotReplicated:  # a retry would match our own write, and prove nothing about the standby
             raise
         except StoreError as error:
             if (yield from ask(Elapsed())) >= ends:  # "unavailable" would say that the handler did not run

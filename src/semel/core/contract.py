@@ -1,4 +1,4 @@
-"""What a store is: about ten verbs, each a flow over a sequence of requests.
+"""The contract of a store: about ten verbs, each a flow over a sequence of requests.
 
 A store describes; a driver performs. Every write names fence and nonce; every list has a limit and an
 order. The conformance suite in ``semel.testing`` is the executable form of this file.
@@ -157,7 +157,7 @@ class Asked(Protocol):
 class AnswersAtOnce(Protocol):
     """A driver whose store is this process's own memory: an engine on an event loop has its replies without awaiting.
 
-    Each of them is what the store's verb says of one request. Such a store keeps no events.
+    Each of them answers one request as the store's verb does. Such a store keeps no events.
     """
 
     def claim_at_once(

@@ -41,7 +41,7 @@ from semel.steps.doubts import names_a_step
 
 
 class Situation(Enum):
-    """What an attempt meets in its record. Exactly one holds for every row, attempt and time."""
+    """The situation that an attempt finds in its record. Exactly one holds for every row, attempt and time."""
 
     NEVER_SEEN = "never seen"
     CORRUPT = "a record that cannot be decoded"
@@ -117,7 +117,7 @@ TABLE: Final[Mapping[Situation, Rule]] = {
 
 
 class Was(Enum):
-    """What a lapsed, unfinished record may have done: by what it was claimed under, and what it has recorded since."""
+    """The effects that a lapsed, unfinished record may have had, by its claim's terms and its recorded steps."""
 
     ATOMIC = "ATOMIC, and visible without an answer"
     IDEMPOTENT = "IDEMPOTENT"
@@ -127,7 +127,7 @@ class Was(Enum):
 
 
 class DeclaredTerms(Enum):
-    """What the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
+    """The terms that the operation of an attempt declares now. A bulk writes before each item's effect, as steps do."""
 
     ATOMIC = "ATOMIC"
     IDEMPOTENT = "IDEMPOTENT"
@@ -323,7 +323,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
 def find_replay(row: Record | None, id: bytes, recipe: str, fingerprint: bytes, now: int) -> Replay | None:
     """The replay that any attempt with this fingerprint gets, without the attempt; None wherever it takes more to tell.
 
-    What :func:`decide` says of :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`, and of nothing else.
+    As :func:`decide` for :attr:`Situation.ANSWER_KEPT` and :attr:`Situation.REFUSAL_KEPT`; None for all others.
     """
     if (
         row is None
@@ -367,7 +367,7 @@ def find_replay_in(
 
 
 def _standing(row: Record, now: int) -> State | None:
-    """The state of a record, as an attempt that wants something else may be told of it."""
+    """The state of a record that an attempt with another request may learn."""
     state = state_of(row)
     if state is State.PROCESSING and now >= row.lease_until and classify_lapsed(row, now) in DOUBTS:
         return State.UNKNOWN

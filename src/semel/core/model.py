@@ -31,7 +31,7 @@ ANSWERED_STATES = (State.SUCCEEDED, State.FAILED_REPLAYABLE)
 
 
 class Effects(IntEnum):
-    """What a handler's side effects are; the one declaration an operation must get right."""
+    """The kind of a handler's side effects; the one declaration that an operation must get right."""
 
     ATOMIC = 1
     IDEMPOTENT = 2
@@ -39,7 +39,7 @@ class Effects(IntEnum):
 
 
 class AnswerKind(IntEnum):
-    """What became of the answer."""
+    """Whether and how the answer is stored."""
 
     NONE = 0  # none yet
     KEPT = 1
@@ -53,14 +53,14 @@ STORED_ANSWERS = (AnswerKind.KEPT, AnswerKind.SEALED)  # their headers and body 
 
 
 class AfterExpiry(IntEnum):
-    """What an attempt meets when the answer's retention is over and the tombstone's is not."""
+    """The reply to an attempt after the answer's retention, but before the tombstone's end."""
 
     REFUSE = 1
     NEW = 2
 
 
 class Scope(NamedTuple):
-    """Where a key means something: tenant, caller and operation, each a non-empty text."""
+    """The scope of a key: tenant, caller and operation, each a non-empty text."""
 
     tenant: str
     caller: str
@@ -90,7 +90,7 @@ class Terms(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What of an operation outlives its key: its business reference, and for how long it is remembered once settled."""
+    """The part of an operation that outlives its key: its business reference, and how long it is kept once settled."""
 
     business_ref: str | None
     ref_id: bytes | None  # 16 bytes: digest of tenant, operation and business reference
@@ -98,7 +98,7 @@ class Kept(NamedTuple):
 
 
 class Allowance(NamedTuple):
-    """What a new record of one caller is counted by (``quota.py``)."""
+    """The quota that counts a new record of one caller (``quota.py``)."""
 
     id: bytes  # 16 bytes: digest of the tenant and the caller, and of the operation where its quota is its own
     new_keys: int | None
@@ -308,7 +308,7 @@ class KeyExpired:
 
 @dataclass(frozen=True, slots=True)
 class NotReplayable:
-    """It was done, and the answer could not be kept."""
+    """The command was done, and its answer could not be kept."""
 
     operation_id: bytes
     resource_type: str | None = None
@@ -365,7 +365,7 @@ Verdict = Proceed | Unseal | Rebuild | Refusal
 
 
 class Settlement(NamedTuple):
-    """How a holder ends its grant. ``state`` PROCESSING gives the lease back (relinquishes it)."""
+    """The end of a grant by its holder. ``state`` PROCESSING releases the lease."""
 
     id: bytes
     fence: int
@@ -505,7 +505,7 @@ class Found(NamedTuple):
 
 
 class Purged(NamedTuple):
-    """What one chunk of a purge did, and where the next one begins (None: the end was reached)."""
+    """The result of one chunk of a purge, and where the next one begins (None: the end was reached)."""
 
     scanned: int
     answers_dropped: int

@@ -1,4 +1,4 @@
-"""What a handler's end means: an answer, an exception or a crash becomes one of four outcomes.
+"""Judge a handler's end: an answer, an exception or a crash becomes one of four outcomes.
 
 Pure: the caller tells what it saw (a status or an exception, whether the effect had begun), the policy
 says what was declared, and the outcome says what the store must hold.
@@ -42,7 +42,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Unprovable:
-    """What happened cannot be known: UNKNOWN, with its doubt, and its cause where that says more."""
+    """The outcome is UNKNOWN, with its doubt, and its cause where that says more."""
 
     doubt: str
     cause: str | None = None
@@ -100,7 +100,7 @@ def classify_unread(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
 
 
 def _apply_success(answer: Answer, policy: Policy, *, begun: bool) -> Outcome:
-    """What the policy's own function says of a 2xx answer. It proves nothing where it fails."""
+    """The verdict of the policy's own function on a 2xx answer. A function that fails proves nothing."""
     assert policy.success is not None
     try:
         said = policy.success(answer)

@@ -1,4 +1,4 @@
-"""How an answer lies in the store: header pairs as one block, and a digest over the whole.
+"""The stored form of an answer: header pairs as one block, and a digest over the whole.
 
 The digest makes a flipped bit of an answer visible, and `is_sound` what no store would have written into the other
 columns: a corrupt record is refused, never replayed and never run again. What cannot be seen in the row itself is a

@@ -1,4 +1,4 @@
-"""What becomes of a settlement, a renewal and an abandoned claim: pure, over the whole row.
+"""Apply a settlement, a renewal or an abandoned claim to a row; pure, over the whole row.
 
 The memory store runs these; a SQL store's guarded statements must agree with them, and random
 histories compare the two.
@@ -79,14 +79,14 @@ def is_relinquished(row: Record) -> bool:
 
 
 def relinquished_state(row: Record) -> State:
-    """The state of a record whose lease was given back: only with declared steps it is not PROCESSING."""
+    """The state of a record whose lease was released: only with declared steps it is not PROCESSING."""
     return State.PROCESSING if row.effects == Effects.IDEMPOTENT else State.CLAIMED
 
 
 def may_have_begun_before(row: Record) -> bool:
     """Whether an attempt before this one may have had its effect: then nothing that this one proves frees the key.
 
-    The lease is given back instead, so that the downstream's memory and the crashes go on being counted. The
+    The lease is released instead, so that the downstream's memory and the crashes go on being counted. The
     fence of a first attempt is the time of its start; a clock that was set back only makes this more careful.
     """
     return (row.effects == Effects.IDEMPOTENT or row.state == State.CLAIMED) and row.fence > row.first_started_at
@@ -148,7 +148,7 @@ def renew_row(row: Record | None, renewal: Renewal, now: int) -> Record | None:
 
 
 def mark_row(row: Record | None, renewal: Renewal) -> Record | None:
-    """The row after its holder said that no answer will be kept, or None: an answer that is stored stays."""
+    """The row after its holder noted that no answer will be kept, or None: an answer that is stored stays."""
     if row is None or not holds(row, renewal.fence, renewal.nonce) or is_relinquished(row) or not is_sound(row):
         return None
     return row._replace(answer_kind=AnswerKind.NOT_KEPT) if row.state in SETTLEABLE else None

@@ -58,10 +58,10 @@ milliseconds
         raise PolicyError(f"{name} must be {least:g} to {most:.15g} seconds; it is {shown}{hint}")
 
 
-def check_count(name: str, value: object, *, most: int = COUNT_MAX) -> None:
-    """Require a whole number from 1 to ``most``. Raises PolicyError, naming the option."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise PolicyError(f"{name} must be a whole number from 1 to {most}; it is {value!r}")
+def check_count(name: str, value: object) -> None:
+    """Require a whole number from 1 to 2,147,483,647. Raises PolicyError, naming the option."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= COUNT_MAX:
+        raise PolicyError(f"{name} must be a whole number from 1 to {COUNT_MAX}; it is {value!r}")
 
 
 def span_text(microseconds: int) -> str:

@@ -397,7 +397,7 @@ class AsyncEngine:
         return reply
 
     async def reread(self, permit: Permit) -> Verdict:
-        """What the record says now: the verdict that a refused settlement must be answered with."""
+        """Read the record again, for the verdict that answers a refused settlement."""
         command = permit.asked
         verdict = await self._performer.drive(reread(self.store, permit.claim, permit.grant, command.under))
         return await give_async(self.core, command, verdict)

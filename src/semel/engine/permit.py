@@ -1,4 +1,4 @@
-"""What a successful claim hands to the handler."""
+"""The permit that a successful claim gives to the handler."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def grant(self) -> Grant:
-        """What the claim wrote."""
+        """The grant that the claim wrote."""
         return self.given or first_grant(self.claim, self.fence)
 
     @property
     def holder(self) -> Renewal:
-        """What a store knows it by."""
+        """The id, fence and nonce by which a store knows this permit."""
         return _new(Renewal, (self.claim.id, self.fence, self.claim.nonce))  # type: ignore[no-any-return]
 
     @property
@@ -73,7 +73,7 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def deadline_monotonic(self) -> float:
-        """Until when the handler may run, by this process's monotonic clock, in seconds."""
+        """The time at which the handler must end, in seconds of this process's monotonic clock."""
         if self._deadline_monotonic is None:
             self._deadline_monotonic = self._granted_monotonic + self.claim.terms.deadline_us / 1_000_000
         return self._deadline_monotonic
@@ -84,7 +84,7 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def command(self) -> Command:
-        """What is done once: the key in its scope, the request's fingerprint, and the policy."""
+        """The command: the key in its scope, the request's fingerprint, and the policy."""
         asked = self.asked
         if type(asked) is not Command:
             asked = self.asked = Command.of_request(asked)
@@ -92,7 +92,7 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def effects(self) -> Effects:
-        """What was declared of the handler's side effects when the claim was made."""
+        """The declared kind of the handler's side effects when the claim was made."""
         return self.claim.terms.effects
 
     @property
@@ -102,12 +102,12 @@ class Permit(PermitSteps, PermitEvents):
 
     @property
     def attempt(self) -> int:
-        """Which grant of this record it is; 1 is the first."""
+        """The number of this grant of the record; 1 is the first."""
         return self.grant.attempt
 
     @property
     def generation(self) -> int:
-        """Grows only when an execution was settled as "did not happen"; not when that was said of a step."""
+        """Grows only when an execution was settled as "did not happen"; not when a single step was."""
         return self.grant.generation
 
     def key_for(self, name: str, ordinal: int = 0) -> str:
@@ -148,7 +148,7 @@ class Permit(PermitSteps, PermitEvents):
         return self.unit.connection
 
     def when_lost(self, act: Callable[[], object]) -> None:
-        """What to do when the record is granted to another attempt while this handler runs."""
+        """Register a function that is called if the record is granted to another attempt while this handler runs."""
         self._on_lost = act
 
     def lose(self) -> None:

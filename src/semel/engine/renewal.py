@@ -90,7 +90,7 @@ _NO_BEAT: Final = sys.maxsize
 
 
 class _Upkeep(Generic[P]):
-    """What both forms do in one round. An error of the store's is no matter: the next round tries again."""
+    """One round, in either form. An error of the store does not matter: the next round tries again."""
 
     _abandoned: AbandonedClaims
     _performer: P
@@ -325,7 +325,7 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
             try:
                 self._performer.store_call("settle", settling(self._store, settlement).make)
                 over.add(settlement)
-            except SemelError:  # the store is away: the others would wait for it, one after the other
+            except SemelError:  # the store cannot be reached: the others would wait for it, one after the other
                 break
             except Exception as error:  # noqa: BLE001 - one that fails keeps no other from being confirmed
                 self._confirm_trouble.note_error(error)

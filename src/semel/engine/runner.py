@@ -1,4 +1,4 @@
-"""How the engine's asks are performed: once on an event loop, once in ordinary threads.
+"""Perform the engine's asks: on an event loop, and in ordinary threads.
 
 These two and the two ``upkeep`` classes are all that exists twice below the shells.
 """
@@ -65,7 +65,7 @@ class AsyncPerformer(_Performer):
 
     def __init__(self, core: Core, backend: Backend) -> None:
         super().__init__(core, backend)
-        # As ``store_one``, where nobody observes.
+        # As ``store_one``, without an observer.
         self.ask_one: Callable[..., Awaitable[Any]] = getattr(self._driver, "ask_one", self._alone)
         batches: bool = getattr(self._driver, "coalesces", False)
         if batches:
@@ -95,11 +95,11 @@ class AsyncPerformer(_Performer):
         return AsyncSteps(permit, self._backend, self)
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> Awaitable[T]:
-        """One store call."""
+        """Make one store call."""
         return self._through(verb, self._driver.run_async, make)
 
     def store_one(self, verb: str, many: Callable[[Sequence[R]], Flow[list[T]]], request: R) -> Awaitable[T]:
-        """One request of a verb that takes many; together with those of other callers where the driver gains by it.
+        """Make one request of a verb that takes many, with those of other callers if the driver gains by it.
 
         Raises StoreUnavailable, at once, where too many requests are waiting.
         """
@@ -142,7 +142,7 @@ class AsyncPerformer(_Performer):
             raise
 
     async def _through(self, verb: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """The door through which every store call passes that is observed."""
+        """Make a store call that is observed."""
         core = self._core
         started = time.perf_counter() if core.observing else 0.0
         try:
@@ -237,7 +237,7 @@ class SyncPerformer(_Performer):
         return SyncSteps(permit, self._backend, self)
 
     def store_call(self, verb: str, make: MakeFlow[T]) -> T:
-        """One store call: the door through which every one of them passes, and where it is observed."""
+        """Make one store call; every call passes here, and is observed here."""
         return run_shielded(lambda: self._store_call(verb, make))
 
     def _store_call(self, verb: str, make: MakeFlow[T]) -> T:

@@ -1,4 +1,4 @@
-"""What both engines share: making claims, keeping the live permits, telling the observer.
+"""The shared part of both engines: make claims, keep the live permits, report to the observer.
 
 No IO happens here and nothing waits; the shells in ``async_engine`` and ``sync_engine`` perform.
 """
@@ -85,7 +85,7 @@ FOLLOW_SECONDS: Final = 1.0  # after which a waiter makes sure that another one 
 
 
 class EngineOptions(TypedDict, total=False):
-    """What an engine is given beside its store, as keyword arguments of ``connect``."""
+    """The keyword arguments of ``connect`` and of an engine, beside its store."""
 
     observer: Observer | None
     id_secret: bytes | None
@@ -122,7 +122,7 @@ class Core(CommandEvents):
         self.sealer = validate_sealer(sealer)
         self.draining = False
         self.needs = Needs(self.sealer)
-        self._noted: set[tuple[str, str]] = set()  # what the log has been told of answers that cannot be given
+        self._noted: set[tuple[str, str]] = set()  # the answers that cannot be replayed and that the log names already
         self.emits = False  # whether the store keeps events
         self.checked = False  # whether the store was looked at: at the opening, or before the first claim
         self._opened: Identity | None = None  # what it said the first time
@@ -169,7 +169,7 @@ class Core(CommandEvents):
         return not (self.observing or self.draining or self.needs.refuse or command.refusal or command.resumed)
 
     def attempt(self, command: Command, id: bytes | None = None) -> Claim:
-        """One attempt at a command, with a nonce of its own. Parameters: ``id`` of its record, where it is known."""
+        """Make the claim of one attempt, with a new nonce. Parameters: ``id`` of its record, where it is known."""
         if id is None:
             id = record_id(command.scope, command.key, self.id_secret)
         claim = self.plain_attempt(command, id)
@@ -180,7 +180,7 @@ class Core(CommandEvents):
         return claim if command.resumed is None else claim._replace(**command.resumed._asdict())
 
     def plain_attempt(self, command: Command, id: bytes) -> Claim:
-        """One attempt at a command that has nothing besides its key, where a claim asks and tells nothing here."""
+        """Make the claim of a command that has nothing besides its key, without an observer or a limit."""
         bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
         claimed = (
             id,
@@ -199,7 +199,7 @@ class Core(CommandEvents):
         return _new(Claim, claimed)  # type: ignore[no-any-return]
 
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
-        """What a claim has besides its key: what outlives the key, the request that is kept, and the caller's quota.
+        """The parts of a claim besides its key: the row that outlives the key, the kept request, the caller's quota.
 
         Raises StoreUnavailable where nothing more is granted here, and ConfigurationError where the store, or this
         engine, cannot do what the operation declares.
@@ -287,7 +287,7 @@ class Core(CommandEvents):
         return True
 
     def make_settlement(self, permit: Permit, outcome: Outcome) -> Settlement:
-        """What this permit says of its command in the end."""
+        """The settlement that this permit ends its command with."""
         permit.settling = True
         emission = permit.emission
         if emission is None and permit.asked.is_plain and permit.resource_type is None and permit.kept:
@@ -357,7 +357,7 @@ class Core(CommandEvents):
                 self.tell("wait_seconds", claim.scope.operation, time.monotonic() - started)
 
     def finish_waiting(self, claim: Claim, verdict: Verdict) -> Verdict:
-        """What a waiter has met in the end; where that is an answer, the others look for theirs at once."""
+        """End a wait with its verdict; if that is an answer, wake the other waiters, who look at once."""
         if not isinstance(verdict, InProgress | Proceed):
             self.wake(claim.id)
         return verdict
@@ -421,11 +421,11 @@ class Core(CommandEvents):
     # --- leases -----------------------------------------------------------------------------
 
     def beat_seconds(self) -> float | None:
-        """How long until the live permits should be looked at again; None where there are none."""
+        """The seconds until the live permits should be checked again; None if there are none."""
         return min((self.beat_of(permit) for permit in list(self.live.values())), default=None)
 
     def beat_of(self, permit: Permit) -> float:
-        """How often a permit must be looked at, in seconds: twice for each renewal."""
+        """The seconds between two checks of a permit: two for each renewal."""
         return permit.claim.terms.lease_us / RENEWALS_PER_LEASE / 2 / 1_000_000
 
     def due(self) -> list[Permit]:
@@ -441,7 +441,7 @@ class Core(CommandEvents):
         ]
 
     def note_renewals(self, permits: list[Permit], held: list[bool]) -> None:
-        """Note what the store said of each."""
+        """Note the store's reply to each."""
         now = time.monotonic()
         for permit, mine in zip(permits, held, strict=True):
             if mine:
@@ -456,7 +456,7 @@ class Core(CommandEvents):
     # --- start-up ---------------------------------------------------------------------------
 
     def first_identity(self) -> tuple[str, bytes]:
-        """What a store that is migrated for the first time is called, and the check of its id secret."""
+        """Make the id of a store that is migrated for the first time, and the check of its id secret."""
         return uuid_text(uuid7_bytes(time.time_ns() // 1_000_000, os.urandom(10))), secret_check(self.id_secret)
 
     def check_store(self, said: tuple[Identity | None, list[Observed]], backend: Backend) -> None:

@@ -279,7 +279,7 @@ class Engine:
             else:
                 try:
                     [reply] = self._performer.drive(ask(settling(self.store, settlement)))
-                except NotReplicated:  # said again, it would find itself, and prove nothing of the standby
+                except NotReplicated:  # a retry would match our own write, and prove nothing about the standby
                     raise
                 except StoreError:
                     reply = self._confirm(settlement, permit)
@@ -323,7 +323,7 @@ class Engine:
         characters each; ``steps`` ends an execution that rests between its steps, since its key is lost:
         of each step that had begun and not finished, whether it happened, such as ``{"mail": False}``.
 
-        A report that comes again, or behind the handler's own answer, changes nothing where it agrees.
+        A repeated report, or one after the handler's own answer, changes nothing where it agrees.
 
         Raises PolicyError for what is no report; ResolveRefused where it contradicts what is settled, no record has
         this id, or the handler may still be running (``retry_after_seconds``: have the report delivered again);

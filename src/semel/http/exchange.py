@@ -76,7 +76,7 @@ _NO_STORE: Final = (b"cache-control", b"no-store")
 ON_LOOP_BYTES_MAX: Final = 64 * 1024  # of a body that is read on an event loop: nested JSON takes many milliseconds
 LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 _new: Final[Any] = tuple.__new__  # every replay pays for an answer
-_ENTRIES_MAX: Final = 1024  # of one route: callers come again
+_ENTRIES_MAX: Final = 1024  # of one route: callers send many commands
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
 _READ: Final = RARE | {b"content-type", b"content-length"}
 

@@ -83,7 +83,7 @@ BODY_TOO_SLOW: Final = Kind("IDEMPOTENCY_BODY_TOO_SLOW", 408, "The body took too
 CALLER_UNKNOWN: Final = Kind("IDEMPOTENCY_CALLER_UNKNOWN", 401, "The caller is not known", "keep")
 ANSWER_TOO_LARGE: Final = Kind("IDEMPOTENCY_ANSWER_TOO_LARGE", 500, "The answer is too large to be kept", "keep")
 
-# What only a middleware says: it is asked before the application has routed, authorised or read the request.
+# Refusals of a middleware alone: it runs before the application has routed, authorised or read the request.
 MISSPELLED: Final = Kind(
     "IDEMPOTENCY_OPERATION_MISSPELLED", 400, "The method or the path is not spelled as declared", "keep"
 )

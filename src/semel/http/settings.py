@@ -39,7 +39,7 @@ Uncovered = Literal["pass", "refuse-keyed", "refuse"]
 class Wanted(NamedTuple):
     """A caller's request: the operation's name, the caller, and the parameters of its path.
 
-    For the status resource ``params`` is empty: it is asked about the operation that was found.
+    For the status resource ``params`` is empty: ``may`` decides on the operation that was found.
     """
 
     operation: str

@@ -39,7 +39,7 @@ class Spool:
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back."""
+        """Whether it was released."""
         return self._file is not None and self._file.closed
 
     def write(self, chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One file's rows on their way to the application: read, checked, handed over, and what became of each."""
+"""Process one file's rows: read and check each, hand it to the application, and record its outcome."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Facts:
 
 
 class Keying(Protocol):
-    """How files get their keys. ``checks_content``: another file under a stored key is refused with 422."""
+    """The way files get keys. ``checks_content``: another file under a stored key is refused with 422."""
 
     @property
     def checks_content(self) -> bool: ...

@@ -69,7 +69,7 @@ class SealedFile(io.RawIOBase):
         self._frames = self.frames()
 
     def frames(self) -> Iterator[bytes]:
-        """Every frame, from the first."""
+        """Read every frame, from the first."""
         self._file.seek(0)
         place = 0
         while block := _read_whole(self._file, FRAME_BYTES):
@@ -78,7 +78,7 @@ class SealedFile(io.RawIOBase):
             place += 1
 
     def readable(self) -> bool:
-        """It is only read."""
+        """True: the file can be read, and nothing else."""
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -160,7 +160,7 @@ class Opening:
         return block
 
     def end(self) -> None:
-        """All of it was read."""
+        """Check that the whole file was read."""
         if self._waiting or self._opened != self._size:
             raise _content_changed()
 

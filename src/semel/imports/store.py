@@ -80,7 +80,7 @@ class ImportRows:
         return _job((yield from self._dialect.rows(self._sql["by_key"], params)))
 
     def by_id(self, id: bytes) -> Flow[Job | None]:
-        """One job."""
+        """Find a job by its id."""
         return _job((yield from self._dialect.rows(self._sql["by_id"], {"id": id})))
 
     def by_beginning(self, tenant: str, operation: str, beginning: str, limit: int) -> Flow[list[Job]]:
@@ -194,7 +194,7 @@ class ImportRows:
         return (yield from self._dialect.write(self._sql["beat"], params))
 
     def begin_rows(self, job: Job, bulk_id: bytes, recipe: str) -> Flow[int]:
-        """Its rows are a bulk of this operation id, and are read like this from here on."""
+        """Note the bulk that processes the job's rows, and the recipe by which they are read from now on."""
         params: Values = {"id": job.id, "generation": job.generation, "bulk_id": bulk_id, "recipe": recipe}
         return (yield from self._dialect.write(self._sql["begun"], params))
 
@@ -294,12 +294,12 @@ class ImportRows:
         return bool(rows and cast(int, rows[0][0]) & form)
 
     def put_part(self, digest: bytes, place: int, body: bytes, form: int = PLAIN) -> Flow[int]:
-        """One part of the bytes."""
+        """Store one part of the bytes."""
         params: Values = {"digest": digest, "place": _places(form)["first"] + place, "body": body}
         return (yield from self._dialect.write(self._sql["put_part"], params))
 
     def end_blob(self, digest: bytes, parts: int, form: int = PLAIN) -> Flow[bool]:
-        """All parts are there; whether that is true."""
+        """Mark the content complete. Returns whether all its parts are there."""
         yield from self._dialect.commit_together()
         params: Values = {"digest": digest, "parts": parts, "form": form, **_places(form)}
         yield from self._dialect.write(self._sql["end_blob"], params)
@@ -312,7 +312,7 @@ class ImportRows:
         return (yield from self._dialect.write(self._sql["drop_form"], {"digest": digest, **_places(form)}))
 
     def part(self, digest: bytes, place: int, form: int = PLAIN) -> Flow[bytes | None]:
-        """One part; None behind the last."""
+        """Read one part; None after the last."""
         at = _places(form)["first"] + place
         rows = yield from self._dialect.rows(self._sql["part"], {"digest": digest, "place": at})
         return cast(bytes, rows[0][0]) if rows else None

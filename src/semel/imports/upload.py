@@ -94,7 +94,7 @@ class Upload:
             await asyncio.to_thread(self.write, memoryview(block))
 
     def end(self) -> None:
-        """All of it is there. Raises ImportRefused where that is nothing."""
+        """End the upload. Raises ImportRefused if it has no bytes."""
         if not self.size:
             raise ImportRefused("the file is empty", "EMPTY_FILE")
         self._wait_for_hash()

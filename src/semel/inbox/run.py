@@ -142,7 +142,7 @@ class Inbox(_Inbox):
 
     Parameters: ``consumer`` whose messages they are (another consumer handles the same ones for itself); ``tries_max``
     after so many failures a message is parked; ``keep_seconds`` how long a handled message is remembered: longer than
-    its broker delivers again. How soon a failed message comes again is the broker's adapter's to say.
+    its broker delivers again. The broker's adapter decides how soon a failed message is redelivered.
 
     Raises PolicyError for a value that cannot be and for an unknown option, and ConfigurationError where the store is
     no SQL database.

@@ -5,7 +5,6 @@ Every write of an operation's row is in one commit with the record's; see ``oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -60,7 +59,7 @@ def claim_kept(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]
 
 
 def claim_one(store: Store, claim: Claim, under: Under | None) -> Flow[Verdict]:
-    """One attempt at a command outside any unit, in the record's terms, with what is kept beside its record."""
+    """Claim a command outside any unit, in the record's terms, with the row that is kept beside its record."""
     if claim.kept is not None:
         verdict = yield from claim_kept(store, claim, under)
     else:
@@ -145,13 +144,7 @@ def resolve(store: Store, resolution: Resolution) -> Flow[Resolving]:
     return reply
 
 
-def _ignore(so_far: Purged) -> None:
-    return None
-
-
-def purge_operations(
-    store: Store, chunk: int = PURGE_CHUNK, progress: Callable[[Purged], None] = _ignore
-) -> Flow[Purged]:
+def purge_operations(store: Store, chunk: int = PURGE_CHUNK) -> Flow[Purged]:
     """Forget every operation whose time is over, in short commits; how many were seen and forgotten."""
     seen = forgotten = 0
     after: bytes | None = b""
@@ -159,7 +152,6 @@ def purge_operations(
     while after is not None:
         done = yield from ask(Perform("purge_operations", partial(operations.purge, after, chunk)))
         seen, forgotten, after = seen + done.scanned, forgotten + done.forgotten, done.next_after
-        progress(Purged(seen, 0, forgotten, None))
     return Purged(seen, 0, forgotten, None)
 
 

@@ -60,7 +60,7 @@ def reference_id(
 
 
 def make_kept(command: Command, secret: bytes | None) -> Kept | None:
-    """What of this command's operation outlives its key; None where nothing does."""
+    """Make the row that outlives this command's key; None if nothing does."""
     ref = command.business_ref
     if ref is None and command.policy.operation_seconds is None:
         return None

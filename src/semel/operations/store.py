@@ -135,7 +135,7 @@ class OperationRows:
     # --- looking, and forgetting ------------------------------------------------------------
 
     def by_id(self, operation_id: bytes) -> Flow[SeenOperation | None]:
-        """One operation."""
+        """Find an operation by its id."""
         return (yield from self._one("by_id", {"operation_id": operation_id}))
 
     def by_ref(self, ref_id: bytes) -> Flow[SeenOperation | None]:

@@ -38,7 +38,7 @@ class Batch:
         return [chain[0] for chain in self._chains.values()]
 
     def mark_arrived(self, event: Waiting) -> None:
-        """The broker has it: the next of its aggregate may go."""
+        """Note that the broker has an event: the next one of its aggregate may be sent."""
         about = _about(event)
         chain = self._chains[about]
         chain.popleft()
@@ -46,7 +46,7 @@ class Batch:
             del self._chains[about]
 
     def mark_stopped(self, event: Waiting) -> None:
-        """It was not taken: those behind it stay where they are."""
+        """Note that the sink did not take an event: the events behind it wait."""
         del self._chains[_about(event)]
 
 
@@ -65,7 +65,7 @@ class Away:
 
     @property
     def topics(self) -> list[str]:
-        """All of them."""
+        """All skipped topics."""
         return sorted(self._topics)
 
     def keep(self, topics: Collection[str]) -> None:
@@ -104,7 +104,7 @@ class Away:
         return all(topic in self._topics for topic in unreached)
 
     def find_passed_over(self, now: float) -> list[str]:
-        """Those that are left alone now."""
+        """The topics that are skipped now."""
         return [topic for topic in self.topics if self._topics[topic][1] > now]
 
     def wait_seconds(self, now: float) -> float:

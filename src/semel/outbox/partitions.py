@@ -53,7 +53,7 @@ def mark_of(identity: str) -> str:
 
 
 class OutboxLook(NamedTuple):
-    """What an idle relay learns beside its turn: how full the outbox is, and to which sinks relays publish."""
+    """An idle relay's look at its turn: how full the outbox is, and to which sinks relays publish."""
 
     depth: Depth
     sinks: dict[str, str]  # their names, by their marks

@@ -137,7 +137,7 @@ class Emission:
         name: str | None,
         ordinal: int,
     ) -> str:
-        """One more; its id. Raises PolicyError."""
+        """Add an event, and return its id. Raises PolicyError."""
         kind = topic if type is None else type
         known = kind if name is None else name
         if name is not None and (not isinstance(name, str) or not name):

@@ -80,7 +80,7 @@ class Events:
         return (yield from self.dialect.write(self._sql["postpone"], params))
 
     def park(self, event: str | int, reason: str) -> Flow[bool]:
-        """To be tried no more until :meth:`retry`; False where it is published or parked already, or unknown.
+        """Park an event: no relay tries it until :meth:`retry`. False if it is published, parked already, or unknown.
 
         Parameters: ``event`` its id, or its place (``Waiting.seq``): the id of a damaged one may be damaged, too.
         """

@@ -1,4 +1,4 @@
-"""What becomes of a record that an operator, a reconciler or a report resolves: pure, over the whole row.
+"""Apply the resolution of an operator, a reconciler or a report to a record; pure, over the whole row.
 
 The memory store runs these. A SQL store runs them between a locked read and a write.
 """
@@ -114,7 +114,7 @@ def continue_row(row: Record, steps: Steps, now: int) -> Record | None:
 
 
 def action_of(resolution: Resolution, seen: Record) -> str:
-    """What a settlement is called in the audit trail."""
+    """The name of a settlement in the audit trail."""
     action = f"resolve:{'refused' if resolution.refused else 'succeeded' if resolution.happened else 'did-not-happen'}"
     if resolution.ends is not None:
         steps = (f"{name}={'happened' if happened else 'not'}" for name, happened in resolution.ends)

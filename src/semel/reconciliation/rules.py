@@ -21,7 +21,7 @@ REASON_LENGTH_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SucceededWith:
-    """It happened. ``answer`` is every retry's answer (None: retries only learn that it was done).
+    """The command happened. ``answer`` is every retry's answer (None: retries only learn that it was done).
 
     Parameters: ``resource`` type and id of what was made; ``reason`` how it is known, for the audit trail.
     """
@@ -45,7 +45,7 @@ class StepSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class RefusedWith:
-    """It ended without its effect, and every retry gets this answer, such as a 409 "refunded".
+    """The command ended without its effect, and every retry gets this answer, such as a 409 "refunded".
 
     Parameters: ``reason`` how it is known, for the audit trail. A report alone says so (``engine.settle_by``).
     """
@@ -66,7 +66,7 @@ class DidNotHappen:
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """It is not known yet, and why."""
+    """The outcome is still unknown; the reason says why."""
 
     reason: str
 

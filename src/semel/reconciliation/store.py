@@ -71,7 +71,7 @@ class Reconciliations:
         return (yield from self.standings((record,)))[record]
 
     def note(self, record: bytes, token: bytes, again: Again) -> Flow[bool]:
-        """It is still unknown. False: another reconciler has taken it since."""
+        """Note that the outcome is still unknown. False: another reconciler has taken it since."""
         said: Values = {
             "record_id": record,
             "token": token,
@@ -83,7 +83,7 @@ class Reconciliations:
         return (yield from self._dialect.write(self._sql["note"], said)) == 1
 
     def forget(self, record: bytes) -> Flow[None]:
-        """It is settled."""
+        """Delete the notes on a settled record."""
         yield from self._dialect.write(self._sql["forget"], {"record_id": record})
 
     def sweep(self) -> Flow[int]:

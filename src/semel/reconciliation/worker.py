@@ -267,7 +267,7 @@ async def _ask(each: Reconciler, case: Case) -> Finding:
                 found = await asyncio.to_thread(each.ask, case)
                 if inspect.isawaitable(found):
                     found = await found
-    except Exception as error:  # noqa: BLE001 - the other side's trouble is not ours: it is asked again
+    except Exception as error:  # noqa: BLE001 - the other side's trouble is not ours: we ask it again
         return StillUnknown(f"the reconciler raised {type(error).__name__}")
     if isinstance(found, (SucceededWith, StepSucceeded, DidNotHappen, StillUnknown)):
         return found

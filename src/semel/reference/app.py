@@ -160,7 +160,7 @@ async def _explain(_: Request, error: Exception) -> Response:
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
-    """What was only read may be asked for again. A command says for itself what became of it."""
+    """Answer a read that failed at the store. A command's own answer reports its outcome."""
     if request.method != "GET" or not isinstance(error, StoreError):
         raise error
     logging.getLogger("semel").warning("%s could not be read: %s", safe(request.url.path), safe(str(error)))

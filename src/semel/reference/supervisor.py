@@ -41,7 +41,7 @@ class Say(Protocol):
         """A remark on stderr."""
 
     def document(self, value: dict[str, str | int | list[int]]) -> None:
-        """One event for machines."""
+        """Print one event for machines."""
 
 
 def serve(settings: Settings, out: Say, *, supervised: bool) -> int:
@@ -244,7 +244,7 @@ class Supervisor:
         return min([*self._due, *kills], default=None)
 
     def _wait(self, woken: int, until: float | None) -> None:
-        """Until a signal, a worker that has something to say, or a time."""
+        """Wait for a signal, a worker's message, or a time."""
         with selectors.DefaultSelector() as selector:
             selector.register(woken, selectors.EVENT_READ)
             for worker in self._workers:

@@ -87,7 +87,7 @@ class KeptArguments:
         )
 
     def unpack(self, request: bytes, receivers: tuple[Any, ...]) -> dict[str, Any]:
-        """The arguments of a run without the caller. Raises ConfigurationError where they fit no more."""
+        """The arguments of a run without the caller. Raises ConfigurationError where they no longer fit."""
         try:
             kept = json.loads(request)["arguments"]
             arguments = dict(self._read(kept))

@@ -1,4 +1,4 @@
-"""Whether the store's clock may be believed by a purge: a host whose year is wrong would forget every finished key.
+"""Decide whether a purge may trust the store's clock: on a host with a wrong year it would forget every finished key.
 
 Nothing here reads a clock. A purge that waits for a day costs some disk; one under a wrong clock costs a second effect.
 """

@@ -1,4 +1,4 @@
-"""What is stored of an answer that keeps a secret: sealed, redact, rebuilt or forgotten; and how it is read again.
+"""The stored form of an answer with a secret: sealed, redacted, rebuilt or forgotten; and how it is read again.
 
 What is sealed differs from what is not by how it begins; who seals is a driver's matter. A sealed answer lies in the
 columns of any other: its status in clear, one header without a name that holds the name of the sealing key, and a body

@@ -1,4 +1,4 @@
-"""What a permit offers to the handler of an operation with steps: ``permit.step`` and ``permit.local_step``."""
+"""The part of a permit for the handler of an operation with steps: ``permit.step`` and ``permit.local_step``."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Its name for people."""
+        """The step's name for people."""
         return self.name if self.ordinal == 0 else f"{self.name}#{self.ordinal}"
 
     @property
@@ -175,7 +175,7 @@ def standing(steps: Steps) -> tuple[State, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """It was done; this is its result, as it was recorded."""
+    """The step was done; this is its result, as it was recorded."""
 
     result: bytes
 
@@ -189,7 +189,7 @@ class BeginStep:
 
 @dataclass(frozen=True, slots=True)
 class DoubtfulStep:
-    """It may have happened and may not be repeated."""
+    """The step may have happened, and must not be repeated."""
 
     doubt: str
     why: str

@@ -1,6 +1,6 @@
 """The steps of one execution in its record's row: read and written by its holder alone, under its fence and nonce.
 
-No statement here changes a record that was granted to another attempt, was settled, or whose lease was given back.
+No statement here changes a record that was granted to another attempt, was settled, or whose lease was released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One deadline for each store call: whatever the call waits for, all of it together ends in time.
+"""One deadline for each store call: all its waits together end in time.
 
 A call may wait in the engine's queue, for a connection of the pool, for a new connection, and then for its answer. Each
 stage gets what the stages before it have left. A statement that is sent gets a little more than that: a call that
@@ -79,7 +79,7 @@ class Limit:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """What the call has ended with: TimeoutError, where it was cut from here and from nowhere else."""
+        """The error that the call ended with: TimeoutError, if only the timer has cut it."""
         self._timer.cancel()
         task, self._task = self._task, None  # which keeps the error, and so the frames that keep this
         if not self._is_over or task is None:

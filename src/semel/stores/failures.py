@@ -40,5 +40,5 @@ def still_unknown(error: StoreUnavailable, before: str = "the connection was los
 
 
 def or_still_unknown(error: BaseException, said: bool) -> BaseException:
-    """The error for a refused statement: if it was ``said`` before, only the repetition was refused."""
+    """The error for a refused statement: if it was sent before (``said``), only the repetition was refused."""
     return still_unknown(error) if said and isinstance(error, StoreUnavailable) else error

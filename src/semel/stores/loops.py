@@ -1,4 +1,4 @@
-"""One value for each event loop in use: connections belong to the loop that opened them, and are over when it is.
+"""One value for each event loop in use: a connection belongs to the loop that opened it, and ends with it.
 
 A program that calls ``asyncio.run`` for each task uses one loop after the other. Their idle connections would stay open
 on the server as long as this process lives: a connection refers to its loop, so neither is ever freed.

@@ -1,7 +1,7 @@
 """A few open connections, the warmest first. A call that finds none waits its turn, until its deadline.
 
 Small on purpose: the engine sends its calls in batches, so that two or three connections carry everything.
-A connection that failed is not given back but dropped, and what was idle beside it too: they share its fate.
+A connection that failed is closed, and so are the idle ones beside it: the same outage has probably ended them.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ class AsyncLifo(Generic[C]):
             raise
 
     def give(self, connection: C) -> None:
-        """It is free again."""
+        """Return a connection that may be used again."""
         self.idle.append(connection)
         self._next()
 
     def forget(self) -> None:
-        """One that was taken is no more."""
+        """Count one connection less: a caller that took it has closed it."""
         self.count -= 1
         self._next()
 
     def forget_idle(self) -> list[C]:
-        """Those that were idle, to be closed."""
+        """Remove the idle connections, and return them to be closed."""
         idle, self.idle = self.idle, []
         self.count -= len(idle)
         return idle
 
     def _leave(self, turn: asyncio.Future[bool]) -> None:
-        if turn in self._waiting:  # else somebody passed over it
+        if turn in self._waiting:  # else `_next` has removed it
             self._waiting.remove(turn)
 
     def _next(self) -> None:
@@ -135,19 +135,19 @@ class Lifo(Generic[C]):
             raise
 
     def give(self, connection: C) -> None:
-        """It is free again."""
+        """Return a connection that may be used again."""
         with self._changed:
             self.idle.append(connection)
             self._changed.notify()
 
     def forget(self) -> None:
-        """One that was taken is no more."""
+        """Count one connection less: a caller that took it has closed it."""
         with self._changed:
             self.count -= 1
             self._changed.notify()
 
     def forget_idle(self) -> list[C]:
-        """Those that were idle, to be closed."""
+        """Remove the idle connections, and return them to be closed."""
         with self._changed:
             idle, self.idle = self.idle, []
             self.count -= len(idle)
@@ -185,5 +185,5 @@ class AsyncUnitPool(Generic[S, C]):
 
     @property
     def lifo(self) -> AsyncLifo[C]:
-        """Those of this process and the running loop."""
+        """The connections of this process and the running loop."""
         return self._loops.here()

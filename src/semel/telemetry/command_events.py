@@ -1,4 +1,4 @@
-"""What an engine tells its observer of commands: one method for each kind of event."""
+"""The events of commands that an engine reports to its observer: one method for each kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CommandEvents:
         return self._unknowns is not None
 
     def tell(self, event: str, operation: str, value: float = 1, **labels: str) -> None:
-        """One event to the observer."""
+        """Report one event to the observer."""
         if self.observing:
             self.observer.event(event, value, {"operation": operation, **labels}, {})
 
@@ -73,7 +73,7 @@ class CommandEvents:
             self.observer.event("lapsed", 1, {"operation": operation}, detail)
 
     def tell_verdict(self, claim: Claim, verdict: Verdict) -> None:
-        """What an attempt met; the log learns the caller and a prefix of the key's hash."""
+        """Report an attempt's verdict; the log gets the caller and a prefix of the key's hash."""
         if not self.observing:
             if type(verdict) is OutcomeUnknown and self._unknowns is not None:
                 self.tell_unknown(claim.scope.operation, verdict.doubt, verdict.operation_id, claim.scope.caller)
@@ -88,7 +88,7 @@ class CommandEvents:
             self.tell_lapsed(operation, verdict.grant.operation_id, claim.scope.caller, key_hash=detail["key_hash"])
 
     def tell_settled(self, permit: Permit, outcome: Outcome, reply: Settling) -> None:
-        """How a permit ended."""
+        """Report how a permit ended."""
         if permit.emission is not None and permit.emission.events:
             ring()
         if not self.observing and (self._unknowns is None or (type(outcome) is Succeeded and permit.steps is None)):
@@ -115,7 +115,7 @@ class CommandEvents:
             self.observer.event("superseded", 1, {"operation": operation}, detail)
 
     def tell_store_call(self, verb: str, seconds: float) -> None:
-        """How long a store call took."""
+        """Report how long a store call took."""
         if self.observing:
             self.observer.event("store_call_seconds", seconds, {"verb": verb}, {})
 
@@ -127,7 +127,7 @@ class CommandEvents:
 
 
 def _detail(claim: Claim, verdict: Verdict) -> dict[str, str]:
-    """What logs and traces learn of an attempt, and metrics do not: never the key."""
+    """The details of an attempt for logs and traces, not for metrics; never the key."""
     detail = {"caller": claim.scope.caller, "key_hash": claim.key_hash.hex()[:8]}
     operation_id: bytes | None
     if type(verdict) is Proceed:

@@ -181,7 +181,7 @@ NOT_PAIRED: Final[Mapping[str, str]] = {
 MAY_PASS: Final[Mapping[str, Any]] = {"lapse": []}
 """Verbs that may pass over a record which another process writes at that moment, and what they reply then.
 
-A reaper comes again within a second; it must not fight for a record with its holder.
+A reaper looks again within a second; it must not fight for a record with its holder.
 """
 
 TRIPLES: Final = (

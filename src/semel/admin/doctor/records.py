@@ -32,7 +32,7 @@ class _Standing:
 
     @classmethod
     def of(cls, records: Sequence[Record], state: State, *, more: bool) -> Self:
-        """Those of one state."""
+        """Choose the records of one state."""
         chosen = [record for record in records if record.state == state]
         return cls(len(chosen), min(chosen, key=lambda record: record.created_at, default=None), more)
 

@@ -1,4 +1,4 @@
-"""One record in another store: the same key, request, outcome and answer, written by the verbs that every store has.
+"""Copy one record to another store: the same key, request, outcome and answer, written by the verbs of every store.
 
 A copy is claimed and settled as a command is, with the operation id and what is left of the retentions of the
 original. A record that is there already is read first and only carried on, so an interrupted move can be

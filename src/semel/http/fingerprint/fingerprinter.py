@@ -648,7 +648,7 @@ def _frame(*texts: str) -> bytes:
 
 
 def _subject_frame(facts: Facts, media: str) -> bytes:
-    """The facts that come again, as one text."""
+    """The facts that many requests share, as one text."""
     subject = _subject_text(facts.operation, facts.method, facts.tenant, facts.caller)
     return f"{subject}{len(media)}:{media}".encode("utf-8", "surrogatepass")
 
@@ -663,7 +663,7 @@ def _request_frame(path_params: tuple[tuple[str, str], ...], query: bytes, extra
 
 @lru_cache(maxsize=1024, typed=True)  # an enumeration's text is equal to another, and may be written otherwise
 def _subject_text(operation: str, method: str, tenant: str, caller: str) -> str:
-    """The facts that a server knows and a client cannot make up: they come again."""
+    """The facts that a server knows and a client cannot make up: many requests share them."""
     return f"{len(operation)}:{operation}{len(method)}:{method}{len(tenant)}:{tenant}{len(caller)}:{caller}"
 
 

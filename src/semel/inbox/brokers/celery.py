@@ -108,7 +108,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         id = self.request.id if self._id_of is None else self._id_of(*args, **named)
         if id is None:
             raise ConfigurationError(
-                f"the task {self.name!r} was called, not sent, and has no id: use delay() or apply_async(), or say "
+                f"the task {self.name!r} was called, not sent, and has no id: use delay() or apply_async(), or declare "
                 "inbox_task(..., id_of=...)"
             )
         return fitting(str(id))

@@ -116,7 +116,7 @@ class InboxMiddleware(Middleware):
                 id, unnamed = sent, error  # counted, and parked, under the name that it has
             if id is None:
                 raise ConfigurationError(
-                    f"the actor {name!r} was called, not sent, and has no id: use send(), or say @actor(id_of=...)"
+                    f"the actor {name!r} was called, not sent, and has no id: use send(), or declare @actor(id_of=...)"
                 )
             receipt = inbox.handle(fitting(str(id)), handler)
             if receipt is Receipt.HANDLED:

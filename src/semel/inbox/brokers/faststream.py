@@ -122,7 +122,7 @@ def message_id(delivery: StreamMessage[Any]) -> str:
     if isinstance(raw, dict) and raw.get("message_ids"):  # of Redis Streams
         return f"{raw['channel']}:{text_of(raw['message_ids'][0])}"
     raise ConfigurationError(
-        f"a message has neither an id nor a place: let its publisher set the header {EVENT_ID!r}, or say "
+        f"a message has neither an id nor a place: let its publisher set the header {EVENT_ID!r}, or use "
         "InboxMiddleware(..., id_of=...)"
     )
 
@@ -139,5 +139,5 @@ def _check_policy(context: Any) -> None:
     policy = getattr(context.get_local("handler_"), "ack_policy", None)
     if policy in _LOST:
         raise ConfigurationError(
-            f"ack_policy={policy} does not acknowledge after the inbox: say ack_policy=AckPolicy.NACK_ON_ERROR"
+            f"ack_policy={policy} does not acknowledge after the inbox: use ack_policy=AckPolicy.NACK_ON_ERROR"
         )

@@ -32,7 +32,7 @@ class KafkaConsumer:
         self._id_of = id_of if id_of is not None else message_id
 
     async def take(self, record: Any) -> None:
-        """One record, to its end."""
+        """Handle one record, until it is handled or parked."""
         id, unnamed = find_id(self._id_of, record, message_id)
         while not await self._deliveries.take(id, record, 1, unnamed):  # noqa: ASYNC110 - a store has no event to wait for
             await asyncio.sleep(self._retry_seconds)

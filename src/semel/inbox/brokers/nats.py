@@ -33,7 +33,7 @@ class JetStreamConsumer:
         self._id_of = id_of if id_of is not None else message_id
 
     async def take(self, delivery: Any) -> None:
-        """One delivery, acknowledged or given back."""
+        """Handle one delivery: acknowledge it, or return it to the stream."""
         id, unnamed = find_id(self._id_of, delivery, message_id)
         if await self._deliveries.take(id, delivery, delivery.metadata.num_delivered, unnamed):
             await delivery.ack()

@@ -35,14 +35,14 @@ class PubsubConsumer(PulledConsumer[Any]):
     """Handles each message of a subscription once, and acknowledges it after its commit.
 
     Parameters: ``client`` a ``google.cloud.pubsub_v1.SubscriberClient``; ``subscription`` its full name,
-    ``projects/PROJECT/subscriptions/NAME``; ``lease_seconds`` (whole, up to 600) the deadline of an acknowledgement:
-    extended for as long as a handler runs, so it says how soon a dead worker's messages come again; ``retry_seconds``
+    ``projects/PROJECT/subscriptions/NAME``; ``lease_seconds`` (whole, up to 600) the deadline of an acknowledgement,
+    extended while a handler runs: after it, a dead worker's messages are redelivered; ``retry_seconds``
     before what failed is delivered again, doubled with each delivery (where a dead-letter policy makes Pub/Sub count
     them) up to ``retry_seconds_max``; ``id_of`` finds a message's id, otherwise the attribute ``semel-id``, else
     Pub/Sub's own ``message_id``; ``handler(message, delivery)`` gets the ``ReceivedMessage``, whose
     ``delivery.message`` has data, attributes and ordering key.
 
-    With an ordering key, those behind a message that failed are given back, and come behind it.
+    With an ordering key, the messages behind one that failed are returned, and are delivered after it.
 
         consumer = PubsubConsumer(inbox, handler, SubscriberClient(), subscription="projects/shop/subscriptions/bill")
         await consumer.serve()

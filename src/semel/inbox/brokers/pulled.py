@@ -1,7 +1,7 @@
 """Consumers that pull batches under a lease: what SQS and Pub/Sub have in common.
 
 Each message is lent for a time. While its handler runs, and while it waits behind others of its batch, the loan is
-extended; afterwards it is acknowledged, or given back for a while. The clients block: their calls run in threads.
+extended; afterwards it is acknowledged, or returned for a while. The clients block: their calls run in threads.
 """
 
 from __future__ import annotations
@@ -172,11 +172,11 @@ class _Batch(Generic[D]):
         finally:
             self._ended.set()
             await asyncio.wait({keeper})
-            await self._settle(0)  # what was not begun may come again at once
+            await self._settle(0)  # messages that were not begun may be delivered again at once
 
     async def _take_all(self) -> None:
         consumer = self._consumer
-        held: dict[str, int] = {}  # ordered groups of which a message comes again, and the seconds until then
+        held: dict[str, int] = {}  # ordered groups that wait for a redelivery, and the seconds until then
         for delivery in self._received:
             handle, group = consumer.handle_of(delivery), consumer.group_of(delivery)
             wait: int | None = None
@@ -220,7 +220,7 @@ class _Batch(Generic[D]):
                 await asyncio.to_thread(self._consumer.acknowledge, handled)
             if self._ours:
                 for handle in await asyncio.to_thread(self._consumer.lend, dict.fromkeys(self._ours, seconds)):
-                    self._ours.pop(handle, None)  # its time is over: it comes again, here or elsewhere
+                    self._ours.pop(handle, None)  # its time is over: the broker delivers it again, here or elsewhere
 
 
 async def rest(until: asyncio.Event, seconds: float) -> bool:

@@ -17,8 +17,8 @@ class RabbitConsumer:
 
     Messages need an id: the ``message_id`` property, which relays of Semel's set. On quorum queues the broker counts
     its deliveries, so that what ends its workers is parked, too. They also drop what was delivered too often (20 times
-    unless the queue says otherwise): keep ``tries_max`` well below that. A message that finds the store away, or
-    another worker at it, is therefore not given back, but tried again here, ``retry_seconds`` later. Other parameters
+    unless the queue says otherwise): keep ``tries_max`` well below that. A message that finds the store unreachable, or
+    another worker at it, is therefore not returned, but tried again here, ``retry_seconds`` later. Other parameters
     as those of :class:`~semel.inbox.brokers.nats.JetStreamConsumer`; ``delivery`` is aio-pika's message.
     """
 
@@ -36,7 +36,7 @@ class RabbitConsumer:
         self._id_of = id_of if id_of is not None else message_id
 
     async def __call__(self, delivery: Any) -> None:
-        """One delivery, acknowledged or put back into its queue."""
+        """Handle one delivery: acknowledge it, or return it to its queue."""
         counted = (delivery.headers or {}).get("x-delivery-count", 0)
         id, unnamed = find_id(self._id_of, delivery, _name_of)
         while (ended := await self._deliveries.take(id, delivery, int(counted) + 1, unnamed)) is None:  # noqa: ASYNC110 - as Kafka's
@@ -52,7 +52,7 @@ def message_id(delivery: Any) -> str:
     given = _given_id(delivery)
     if not given:
         raise ConfigurationError(
-            "a RabbitMQ message has no message_id: let its publisher set it, or say RabbitConsumer(..., id_of=...)"
+            "a RabbitMQ message has no message_id: let its publisher set it, or use RabbitConsumer(..., id_of=...)"
         )
     return str(given)
 

@@ -126,7 +126,7 @@ class SqsConsumer(PulledConsumer[Delivery]):
         return self._send("delete_message_batch", [{"ReceiptHandle": handle} for handle in handles])
 
     def _send(self, name: str, entries: Sequence[dict[str, Any]]) -> Collection[str]:
-        """Send a batch; the handles that SQS refused. Where it does not answer, the messages come again by and by."""
+        """Send a batch. Returns the handles that SQS refused. Without an answer, SQS redelivers the messages later."""
         named = [{"Id": str(place), **entry} for place, entry in enumerate(entries)]
         try:
             answer = getattr(self._client, name)(QueueUrl=self._queue, Entries=named)

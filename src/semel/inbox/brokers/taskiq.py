@@ -31,8 +31,8 @@ CONTEXT: Final = "semel_context"  # the argument that Taskiq fills in
 _FIXED: Final = {
     "ack_type": "the task is acknowledged after its commit",
     "timeout": "it would end a task without counting it: write `async with asyncio.timeout(...)` in the task",
-    "retry_on_error": "the inbox counts tries: say AsyncInbox(..., tries_max=...)",
-    "max_retries": "the inbox counts tries: say AsyncInbox(..., tries_max=...)",
+    "retry_on_error": "the inbox counts tries: use AsyncInbox(..., tries_max=...)",
+    "max_retries": "the inbox counts tries: use AsyncInbox(..., tries_max=...)",
 }
 _LOG: Final = logging.getLogger("semel.consumers")
 
@@ -51,10 +51,10 @@ def inbox_task(
 ]:
     """Declare a task that is handled once: it gets the inbox's Message before its own arguments.
 
-    The task's id is the message's: Taskiq keeps it when a message comes again. What fails is tried again here,
+    The task's id is the message's: Taskiq keeps it when a message is redelivered. What fails is tried again here,
     ``retry_seconds`` later, until the inbox parks it, and then has failed for Taskiq, too; during a store outage, or
     another worker is at the message, it waits here. The message is acknowledged after its commit; one whose worker ends
-    or is cancelled is not, and comes again where the broker acknowledges at all. A repetition stores no result.
+    or is cancelled is not, and is redelivered where the broker acknowledges at all. A repetition stores no result.
 
     Parameters: ``id_of`` finds the message's id in the task's own arguments, otherwise it is the task's; ``task_name``
     and ``labels`` are Taskiq's own.
@@ -124,7 +124,7 @@ def _once(
         if context is not None and context.is_ackable:
             try:
                 await context.ack()
-            except Exception as error:  # noqa: BLE001 - it is handled all the same, and comes again as a duplicate
+            except Exception as error:  # noqa: BLE001 - it is handled all the same, and is redelivered as a duplicate
                 _LOG.warning(
                     "message %s was not acknowledged (%s); it is delivered again", field(id), type(error).__name__
                 )
@@ -173,7 +173,7 @@ def _message_id(
         return fitting(str(id_of(*args, **named)))
     if context is None:
         raise ConfigurationError(
-            f"the task {function.__qualname__} was called, not sent, and has no id: use kiq(), or say "
+            f"the task {function.__qualname__} was called, not sent, and has no id: use kiq(), or declare "
             "inbox_task(..., id_of=...)"
         )
     return fitting(context.message.task_id)

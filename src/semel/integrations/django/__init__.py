@@ -6,8 +6,9 @@ middleware. With ``effects="atomic"`` the record is written in Django's own tran
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from semel.lazy import load_from as _load_from
 
 if TYPE_CHECKING:
     from semel.integrations.django.site import engine as engine
@@ -30,11 +31,5 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a name that does not exist is found by type checkers
-
-    def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module 'semel.integrations.django' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), name)
-        return value
+if not TYPE_CHECKING:  # type checkers report a name that does not exist
+    __getattr__ = _load_from(__name__, _HOMES)

@@ -54,7 +54,7 @@ class FunctionSink:
         return None
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: it holds no connection."""
 
 
 def function_sink(url: str) -> FunctionSink:

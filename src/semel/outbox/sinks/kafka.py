@@ -75,7 +75,7 @@ class KafkaSink:
         return self._producer
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All at once; then their acknowledgements."""
+        """Send all events, then wait for their acknowledgements."""
         try:
             producer = await self._start()
             missing = await self._missing(producer, {event.topic for event in events})

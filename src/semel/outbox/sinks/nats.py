@@ -1,6 +1,6 @@
 """NATS JetStream, through nats-py, which NATS itself maintains.
 
-The subject is the event's topic, ``Nats-Msg-Id`` its id: a stream drops what comes again within its duplicate window.
+The subject is the event's topic, ``Nats-Msg-Id`` its id: a stream drops a repetition within its duplicate window.
 The broker's operator makes the streams. A subject without a stream is refused if JetStream says so: a subject without
 an answer may also mean that its stream has no leader, or that JetStream is not up yet.
 """
@@ -80,7 +80,7 @@ class NatsSink:
             future.set_result(message)
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All at once; then their acknowledgements."""
+        """Send all events, then wait for their acknowledgements."""
         try:
             client = await self._connect()
         except (NatsError, OSError, TimeoutError) as error:

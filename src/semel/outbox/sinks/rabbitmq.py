@@ -67,7 +67,7 @@ class RabbitmqSink:
         return exchange
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All at once; then their confirmations."""
+        """Send all events, then wait for their confirmations."""
         try:
             exchange = await self._connect()
             for event in events:

@@ -1,7 +1,7 @@
 """Redis Streams (Redis or Valkey), through redis-py.
 
-The topic is the stream's name. Redis has no duplicate window: an event that comes again is a second entry with the same
-``semel-id``, which consumers must know.
+The topic is the stream's name. Redis has no duplicate window: an event that is sent again is a second entry with the
+same ``semel-id``, which consumers must know.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RedisSink:
         self._prefix = prefix
 
     async def publish(self, events: Sequence[Event]) -> list[Reply]:
-        """All in one round trip."""
+        """Add all events in one round trip."""
         entries = []
         for event in events:
             fields = {name.encode(): value.encode() for name, value in message_headers(event).items()}

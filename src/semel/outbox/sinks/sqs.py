@@ -1,7 +1,7 @@
 """AWS SQS, through boto3, whose calls are made in threads.
 
 All events go to one queue. On a FIFO queue the group is the event's aggregate, so that its events keep their order, and
-``MessageDeduplicationId`` is the event's id: SQS drops what comes again within five minutes. A standard queue keeps no
+``MessageDeduplicationId`` is the event's id: SQS drops a repetition within five minutes. A standard queue keeps no
 order and drops nothing. SQS takes ten attributes: your own headers travel together, as JSON in ``semel-headers``.
 """
 

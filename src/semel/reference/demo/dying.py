@@ -74,7 +74,7 @@ async def publish(url: str, ledger: Path, doom: Doom) -> None:
 
 
 def main() -> None:
-    """What the command line says."""
+    """Do what the command line asks for."""
     what, url, ledger, die_at = sys.argv[1:]
     doom = Doom(int(die_at))
     if what == "bulk":

@@ -36,7 +36,7 @@ EVENTS: Final = 3
 
 
 def tell(stage: Stage, teller: Teller) -> None:
-    """Its scenes."""
+    """Play the scenes."""
     _show_reconciling(stage, teller)
     _bulk(stage, teller)
     _events(stage, teller)

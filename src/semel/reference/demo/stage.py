@@ -90,7 +90,7 @@ class Operator:
         self._url = url
 
     def run(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        """One command; its exit code and its JSON document."""
+        """Run one command. Returns its exit code and its JSON document."""
         done = subprocess.run(  # noqa: S603  # our own interpreter and module
             [sys.executable, "-m", "semel.cli", *arguments, "--json", "--url", self._url],
             capture_output=True,
@@ -152,7 +152,7 @@ def open_stage(folder: Path) -> Iterator[Stage]:
 
 
 def _await_service(client: DemoClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until its first worker answers: the port is open before, and holds requests back. Raises CommandFailed."""
+    """Wait until the first worker answers; the port, open before, holds requests back. Raises CommandFailed."""
     ends = time.monotonic() + START_SECONDS
     while client.get("/healthz").status != 200:
         if process.poll() is not None or time.monotonic() >= ends:

@@ -79,7 +79,7 @@ class _Lost:
 
 
 def tell(stage: Stage, teller: Teller) -> None:
-    """All scenes, in their order."""
+    """Play all scenes, in their order."""
     _double_submit(stage, teller)
     _parallel(stage, teller)
     lost = _kill_workers(stage, teller)

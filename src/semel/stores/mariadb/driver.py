@@ -66,7 +66,7 @@ class MariadbDriver:
 
     @property
     def patience_seconds(self) -> float:
-        """How long a call may take."""
+        """The seconds that a call may take."""
         return self.server.patience_seconds
 
     def _loop(self) -> AsyncmyLoop:

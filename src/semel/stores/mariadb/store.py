@@ -6,12 +6,10 @@ resolution) is written by compare-and-set on the version that was read, and read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import resources
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed
+from semel.core.contract import Capabilities, DoctorCheck, Known, Observed
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -21,7 +19,6 @@ from semel.core.model import (
     Purged,
     QuotaExceeded,
     Record,
-    Renewal,
     Replay,
     Resolution,
     Resolved,
@@ -31,11 +28,9 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.reconciliation.resolutions import action_of, resolve_row
-from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.mariadb import doctor
@@ -43,18 +38,17 @@ from semel.stores.mariadb.requests import SeveralStatements
 from semel.stores.mariadb.rows import SQL as COMMANDS
 from semel.stores.mariadb.rows import VERSIONS, claim_all, look, record, replace, settle_all, settle_one
 from semel.stores.mariadb.settings import observe
-from semel.stores.sql.dialect import MARIADB, Dialect
-from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
+from semel.stores.sql.dialect import MARIADB
+from semel.stores.sql.lapsed_scan import Walk
 from semel.stores.sql.looks import choose_look, next_page
-from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, Script, script, statements
-from semel.stores.versions import Rule, Verdicts, find_kept
-from semel.workers.rules import Turn
+from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, statements
+from semel.stores.sql.versioned_store import VersionedStore
+from semel.stores.versions import Verdicts, find_kept
 
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-# No process needs them, so that they raise no version and keep no older process away.
-ADDITIONS: Final = {"turns": "has_turns", "waiting_messages": "has_waiting_messages"}
+ADDITIONS: Final = {"turns": SQL["has_turns"], "waiting_messages": SQL["has_waiting_messages"]}
 _WANTED: Final = frozenset({State.UNKNOWN})
 NEEDING_LOOKED: Final = 4  # for each record that a census wants, so many that need attention are looked at
 
@@ -69,11 +63,15 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
 _WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], SQL["turn"], _keep, VERSIONS)
 
 
-class MariadbStore:
-    """The store contract in MariaDB's SQL. One instance a process: it remembers where its reaper has come to."""
+class MariadbStore(VersionedStore):
+    """The store contract in MariaDB's SQL."""
 
-    dialect: Final[Dialect] = MARIADB
+    dialect = MARIADB
     migrations: tuple[str, ...] = MIGRATIONS
+    _additions = ADDITIONS
+    _sql = SQL
+    _versions = VERSIONS
+    _walk = _WALK
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,
@@ -85,10 +83,6 @@ class MariadbStore:
         looks_max=10_000,  # the table lies in the order of the ids: each record is a look-up of its own
     )
 
-    def __init__(self) -> None:
-        self._horizon = Horizon()
-        self._opened: str | None = None  # the id of the store that this process has opened first
-
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         verdicts: Verdicts = {}
         left = list(claims)
@@ -99,9 +93,6 @@ class MariadbStore:
             yield from claim_all(list(firsts.values()), verdicts, store_id=self._opened)
             left = [claim for claim in left if claim[:2] not in verdicts]
         return [verdicts[claim[:2]] for claim in claims]
-
-    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
-        return (yield from VERSIONS.look_at(claims))
 
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
@@ -122,35 +113,6 @@ class MariadbStore:
 
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         return settling(settle_one(settlement), settlement)
-
-    def commit_together(self) -> Flow[None]:
-        yield from ask(TOGETHER)
-
-    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        rules = {renewal.id: _make_rule(partial(mark_row, renewal=renewal)) for renewal in renewals}
-        done = yield from VERSIONS.rewrite_all(rules)
-        return [renewal.id in done for renewal in renewals]
-
-    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        rules = {change.id: _make_rule(partial(reseal_row, change=change)) for change in changes}
-        done = yield from VERSIONS.rewrite_all(rules)
-        return [change.id in done for change in changes]
-
-    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        def rule(renewal: Renewal) -> Rule:
-            return lambda row, now: renew_row(row, renewal, now)
-
-        done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
-        return [renewal.id in done for renewal in renewals]
-
-    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
-        def rule(nonce: bytes) -> Rule:
-            return lambda row, now: abandon_row(row, nonce, now)
-
-        done: list[bool] = []
-        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
-            done.append(id in (yield from VERSIONS.rewrite_all({id: rule(nonce)})))
-        return done
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
         found = yield from look(sorted(set(ids)))
@@ -212,13 +174,6 @@ class MariadbStore:
         yield from ask(Execute(COMMANDS["write_audit"], audit))
         return reply
 
-    def lapse(self, limit: int) -> Flow[list[Record]]:
-        return (yield from _WALK.lapse(self._horizon, limit))
-
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
-        return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
-
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         window = yield from ask(
             Query(SQL["purge_window"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US})
@@ -239,65 +194,22 @@ class MariadbStore:
     def forget_quotas(self) -> Flow[int]:
         raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
-    def counts(self) -> Flow[dict[int, int]]:
-        return (yield from count_states(SQL["count_states"]))
-
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [Audit(*cast("tuple[int, bytes, str, str, str, int]", row)) for row in rows]
 
-    def now(self) -> Flow[int]:
-        [(now,)] = yield from ask(Query(SQL["read_now"], {}))
-        return cast(int, now)
-
-    def identity(self) -> Flow[Identity | None]:
-        has = yield from ask(Query(SQL["has_meta"], {}))
-        if not has[0][0]:
-            return None
-        rows = yield from ask(Query(SQL["read_meta"], {}))
-        if not rows:
-            return None
-        found = Identity(*cast("tuple[str, int, int, int, bytes]", rows[0]))
-        self._opened = self._opened or found.store_id
-        return found
-
     def observe(self) -> Flow[list[Observed]]:
-        """What the server's settings make of the promise: read at start-up and by ``semel doctor``."""
+        """Report how the server's settings limit the promise; start-up and ``semel doctor`` read it."""
         return observe()
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         # No transaction holds a CREATE TABLE here; so every statement may be repeated, and the version comes last.
-        known = yield from self.identity()
-        done = 0 if known is None else known.schema_version
-        ran = []
-        for number, name in enumerate(MIGRATIONS, start=1):
-            if number > done:
-                yield from ask(Script(script(_migration(name))))
-                ran.append(name)
-        additions = yield from self.missing_additions()
-        for name in additions:
-            yield from ask(Script(script(_migration(name))))
+        ran, additions = yield from self._run_migrations()
         first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
         if ran:
             yield from ask(Execute(SQL["first_meta"], {**first, "secret_check": secret_check}))
             yield from ask(Execute(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
         return [*ran, *additions]
 
-    def missing_additions(self) -> Flow[list[str]]:
-        missing = []
-        for name, asked in ADDITIONS.items():
-            [(has,)] = yield from ask(Query(SQL[asked], {}))
-            if not has:
-                missing.append(name)
-        return missing
-
     def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks()
-
-
-def _migration(name: str) -> str:
-    return resources.files("semel.stores").joinpath("mariadb", "migrations", f"{name}.sql").read_text("utf-8")
-
-
-def _make_rule(rule: Callable[[Record | None], Record | None]) -> Rule:
-    return lambda row, now: rule(row)

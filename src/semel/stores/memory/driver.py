@@ -88,10 +88,10 @@ class LocalDriver:
         return self.run(make)
 
     def close(self) -> None:
-        """Nothing to close: the table goes with the driver."""
+        """Does nothing: the table goes with the driver."""
 
     async def close_async(self) -> None:
-        """Nothing to close."""
+        """Does nothing, as :meth:`close`."""
 
 
 class _ClosedInChildren:
@@ -104,4 +104,4 @@ class _ClosedInChildren:
         )
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to leave."""
+        """Does nothing."""

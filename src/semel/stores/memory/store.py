@@ -77,7 +77,7 @@ the answer that it succeeded with, and when. :meth:`Table.row` makes the record 
 
 @dataclass(slots=True)
 class Table:
-    """What a memory store holds. Only the driver touches it, under its lock."""
+    """The content of a memory store. Only the driver touches it, under its lock."""
 
     records: dict[bytes, Record | Unread] = field(default_factory=dict)  # in the order of creation; see :meth:`row`
     by_operation: dict[bytes, bytes] = field(default_factory=dict)  # of the records with a place up to ``named_seq``

@@ -86,7 +86,7 @@ def _names(scopes: Sequence[Scope]) -> dict[str, Argument]:
 
 @lru_cache(maxsize=1024)
 def names_of(scope: Scope) -> dict[str, Value]:
-    """A caller's names, which come again with each command, as they are written."""
+    """A caller's names as they are written; cached, because each of its commands has the same ones."""
     return {name: escape(text) for name, text in scope._asdict().items()}
 
 

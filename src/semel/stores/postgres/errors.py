@@ -80,7 +80,7 @@ def of_a_trigger(error: BaseException) -> HandlerRefused | None:
     """The error to raise for what a function of the application's did wrong while Semel settled and committed.
 
     Semel has no functions in the database, so an error that a function raised (it has a context) comes from a trigger;
-    a deferred one runs at COMMIT. None for every other error, also for one that says nothing of what went wrong.
+    a deferred one runs at COMMIT. None for every other error, and for one that does not say what went wrong.
     """
     context = getattr(getattr(error, "diag", error), "context", None)
     if not context or not str(getattr(error, "sqlstate", "")).startswith(_OF_A_FUNCTION):

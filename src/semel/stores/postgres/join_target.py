@@ -1,4 +1,4 @@
-"""Which way a user's connection is joined on PostgreSQL, by what it is. Loads no library that its user has not."""
+"""Choose how a user's connection is joined on PostgreSQL, by its type. Loads no library that the user has not."""
 
 from __future__ import annotations
 

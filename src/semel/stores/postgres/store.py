@@ -9,12 +9,10 @@ runs the flow nor on a transaction around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import resources
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from semel.core.contract import Capabilities, DoctorCheck, Identity, Known, Observed
+from semel.core.contract import Capabilities, DoctorCheck, Known, Observed
 from semel.core.flow import Ask, Flow, ask
 from semel.core.model import (
     Audit,
@@ -24,7 +22,6 @@ from semel.core.model import (
     Purged,
     QuotaExceeded,
     Record,
-    Renewal,
     Replay,
     Resolution,
     Resolved,
@@ -34,11 +31,9 @@ from semel.core.model import (
     State,
     Verdict,
 )
-from semel.core.settle import abandon_row, mark_row, renew_row
 from semel.core.timing import PURGE_GRACE_US
 from semel.outbox.store import settle_with_events, settling
 from semel.reconciliation.resolutions import action_of, resolve_row
-from semel.sealing.rows import Reseal, reseal_row
 from semel.steps.findings import steps_after
 from semel.steps.store import read_stored_steps, rewrite_steps
 from semel.stores.postgres import doctor
@@ -57,18 +52,21 @@ from semel.stores.postgres.rows import (
 from semel.stores.postgres.rows import SQL as COMMANDS
 from semel.stores.postgres.settings import observe
 from semel.stores.postgres.text import escape, record, unescape
-from semel.stores.sql.dialect import POSTGRES, Dialect
-from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
+from semel.stores.sql.dialect import POSTGRES
+from semel.stores.sql.lapsed_scan import Walk
 from semel.stores.sql.looks import choose_look, next_page
-from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, Script, script, statements
-from semel.stores.versions import Rule, Verdicts, find_kept_in
-from semel.workers.rules import Turn
+from semel.stores.sql.statements import TOGETHER, Argument, Query, Row, statements
+from semel.stores.sql.versioned_store import VersionedStore
+from semel.stores.versions import Verdicts, find_kept_in
 
 SQL: Final = statements("semel.stores.postgres", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
 SCHEMA_VERSION: Final = len(MIGRATIONS)
-ADDITIONS: Final = {"turns": "has_turns", "quotas": "has_quotas", "waiting_messages": "has_waiting_messages"}
-"""Migrations that only a process needs which uses them: they raise no version, and keep no older process away."""
+ADDITIONS: Final = {
+    "turns": SQL["has_turns"],
+    "quotas": QUOTAS["has_quotas"],
+    "waiting_messages": SQL["has_waiting_messages"],
+}
 QUOTAS_MAX: Final = 10_000  # that one walk of the purge forgets
 MIGRATION_LOCK: Final = 0x53656D656C  # "Semel", as the number of an advisory lock
 _id_of: Final[Callable[[Known], bytes]] = itemgetter(0)
@@ -84,11 +82,15 @@ def _keep(ids: Sequence[bytes], horizon: int) -> Flow[None]:
 _WALK: Final = Walk(SQL["read_horizon"], SQL["scan_open"], SQL["find_lapsed"], SQL["turn"], _keep, VERSIONS)
 
 
-class PostgresStore:
-    """The store contract in PostgreSQL's SQL. One instance a process: it remembers where its reaper has come to."""
+class PostgresStore(VersionedStore):
+    """The store contract in PostgreSQL's SQL."""
 
-    dialect: Final[Dialect] = POSTGRES
+    dialect = POSTGRES
     migrations: tuple[str, ...] = MIGRATIONS
+    _additions = ADDITIONS
+    _sql = SQL
+    _versions = VERSIONS
+    _walk = _WALK
     capabilities = Capabilities(
         survives_process_crash=True,
         survives_server_crash=True,
@@ -102,9 +104,8 @@ class PostgresStore:
     )
 
     def __init__(self) -> None:
-        self._horizon = Horizon()
+        super().__init__()
         self._units = 0  # that this process has claimed for
-        self._opened: str | None = None  # the id of the store that this process has opened first
 
     def claim(self, claims: Sequence[Claim]) -> Flow[list[Verdict]]:
         verdicts: Verdicts = {}
@@ -119,9 +120,6 @@ class PostgresStore:
                 elif claim[:2] not in verdicts:  # an attempt that comes twice in the batch is one
                     yield from claim_all([claim], verdicts, self._opened)
         return list(map(verdicts.__getitem__, map(_attempt_of, claims)))
-
-    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
-        return (yield from VERSIONS.look_at(claims))
 
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
@@ -146,35 +144,6 @@ class PostgresStore:
     def settle_within(self, settlement: Settlement) -> Ask[Any]:
         statement = write_unit("settle_in_unit", len(str(self._units)))
         return settling(Query(statement, settlement_params(settlement)), settlement)
-
-    def commit_together(self) -> Flow[None]:
-        yield from ask(TOGETHER)
-
-    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        rules = {renewal.id: _make_rule(partial(mark_row, renewal=renewal)) for renewal in renewals}
-        done = yield from VERSIONS.rewrite_all(rules)
-        return [renewal.id in done for renewal in renewals]
-
-    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
-        rules = {change.id: _make_rule(partial(reseal_row, change=change)) for change in changes}
-        done = yield from VERSIONS.rewrite_all(rules)
-        return [change.id in done for change in changes]
-
-    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
-        def rule(renewal: Renewal) -> Rule:
-            return lambda row, now: renew_row(row, renewal, now)
-
-        done = yield from VERSIONS.rewrite_all({renewal.id: rule(renewal) for renewal in renewals})
-        return [renewal.id in done for renewal in renewals]
-
-    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
-        def rule(nonce: bytes) -> Rule:
-            return lambda row, now: abandon_row(row, nonce, now)
-
-        done: list[bool] = []
-        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
-            done.append(id in (yield from VERSIONS.rewrite_all({id: rule(nonce)})))
-        return done
 
     def read(self, ids: Sequence[bytes]) -> Flow[list[Record | None]]:
         rows = yield from ask(Query(COMMANDS["read"], {"ids": sorted(set(ids))}))
@@ -231,13 +200,6 @@ class PostgresStore:
                 yield from rewrite_steps(POSTGRES, written, steps)
                 return reply
 
-    def lapse(self, limit: int) -> Flow[list[Record]]:
-        return (yield from _WALK.lapse(self._horizon, limit))
-
-    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
-        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
-        return (yield from _WALK.take_turn(self._horizon, kind, mine, every_us))
-
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
         [row] = yield from ask(Query(SQL["purge"], {"after": after or 0, "chunk": chunk, "grace": PURGE_GRACE_US}))
         scanned, dropped, forgotten, last = cast("tuple[int, int, int, int | None]", row)
@@ -250,27 +212,9 @@ class PostgresStore:
         [(gone,)] = yield from ask(Query(QUOTAS["forget_quotas"], {"limit": QUOTAS_MAX}))
         return cast(int, gone)
 
-    def counts(self) -> Flow[dict[int, int]]:
-        return (yield from count_states(SQL["count_states"]))
-
     def audit(self, record: bytes | None, limit: int) -> Flow[list[Audit]]:
         rows = yield from ask(Query(SQL["read_audit"], {"record_id": record, "limit": limit}))
         return [_audit(row) for row in rows]
-
-    def now(self) -> Flow[int]:
-        [(now,)] = yield from ask(Query(SQL["read_now"], {}))
-        return cast(int, now)
-
-    def identity(self) -> Flow[Identity | None]:
-        has = yield from ask(Query(SQL["has_meta"], {}))
-        if not has[0][0]:
-            return None
-        rows = yield from ask(Query(SQL["read_meta"], {}))
-        if not rows:
-            return None
-        found = Identity(*cast("tuple[str, int, int, int, bytes]", rows[0]))
-        self._opened = self._opened or found.store_id
-        return found
 
     def observe(self) -> Flow[list[Observed]]:
         return (yield from observe())
@@ -278,42 +222,17 @@ class PostgresStore:
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         yield from ask(TOGETHER)
         yield from ask(Query(SQL["lock_schema"], {"lock": MIGRATION_LOCK}))
-        known = yield from self.identity()
-        done = 0 if known is None else known.schema_version
-        ran = []
-        for number, name in enumerate(MIGRATIONS, start=1):
-            if number > done:
-                yield from ask(Script(script(_migration(name))))
-                ran.append(name)
-        additions = yield from self.missing_additions()
-        for name in additions:
-            yield from ask(Script(script(_migration(name))))
+        ran, additions = yield from self._run_migrations()
         first: dict[str, Argument] = {"store_id": store_id, "schema_version": SCHEMA_VERSION}
         if ran:
             yield from ask(Query(SQL["first_meta"], {**first, "secret_check": secret_check}))
             yield from ask(Query(SQL["write_schema_version"], {"schema_version": SCHEMA_VERSION}))
         return [*ran, *additions]
 
-    def missing_additions(self) -> Flow[list[str]]:
-        missing = []
-        for name, asked in ADDITIONS.items():
-            [(has,)] = yield from ask(Query(SQL[asked] if asked in SQL else QUOTAS[asked], {}))
-            if not has:
-                missing.append(name)
-        return missing
-
     def doctor(self, *, full: bool, quick: bool) -> Sequence[DoctorCheck]:
         return doctor.checks()
-
-
-def _migration(name: str) -> str:
-    return resources.files("semel.stores").joinpath("postgres", "migrations", f"{name}.sql").read_text("utf-8")
 
 
 def _audit(row: Row) -> Audit:
     at, id, actor, action, reason, fence = cast("tuple[int, bytes, str, str, str, int]", row)
     return Audit(at, id, unescape(actor), action, unescape(reason), fence)
-
-
-def _make_rule(rule: Callable[[Record | None], Record | None]) -> Rule:
-    return lambda row, now: rule(row)

@@ -91,7 +91,7 @@ def _check_libpq(options: dict[str, str]) -> None:
     try:
         from semel.stores.postgres.psycopg.libpq import options as libpq_options
     except ImportError:
-        return  # said with the remedy where the backend is made
+        return  # the backend reports it, with the remedy, when it is made
     known = {*libpq_options(), "persistence", *_OWN}
     for name in sorted(options):
         if name not in known:

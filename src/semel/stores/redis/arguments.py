@@ -51,20 +51,20 @@ def encode_settlement(settlement: Settlement) -> Arguments:
     return b"%b%016d%b%02d%d%08d" % (id, fence, hexlify(nonce), state, kind, len(small)), small + large
 
 
-# What is the same in many claims is written down once: a process has few policies, and its callers come again.
+# The parts that many claims share are encoded once: a process has few policies, and callers send many commands.
 _TEXTS_MAX: Final = 1024
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _names(scope: Scope, recipe: str) -> bytes:
-    """What the names of a claim are written by, as a format: id, key's hash and fingerprint are left out."""
+    """A format that a claim's names fill in; the id, the key's hash and the fingerprint are left out."""
     framed, meant = frames(scope).replace(b"%", b"%%"), frames((recipe,)).replace(b"%", b"%%")
     return b"16:%%b%b%%d:%%b%b%%d:%%b" % (framed, meant)
 
 
 @lru_cache(maxsize=_TEXTS_MAX)
 def _terms(terms: Terms, holder: str, marker: bytes | None) -> tuple[bytes, int, bytes]:
-    """What a claim's script has to know of its terms; the framed fields that they fix, and how long these are."""
+    """The terms as a claim's script reads them: the framed fields that they fix, and the length of these."""
     granted = frames((int(terms.effects), holder, 1, 0, 0, terms.attempts_max, int(terms.after_expiry)))
     if terms.effects != Effects.EXTERNAL:
         marker = None

@@ -52,7 +52,7 @@ class RedisServer:
     sentinel_auth: bool = False
 
     def routes(self) -> KeyRoutes:
-        """Who is asked for which key."""
+        """Make the routes: which node answers for which key."""
         if self.service:
             return Sentinel(self.service, self.nodes)
         return Cluster(self.nodes) if self.cluster else Single(self.nodes[0])

@@ -1,4 +1,4 @@
-"""What `semel doctor` checks of a Redis server beside what start-up observes: when its file is written, its memory."""
+"""The checks of `semel doctor` on a Redis server, beside those of start-up: when its file is written, its memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from semel.stores.findings import size_text
 from semel.stores.redis import settings
 
 _ACCEPT: Final = (
-    "where every operation is IDEMPOTENT it makes no difference: say so with ?persistence=none in the URL, which makes "
-    "this a note"
+    "where every operation is IDEMPOTENT it makes no difference: accept it with ?persistence=none in the URL, which "
+    "makes this a note"
 )
 _FSYNC: Final[Mapping[str, tuple[Level, str, str | None]]] = {
     "always": ("ok", "always: what was acknowledged is on the disk", None),

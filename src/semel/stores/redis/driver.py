@@ -49,7 +49,7 @@ class RedisDriver:
 
     @property
     def patience_seconds(self) -> float:
-        """How long a call may take."""
+        """The seconds that a call may take."""
         return self.server.patience_seconds
 
     # --- threads ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What redis-py's exceptions mean to Semel, with the remedy in the message.
+"""Map redis-py's exceptions to Semel's, with the remedy in the message.
 
 An error that the server replies with has done nothing. A connection that could not be made has sent nothing. One that
 was lost, or an answer that did not come, leaves it open: not known yet. No message holds a password.
@@ -67,7 +67,7 @@ def cannot_connect(node: Node, error: redis.RedisError | OSError) -> StoreUnavai
 
 
 def judge_lost(wanted: NodeExchange, replies: list[object], error: redis.RedisError | OSError) -> Replies:
-    """What became of an exchange whose connection failed.
+    """Judge an exchange whose connection failed.
 
     redis-py ends the connection over a reply that refuses one command. What stood behind that command may have run: a
     server ends its loading between two commands, too.

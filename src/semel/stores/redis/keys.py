@@ -1,4 +1,4 @@
-"""Where a Redis store keeps what: the names of its keys, and the places of records in lists.
+"""The names of a Redis store's keys, and the places of records in its lists.
 
 Every key of one record carries its *tag* in braces, so that a cluster puts them into one slot and a script may touch
 them together. A record's *place* is a number that grows with every record of its tag; lists of all tags are merged by
@@ -36,7 +36,7 @@ class Keys:
         self.markers: Final = tuple([tag + b"marker" for tag in self.tags])
 
     def tag(self, id: bytes) -> bytes:
-        """What all keys of this record begin with."""
+        """The text with which all keys of this record begin."""
         return self.tags[id[0] % TAGS]
 
     def marker(self, id: bytes, name: bytes) -> bytes:
@@ -77,7 +77,7 @@ class Keys:
 
 
 def marker_name(store_id: str) -> bytes:
-    """What a store's markers end with, so that those of a store made anew in its place are others.
+    """The end of a store's markers; a store that is created in its place later has different ones.
 
     >>> marker_name("01890a5d-ac96-774b-bcce-b302099a8057")
     b':b302099a8057'

@@ -1,4 +1,4 @@
-"""How a record lies in a Redis string: a head that the scripts read and write, then what only Python reads.
+"""The form of a record in a Redis string: a head that the scripts read and write, then the part for Python alone.
 
 The head is fixed-width text, so that a script finds a field by its place: ``S1``, the state, the answer's kind,
 then numbers of 16 digits (blank where there is none) and hexadecimal ids. After it come two blocks of framed
@@ -170,7 +170,7 @@ def record_prefix(row: Record) -> bytes:
 
 
 def small_bytes(data: bytes) -> int:
-    """How much of a record's string a list must have read; 0 where that cannot be told."""
+    """The number of bytes of a record's string that a list must read; 0 where that is unknown."""
     claimed, small = _field(data, "claimed"), _field(data, "small")
     return HEAD_BYTES + int(claimed) + int(small) if claimed.isdigit() and small.isdigit() else 0
 
@@ -255,7 +255,7 @@ def kept_answer(data: bytes, framed: bytes, now: int) -> Replay | None:
 
 
 def names_of_kept(data: bytes, id: bytes, recipe: str, fingerprint: bytes) -> bytes | None:
-    """What a string is about (id, scope, key's hash, recipe and fingerprint), if that is this request; None otherwise.
+    """The names in a string (id, scope, key's hash, recipe and fingerprint), if they are this request's; else None.
 
     The scope and the key's hash, of which the id is made, are only asked to be there, in the form of their kinds.
     """
@@ -348,7 +348,7 @@ def _answer(data: bytes, at: int) -> Sequence[Any]:
 
 @lru_cache(maxsize=1024)
 def _parse_grant(data: bytes) -> tuple[Any, ...]:
-    """What a claim says beside its names: few combinations, one for each holder and policy."""
+    """Read the fields of a claim beside its names: few combinations, one for each holder and policy."""
     return tuple(_whole(data, 0, _GRANTED_KINDS))
 
 
@@ -362,7 +362,7 @@ def _is_granted(data: bytes) -> bool:
 
 
 def _parse_settlement(data: bytes) -> list[Any]:
-    """What a settlement says beside its answer. Most say nothing but the answer's digest and status."""
+    """Read the fields of a settlement beside its answer. Most have only the answer's digest and status."""
     if data.startswith(_PLAIN) and len(data) > _PLAIN_BYTES:
         return [*_PLAIN_FIELDS, data[len(_PLAIN) : _PLAIN_BYTES], *_status(data[_PLAIN_BYTES:])]
     return _whole(data, 0, _SMALL_KINDS)

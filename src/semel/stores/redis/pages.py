@@ -107,7 +107,7 @@ class Pages:
         return ids, None
 
     def purge(self, after: int | None, chunk: int) -> Flow[Purged]:
-        """One chunk. Redis forgets tombstones by itself; this tidies their places, and drops answers before that."""
+        """Purge one chunk. Redis forgets tombstones itself; this tidies their places, and drops answers before that."""
         now = yield from self._rows.now()
         ids, following = yield from self._window(after, chunk)
         rows = yield from self._rows.read_small(ids)
@@ -123,7 +123,7 @@ class Pages:
         return Purged(len(ids), sum(map(int, replies[len(gone) :])), forgotten, following)
 
     def counts(self) -> Flow[dict[int, int]]:
-        """How many records stand in each state: reads a little of every record."""
+        """Count the records in each state, reading a little of every record."""
         found: dict[int, int] = {}
         begin, end = PLACES["state"]
         after: int | None = 0
@@ -183,6 +183,6 @@ def _line(text: bytes) -> Audit:
 
 
 def operation_calls(rows: Rows, operation_ids: Sequence[bytes]) -> tuple[RedisCall, ...]:
-    """Where each operation may be: its tag is not known from its id."""
+    """The calls that look for each operation in every tag, since its id does not name its tag."""
     names = [operation_id.hex().encode() for operation_id in operation_ids]
     return tuple([RedisCall(None, (b"%so:%s" % (tag, name),), (), "GET") for name in names for tag in rows.keys.tags])

@@ -1,4 +1,4 @@
-"""What to do about a Redis server's error replies."""
+"""Remedies for a Redis server's error replies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDIES: Final = {
     "WRONGPASS": "the user or the password is wrong: check the URL",
     "NOPERM": _RIGHTS,
     "NOREPLICAS": "too few replicas are connected (min-replicas-to-write): check them",
-    "MASTERDOWN": "the primary is away: retry with the same key",
+    "MASTERDOWN": "the primary cannot be reached: retry with the same key",
     "TRYAGAIN": "a slot of the cluster is on its way to another node: retry with the same key",
 }
 _TELLING: Final = (
@@ -39,7 +39,7 @@ _TELLING: Final = (
 
 
 def remedy_of(code: str, text: str) -> str:
-    """What to do about an error reply."""
+    """The remedy for an error reply."""
     return next((remedy for word, remedy in _TELLING if word in text), _REMEDIES.get(code, "run: semel doctor"))
 
 

@@ -1,4 +1,4 @@
-"""Which node gets which command: one server, or a cluster whose map changes. No IO happens here.
+"""Choose the node for each command: one server, or a cluster whose map changes. No IO happens here.
 
 ``perform`` is a generator of *exchanges*: commands for one node, in one round trip. Its driver sends them and
 passes each exchange its replies. Sent again is only what surely did not run: a script that the server had forgotten
@@ -66,7 +66,7 @@ Refreshing = Generator[list[NodeExchange], list[Replies], None]
 
 @dataclass(frozen=True, slots=True)
 class RouteTerms:
-    """How calls become commands. Parameters as in :class:`semel.stores.redis.driver.RedisServer`."""
+    """The terms by which calls become commands. Parameters as in :class:`semel.stores.redis.driver.RedisServer`."""
 
     wait_replicas: int = 0
     wait_seconds: float = 1.0
@@ -80,7 +80,7 @@ class RouteTerms:
         return ("EVALSHA", call.script.sha, len(keys), *keys, now, *call.arguments)
 
     def waits(self, calls: Sequence[RedisCall]) -> tuple[Command, ...]:
-        """What has the node confirm that its replicas hold all that these calls wrote or saw.
+        """The command that has the node confirm that its replicas hold all that these calls wrote or saw.
 
         WAIT speaks of the connection's own last write, so that there has to be one: a call that is repeated
         because its answer was lost writes nothing, and another connection may carry it.
@@ -112,7 +112,7 @@ class KeyRoutes(Protocol):
         """The node that has a key. Raises StoreUnavailable where none does."""
 
     def lane(self, key: bytes) -> str:
-        """What calls of one round trip have in common."""
+        """The name that all calls of one round trip share."""
 
     def stale(self) -> bool:
         """Whether to ask before anything is sent."""
@@ -124,7 +124,7 @@ class KeyRoutes(Protocol):
         """A node did not answer, or takes no writes."""
 
     def note_move(self, slot: int, node: Node) -> None:
-        """A node said who has a slot now."""
+        """Note that a node named the new owner of a slot."""
 
 
 class Single:
@@ -146,11 +146,11 @@ class Single:
         return False
 
     def refresh(self) -> Refreshing:
-        """Nothing to learn."""
+        """Does nothing: there is no map to learn."""
         yield from ()
 
     def note_failure(self, node: Node) -> None:
-        """Nothing to learn: there is no other."""
+        """Does nothing: there is no other node."""
 
     def note_move(self, slot: int, node: Node) -> None:
         raise StoreUnavailable("the server is part of a cluster; use redis+cluster:// in the URL")
@@ -222,7 +222,7 @@ class Cluster:
         self._stale = True
 
     def note_move(self, slot: int, node: Node) -> None:
-        """A node said who has a slot now; the rest of the map is probably old too."""
+        """Note that a node named the new owner of a slot; the rest of the map is probably old too."""
         self._nodes[slot] = node
         self._stale = True
 
@@ -313,7 +313,7 @@ def _round(
 def _groups(
     routes: KeyRoutes, calls: Sequence[RedisCall], pending: list[int], asking: dict[int, Node]
 ) -> dict[Node, list[int]]:
-    """What each node is asked."""
+    """Group the calls by the node that they go to."""
     if isinstance(routes, Single):
         return {routes.node: pending}
     groups: dict[Node, list[int]] = {}

@@ -1,4 +1,4 @@
-"""One record at a time: read with the server's time, and overwritten only if it has not changed since."""
+"""Read one record at a time, with the server's time, and overwrite it only if it has not changed since."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Rows:
         return int(done) == 1
 
     def replace_call(self, old: Record, written: Record, now: int, audit: bytes = _EMPTY) -> RedisCall:
-        """What :meth:`replace` asks."""
+        """The call that :meth:`replace` makes."""
         keys, id = self.keys, old.id
         due = due_at(written)
         ttl: bytes | int = _EMPTY

@@ -1,4 +1,4 @@
-"""Which server is the primary, by what Sentinels say. No IO happens here.
+"""Find the primary from the answers of Sentinels. No IO happens here.
 
 A Sentinel is asked when the primary is not known, has failed or has refused a write; what it names is believed once
 that server itself says that it is a primary. Nothing is sent again for that: the call that met the failover is the

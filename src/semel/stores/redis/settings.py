@@ -1,4 +1,4 @@
-"""What a Redis server's real settings make of the store's promise, as far as INFO tells."""
+"""Report how a Redis server's settings limit the store's promise, as far as INFO shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UPGRADE: Final = "upgrade to Redis 7.0, Valkey 7.2 or newer"
 
 
 def observe(tags: tuple[bytes, ...], wait_replicas: int) -> Flow[list[Observed]]:
-    """What every server that holds a part of the records says of itself.
+    """The settings of every server that holds a part of the records.
 
     Parameters: ``tags`` what the keys begin with: they lie on all nodes of a cluster; ``wait_replicas`` of the URL.
     """

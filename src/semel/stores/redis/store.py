@@ -138,7 +138,7 @@ class RedisStore:
         return verdicts if len(groups) < 2 else _in_order(claims, verdicts)
 
     def _groups(self, requests: Sequence[_Request]) -> Sequence[Sequence[_Request]]:
-        """Which requests share a call: on one server all, in a cluster those of one tag."""
+        """Group the requests that share a call: all on one server, those of one tag in a cluster."""
         if not self._cluster or len(requests) < 2:
             return (requests,) if requests else ()
         groups: dict[int, list[_Request]] = {}
@@ -343,7 +343,7 @@ class RedisStore:
         return self._pages.audit(record, limit)
 
     def observe(self) -> Flow[list[Observed]]:
-        """What the server's settings make of the store's promise, and whether it has lost keys already."""
+        """Report how the server's settings limit the store's promise, and whether it has lost keys already."""
         observed = yield from observe(self.keys.tags, self._wait_replicas)
         gone = 0 if self._marker is None else (yield from self._count_missing(self._marker))
         if gone:
@@ -353,7 +353,7 @@ class RedisStore:
         return observed
 
     def _count_missing(self, name: bytes) -> Flow[int]:
-        """How many tags lack their marker, with or without the store's name."""
+        """Count the tags that lack their marker, with or without the store's name."""
         wanted = [tuple({marker, marker + name}) for marker in self.keys.markers]
         replies = yield from ask(Calls(tuple([RedisCall(None, keys, (), "EXISTS") for keys in wanted])))
         return sum(int(reply) < len(keys) for reply, keys in zip(replies, wanted, strict=True))

@@ -132,7 +132,7 @@ def _node(place: str, usual: int) -> tuple[str, int]:
 
 
 def _place(name: str, path: str) -> str:
-    """A path of certificates or a key, which redis-py would miss only when it connects, as a server that is away."""
+    """A path of certificates or a key. Of a missing file redis-py says only that it cannot reach the server."""
     if not os.path.exists(path):
         raise UrlError(f"{name} must name an existing file; there is no {path!r}")
     return path

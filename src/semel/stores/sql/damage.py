@@ -1,4 +1,4 @@
-"""What columns of rows beside records may hold, and what a damaged one is called: events, items, messages, operations.
+"""The valid columns of rows beside records (events, items, messages, operations), and the names of damaged rows.
 
 SQLite keeps a value of any type in any column, and a flipped bit or a statement by hand may leave what no store writes.
 A damaged row must be named and set aside, so that the rows beside it go on. Records have ``core/record.py``.

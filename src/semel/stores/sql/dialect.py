@@ -1,4 +1,4 @@
-"""One way to say the same to three databases: flows of a noun are written once, and so are statements that can be.
+"""One interface to three databases: the flows of a noun are written once, and so are statements that all understand.
 
 A noun such as the outbox has one class of flows over a :class:`Dialect`, a file of the named statements that SQLite and
 MariaDB share, and one of each database's own. ``:now`` is the store's time wherever a statement names it. Texts may

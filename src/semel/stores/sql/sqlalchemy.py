@@ -229,7 +229,7 @@ def check_same_database(bind: Engine, store_url: str, path: str | None) -> None:
         raise ConfigurationError(
             f"effects='atomic' commits the record with the session's rows, and the session's database "
             f"{engine_label(bind)} is not the store {store.render_as_string(hide_password=True)}: give both one "
-            "database, declare effects='external', or say session=None where views write on permit.connection alone"
+            "database, declare effects='external', or pass session=None where views write on permit.connection alone"
         )
 
 

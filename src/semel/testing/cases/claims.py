@@ -323,7 +323,7 @@ def a_claim_abandoned_before_it_landed_is_released_when_it_has(bench: Bench) -> 
 
 
 def abandoning_touches_no_other_claim(bench: Bench) -> None:
-    """Neither another attempt's, nor one that was settled or given back."""
+    """Neither another attempt's, nor one that was settled or released."""
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT))
     assert not bench.abandon(attempt(nonce=2))
     bench.settle(grant, State.PROCESSING)

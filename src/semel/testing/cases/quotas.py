@@ -39,7 +39,7 @@ def _is_counting(bench: Bench) -> bool:
 
 
 def only_new_keys_take_a_place(bench: Bench) -> None:
-    """A retry is answered and a mismatch told while the quota is used up; nothing of the refused claim is written."""
+    """While the quota is used up, a retry is answered and a mismatch refused; a refused claim writes nothing."""
     if not _is_counting(bench):
         return
     first = bench.grant(make_counted_claim("0"))

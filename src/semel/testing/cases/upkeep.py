@@ -33,7 +33,7 @@ def a_lapse_makes_the_unknown_visible(bench: Bench) -> None:
 
 
 def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> None:
-    """Past dedup_for or attempts_max: as an attempt would be told. A lease given back counts as no crash."""
+    """Past dedup_for or attempts_max: as an attempt would find it. A released lease counts as no crash."""
     short = Policy(effects="idempotent", dedup_for_seconds=40)
     once = Policy(effects="idempotent", attempts_max=1)
     bench.grant(attempt("dedup", policy=short))
@@ -47,7 +47,7 @@ def a_lapse_marks_idempotent_commands_only_past_their_bounds(bench: Bench) -> No
 
 
 def a_lapse_marks_a_reservation_whose_lease_was_given_back(bench: Bench) -> None:
-    """CLAIMED, and given back as PROCESSING: from then on it lapses as any other."""
+    """CLAIMED, and released as PROCESSING: from then on it lapses as any other."""
     short = Policy(effects="idempotent", dedup_for_seconds=40)
     bench.settle(bench.grant(attempt(policy=short, starts=State.CLAIMED)), State.PROCESSING)
     assert bench.lapse() == []
@@ -101,7 +101,7 @@ def an_answer_goes_before_its_tombstone(bench: Bench) -> None:
 
 
 def what_is_open_or_unknown_is_never_forgotten(bench: Bench) -> None:
-    """Not CLAIMED, PROCESSING, UNKNOWN, nor a lease given back: however old."""
+    """Not CLAIMED, PROCESSING, UNKNOWN, nor a released lease: however old."""
     bench.grant(attempt("claimed", starts=State.CLAIMED))
     bench.grant(attempt("processing"))
     bench.settle(bench.grant(attempt("unknown")), State.UNKNOWN)
@@ -286,7 +286,7 @@ def a_store_tells_its_time(bench: Bench) -> None:
 
 
 def a_restored_store_begins_a_new_epoch(bench: Bench) -> None:
-    """Only a store that may lose records has it to be said; it keeps its id, and what it still has."""
+    """Only a store that may lose records needs it; the store keeps its id and the records that it still has."""
     store = bench.store
     before = bench.do(store.identity)
     assert before is not None

@@ -28,9 +28,9 @@ def assert_idempotent(
 ) -> Report:
     """Assert that an endpoint or a function is safe to retry; returns the report.
 
-    Sent are duplicates one after the other and all at once, another payload under the same key, a request whose client
-    goes away, and the key of another caller and of nobody; simulated are a process that dies before and after the
-    effect, a lapsed lease and an expired answer.
+    It sends duplicates one after the other and all at once, another payload under the same key, a request whose client
+    goes away, and the key from another caller and without a caller. It simulates a process that dies before and after
+    the effect, a lapsed lease and an expired answer.
 
     Parameters:
         target: an ASGI or WSGI application, the base URL of a running server, a function, or a

@@ -1,6 +1,6 @@
 """A bulk that is watched, and one that dies in the middle of its list.
 
-As in ``failing.py`` nothing is killed: the run says nothing more. Its lease is not given back, its open transaction is
+As in ``failing.py`` nothing is killed: the run goes silent. Its lease is not released, its open transaction is
 rolled back, and what its handlers returned is lost. Its chunks are made small, so that a short list has a middle.
 """
 

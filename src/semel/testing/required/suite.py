@@ -78,7 +78,7 @@ class RequiredTests:
     def make(cls) -> Any:
         """The target of one test. Raises ConfigurationError where there is none."""
         if cls.app is None:
-            raise ConfigurationError(f"{cls.__name__} has nothing to test: say app = ..., or override make")
+            raise ConfigurationError(f"{cls.__name__} has nothing to test: set app = ..., or override make")
         return cls.app
 
 

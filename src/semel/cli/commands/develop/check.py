@@ -138,7 +138,7 @@ def _unprotected_answer(route: str) -> CheckAnswer:
         "not declared",
         "unsafe",
         f"{route} is not protected: a retry runs it again",
-        f"declare it (@semel.command, or Operation(...)), or say that it may be: --unprotected-ok '{route}'",
+        f"declare it (@semel.command, or Operation(...)), or accept that it is not: --unprotected-ok '{route}'",
     )
 
 

@@ -12,13 +12,12 @@ from semel.admin.bulks import (
     bulk_standing,
     code_document,
     find_bulk,
-    item_document,
     newest_bulks,
     tally_line,
 )
 from semel.admin.find import is_beginning, key_of, name_of
 from semel.bulk.declaration import PAGE, fill
-from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, unnamed_id
+from semel.bulk.rules import ItemOutcome, ItemState, ListTerms, Tally, is_bulk, item_document, unnamed_id
 from semel.bulk.spool import ItemSpool
 from semel.bulk.store import ANY_BULK, Items
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
@@ -159,7 +158,7 @@ def _find(engine: Engine, options: argparse.Namespace) -> tuple[Record | None, b
 def _again(
     engine: Engine, items: Items, record: Record | None, id: bytes, options: argparse.Namespace, out: Output
 ) -> None:
-    """Those of the same list that failed and may be tried again, a page at a time."""
+    """Print the items of the same list that failed and may be retried, a page at a time."""
     if record is None:
         raise NotFound("the bulk's record has been purged: FILE cannot be compared with its list")
     with closing(ItemSpool(ListTerms(options.member or None, *_ANY_LIST), _refused_places(engine, items, id))) as spool:

@@ -113,7 +113,7 @@ def _row(record: Record, now: int, *, needs_operator: bool) -> tuple[str, ...]:
 
 
 def run_show(options: argparse.Namespace, out: Output) -> int:
-    """One record and its audit trail."""
+    """Show one record and its audit trail."""
     _check_wanted(options)
     with open_store(options) as engine:
         if options.operation_id is not None:

@@ -65,7 +65,7 @@ def _add_read(parser: Parser) -> None:
 
 
 def run_census(options: argparse.Namespace, out: Output) -> int:
-    """One look."""
+    """Print one look at the store."""
     with open_store(options) as engine:
         seen = read_census(engine, options.read)
         recent = (last_hour(engine, seen), purge_lag(engine, seen)) if options.hour else None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from semel.admin.words import table_lines
 from semel.check.application import load
 from semel.check.discovery import is_asgi, is_wsgi
-from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
+from semel.cli.arguments import Commands, Parser, add_command, add_listening
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.terminal import Output
 from semel.errors import SemelError
@@ -34,15 +34,7 @@ def add(commands: Commands[Parser]) -> None:
         "application", nargs="?", metavar="APPLICATION", help="module:app that declares the operations, not started"
     )
     parser.add_argument("--config", metavar="FILE", help="the operations, in TOML (docs/proxy.md), without a caller")
-    parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
-    parser.add_argument(
-        "--health",
-        metavar="[HOST:]PORT",
-        type=host_and_port,
-        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
-    )
+    add_listening(parser)
     parser.add_argument("--check", action="store_true", help="only show the operations and the key that each requires")
     parser.set_defaults(run=run)
 

@@ -6,7 +6,7 @@ import argparse
 from importlib.util import find_spec
 
 from semel.admin.words import table_lines
-from semel.cli.arguments import Commands, Parser, add_command, host_and_port, whole_number
+from semel.cli.arguments import Commands, Parser, add_command, add_listening
 from semel.cli.exits import CommandFailed, Exit, UsageFailed
 from semel.cli.open_store import open_store, url_of
 from semel.cli.terminal import Output
@@ -30,16 +30,8 @@ def add(commands: Commands[Parser]) -> None:
         f"on their way end, for {GRACE_SECONDS} s, and commands for their timeout_seconds more.",
     )
     parser.add_argument("--config", required=True, metavar="FILE", help="the operations, in TOML (docs/proxy.md)")
-    parser.add_argument("--upstream", metavar="URL", help="the service, such as http://127.0.0.1:3000")
     parser.add_argument("--store", metavar="URL", help="the store; the same as --url")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    parser.add_argument("--port", type=whole_number(0, 65535), default=8080, help="default 8080; 0: any free port")
-    parser.add_argument(
-        "--health",
-        metavar="[HOST:]PORT",
-        type=host_and_port,
-        help="answer GET /livez and /readyz there, for a supervisor's probes (HOST: 127.0.0.1)",
-    )
+    add_listening(parser)
     parser.add_argument("--check", action="store_true", help="only check the configuration and show its operations")
     parser.set_defaults(run=run)
 

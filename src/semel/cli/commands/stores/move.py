@@ -156,7 +156,7 @@ def _check_different(source: Engine, target: Engine) -> None:
 
 
 def look(source: Engine, *, asked: bool = False) -> Survey:
-    """Every record of a store, without bodies."""
+    """Survey every record of a store, without bodies."""
     survey = Survey()
     progress = ProgressLine("survey", asked=asked)
     for page in pages(source, Find()):

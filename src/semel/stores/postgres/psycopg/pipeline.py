@@ -39,7 +39,7 @@ def names_of(connection: Connection[Any] | AsyncConnection[Any]) -> Names:
 
 
 def is_outdated(error: BaseException) -> bool:
-    """Whether what the session had prepared for a statement is of no use any more: said again, it is prepared anew."""
+    """Whether the session's prepared plan is out of date: a repetition of the statement prepares it again."""
     return getattr(error, "sqlstate", None) in _OUTDATED
 
 
@@ -146,7 +146,7 @@ def _text(value: Any, encoding: str = "utf-8") -> bytes:
 
 _NUMBER: Final[Callable[[Any], bytes]] = b"%d".__mod__
 _FORMS: Final = _Forms()
-# Most texts come again: names of operations and callers, the holder. What is kept for it is small.
+# Most texts are repeated: names of operations and callers, the holder. The cache of them is small.
 _WRITERS: Final = _Writers({type(None): {None: None}.get, bytes: bytes, str: lru_cache(maxsize=1024)(_text)})
 
 

@@ -27,7 +27,7 @@ async def no_replay_across_callers(probe: Probe) -> None:
         if not probe.one_caller:
             raise NotGiven(
                 "there is one caller only",
-                "give the headers of another one: other_caller={'Authorization': ...}; or say single_caller=True",
+                "give the headers of another one: other_caller={'Authorization': ...}; or pass single_caller=True",
             )
         probe.remark("the operation has one caller only, as declared: all clients share all keys")
         return
@@ -74,7 +74,7 @@ async def stored_answer_never_reaches_the_wrong_caller(probe: Probe) -> None:
     elif probe.case.request and not probe.one_caller:
         raise NotGiven(
             "the request has no credentials that could be left out",
-            "give the caller's headers: headers={'Authorization': ...}; or say single_caller=True",
+            "give the caller's headers: headers={'Authorization': ...}; or pass single_caller=True",
         )
     await _another_payload(probe, check, command, original)
 
@@ -84,7 +84,7 @@ async def _another_payload(probe: Probe, check: str, command: Attempted, origina
     other = None if changed is None else probe.case.as_other(changed)
     if other is None:
         if probe.case.other_caller is None and not probe.one_caller:
-            raise NotGiven("there is one caller only", "give other_caller={...}, or say single_caller=True")
+            raise NotGiven("there is one caller only", "give other_caller={...}, or pass single_caller=True")
         return
     reply = await command.send(other)
     if reply.done and not reply.replay and not (reply.same_answer(original) and not command.last):

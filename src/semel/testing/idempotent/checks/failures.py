@@ -20,7 +20,7 @@ _SETTLE_IT = (
 
 async def failure_before_the_effect(probe: Probe) -> None:
     """A worker dies after it has reserved the key and before it has done anything. The key must not stay blocked, and
-    the retry must not be told that it was done."""
+    the retry must not answer that it was done."""
     check = "failure_before_the_effect"
     command = await _try_with_crash(probe, check, Place.BEFORE_THE_HANDLER)
     if command.grown:

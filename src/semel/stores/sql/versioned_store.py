@@ -1,0 +1,129 @@
+"""The shared part of PostgreSQL's and MariaDB's stores: the verbs that compare and set a record, and upkeep.
+
+Neither holds a lock between a read and its write, so both write through :class:`~semel.stores.versions.Versions`. The
+verbs of the hot path (claim, settle), and those whose statements differ, are each store's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from typing import ClassVar, Protocol, TypeVar, cast
+
+from semel.core.contract import Identity
+from semel.core.flow import Flow, ask
+from semel.core.model import Claim, Record, Renewal, Verdict
+from semel.core.settle import abandon_row, mark_row, renew_row
+from semel.sealing.rows import Reseal, reseal_row
+from semel.stores.sql.dialect import Dialect
+from semel.stores.sql.lapsed_scan import Horizon, Walk, count_states
+from semel.stores.sql.statements import TOGETHER, Query, Script, Statement, script
+from semel.stores.versions import Rule, Versions
+from semel.workers.rules import Turn
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> bytes: ...
+
+
+R = TypeVar("R", bound=_HasId)
+
+
+class VersionedStore:
+    """One instance a process: it remembers where its reaper has come to.
+
+    A store names its ``dialect``, its ``migrations`` in their order, ``_additions`` (the migrations that raise no
+    version, because only the processes that use them need them; each with the statement that asks whether it ran), and
+    the statements of its upkeep.
+    """
+
+    dialect: ClassVar[Dialect]
+    migrations: tuple[str, ...]
+    _additions: ClassVar[Mapping[str, Statement]]
+    _sql: ClassVar[Mapping[str, Statement]]
+    _versions: ClassVar[Versions]
+    _walk: ClassVar[Walk]
+
+    def __init__(self) -> None:
+        self._horizon = Horizon()
+        self._opened: str | None = None  # the id of the store that this process has opened first
+
+    def look(self, claims: Sequence[Claim]) -> Flow[list[Verdict | None]]:
+        return (yield from self._versions.look_at(claims))
+
+    def commit_together(self) -> Flow[None]:
+        yield from ask(TOGETHER)
+
+    def mark_not_kept(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        return (yield from self._rewrite(renewals, lambda row, renewal, now: mark_row(row, renewal)))
+
+    def reseal(self, changes: Sequence[Reseal]) -> Flow[list[bool]]:
+        return (yield from self._rewrite(changes, lambda row, change, now: reseal_row(row, change)))
+
+    def renew(self, renewals: Sequence[Renewal]) -> Flow[list[bool]]:
+        return (yield from self._rewrite(renewals, renew_row))
+
+    def _rewrite(self, requests: Sequence[R], rule: Callable[[Record, R, int], Record | None]) -> Flow[list[bool]]:
+        def bind(request: R) -> Rule:
+            return lambda row, now: rule(row, request, now)
+
+        done = yield from self._versions.rewrite_all({request.id: bind(request) for request in requests})
+        return [request.id in done for request in requests]
+
+    def abandon(self, nonces: Sequence[tuple[bytes, bytes]]) -> Flow[list[bool]]:
+        def bind(nonce: bytes) -> Rule:
+            return lambda row, now: abandon_row(row, nonce, now)
+
+        done: list[bool] = []
+        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
+            done.append(id in (yield from self._versions.rewrite_all({id: bind(nonce)})))
+        return done
+
+    def lapse(self, limit: int) -> Flow[list[Record]]:
+        return (yield from self._walk.lapse(self._horizon, limit))
+
+    def turn(self, kind: str, mine: int | None, every_us: int) -> Flow[Turn]:
+        """As :class:`~semel.workers.rules.TakesTurns`. Raises SchemaError where ``turns`` did not run."""
+        return (yield from self._walk.take_turn(self._horizon, kind, mine, every_us))
+
+    def counts(self) -> Flow[dict[int, int]]:
+        return (yield from count_states(self._sql["count_states"]))
+
+    def now(self) -> Flow[int]:
+        [(now,)] = yield from ask(Query(self._sql["read_now"], {}))
+        return cast(int, now)
+
+    def identity(self) -> Flow[Identity | None]:
+        has = yield from ask(Query(self._sql["has_meta"], {}))
+        if not has[0][0]:
+            return None
+        rows = yield from ask(Query(self._sql["read_meta"], {}))
+        if not rows:
+            return None
+        found = Identity(*cast("tuple[str, int, int, int, bytes]", rows[0]))
+        self._opened = self._opened or found.store_id
+        return found
+
+    def missing_additions(self) -> Flow[list[str]]:
+        missing = []
+        for name, statement in self._additions.items():
+            [(has,)] = yield from ask(Query(statement, {}))
+            if not has:
+                missing.append(name)
+        return missing
+
+    def _run_migrations(self) -> Flow[tuple[list[str], list[str]]]:
+        """Run the migrations that did not run yet, then the missing additions. Returns the names of both."""
+        known = yield from self.identity()
+        ran = list(self.migrations[0 if known is None else known.schema_version :])
+        for name in ran:
+            yield from self._run_script(name)
+        additions = yield from self.missing_additions()
+        for name in additions:
+            yield from self._run_script(name)
+        return ran, additions
+
+    def _run_script(self, name: str) -> Flow[None]:
+        file = resources.files("semel.stores").joinpath(self.dialect.name, "migrations", f"{name}.sql")
+        yield from ask(Script(script(file.read_text("utf-8"))))
