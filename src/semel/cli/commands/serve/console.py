@@ -12,6 +12,7 @@ from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
 from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.terminal import Output
+from semel.errors import StoreError
 from semel.extras import install_command
 
 
@@ -49,6 +50,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise CommandFailed(f"the console needs {error.name}; run: {install_command('console')}") from error
     engine = connect(options)
     try:
+        try:
+            engine.open()
+        except StoreError as error:  # an outage ends; a store that was never made, or is another one, is refused
+            out.note(f"semel: {error}; the pages try again")
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
