@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -675,6 +676,8 @@ def test_the_link_of_the_command_works_once_and_only_on_this_machine(tmp_path: P
             assert second.get(link).status_code == 403
             assert "payments.create" in first.get(base).text
             assert first.get(base, headers={"Host": "evil.test"}).status_code == 421
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(30), process.stdout.read()) == (0, "")  # it only ends so
     finally:
         process.terminate()
         process.wait(30)

@@ -195,7 +195,7 @@ class Layout:
     def _print(self, shown: Any, indent: int) -> None:
         from rich.padding import Padding
 
-        self.console.print(Padding(shown, (0, 0, 0, indent)) if indent else shown)
+        self.console.print(Padding(shown, (0, 0, 0, indent), expand=False) if indent else shown)
 
     def hanging(self, head: str, text: str, style: str | None) -> None:
         """Print a heading, and text with its lines aligned below each other."""

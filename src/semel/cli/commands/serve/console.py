@@ -7,6 +7,7 @@ import asyncio
 import getpass
 import socket
 import webbrowser
+from contextlib import suppress
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
@@ -71,7 +72,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 webbrowser.open(link)
             config = uvicorn.Config(door, log_level="warning", access_log=False, lifespan="off")
             listening.listen(64)
-            asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+            with suppress(KeyboardInterrupt):  # it only ends so
+                asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
     finally:
         engine.close()
     return Exit.OK
