@@ -294,6 +294,33 @@ def test_an_aborted_submission_is_left_open(page: Page) -> None:
     assert seen == ["AbortError", True]
 
 
+FILL = """
+async () => {
+  const fill = (size) => {
+    try {
+      for (let n = 0; ; n++) localStorage.setItem(`fill-${size}-${n}`, "x".repeat(size));
+    } catch { /* it is full */ }
+  };
+  for (const size of [1000000, 10000, 100, 1]) fill(size);
+  localStorage.removeItem("fill-1-0");
+  try {
+    const first = await semel.intent("full");
+    const again = await semel.intent("full");
+    const told = [first.persistent, first.report.persistent, again.persistent, first.key === again.key];
+    first.renew();
+    return [...told, (await semel.intent("full")).key === first.key];
+  } finally {
+    localStorage.clear();
+  }
+}
+"""
+
+
+def test_a_full_storage_is_told_and_the_page_keeps_one_key(page: Page) -> None:
+    assert page.evaluate(FILL) == [False, False, False, True, True]
+    assert page.evaluate("async () => (await semel.intent('room')).persistent")
+
+
 def test_nothing_of_the_payload_is_stored(page: Page) -> None:
     seen = play(page, [[503, {"Retry-After": "99"}]], "{ init: { body: 'a-secret-of-mine' } }")
     assert "secret" not in seen["stored"]

@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from io import StringIO
@@ -155,6 +156,25 @@ def test_a_failed_export_leaves_nothing_behind(
     assert semel("export", "--output", str(target), "--force").code == 130
     assert [path.name for path in target.parent.iterdir()] == ["records.jsonl"]
     assert target.read_text("utf-8") == "former"
+
+
+@pytest.mark.parametrize("length", [1, 30_000])  # what fails is the last write, or one in the middle
+def test_a_full_disk_is_named_and_nothing_is_left(
+    semel: Run, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    shelf.succeeded("one")
+    monkeypatch.setattr(exporting, "document_of", lambda *_, **__: {"text": "x" * length})
+
+    def full(*_: object, **__: object) -> tuple[int, str]:
+        (folder / ".records").touch()
+        return os.open("/dev/full", os.O_WRONLY), str(folder / ".records")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    ran = semel("export", "--output", str(folder / "records.jsonl"))
+    assert (ran.code, list(folder.iterdir())) == (1, [])
+    assert f"--output {folder / 'records.jsonl'} cannot be written: No space left on device" in ran.err
 
 
 @pytest.mark.parametrize("path", [".", "no/such/folder/x"])

@@ -50,6 +50,23 @@ def test_a_table_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert ROWS[0][0] in terminal.getvalue()  # an id is copied: it is never folded
 
 
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_no_id_number_or_heading_is_folded(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    heads = ("STATE", "OPERATION", "SKIPPED", "ID", "REASON")
+    rows = [
+        ("QUEUED", "payments.create", "1841", ROWS[0][0], "the broker said no for the third time"),
+        ("UNKNOWN", "\u6771\u4eac", "0", ROWS[0][0], ""),
+    ]
+    Output(machine=False, stdout=terminal).table(heads, rows, indent=2)
+    words = terminal.getvalue().split()
+    assert sorted(words) == sorted(word for row in (heads, *rows) for cell in row for word in cell.split())
+    assert max(len(line.rstrip()) for line in lines_of(terminal)) <= width
+    assert all(not line or line.startswith("  ") for line in lines_of(terminal))
+
+
 def test_a_long_text_is_indented_below_its_head(terminal: Terminal) -> None:
     Output(machine=False, stdout=terminal).say_hanging("warning  disk     ", " ".join(["word"] * 30), "yellow")
     lines = lines_of(terminal)

@@ -36,6 +36,31 @@ def test_the_text_states_what_was_sent_received_meant_and_to_change() -> None:
     assert "ok        key-doubled" in "\n".join(line for _, line in REPORT.lines(every=True))
 
 
+def test_the_name_of_a_check_is_never_broken() -> None:
+    names = sorted(CHECKS)
+    text = "\n".join(line for _, line in _report(*names).lines())
+    assert set(names) <= {word.strip(",") for word in text.split()}
+
+
+def _report(*names: str) -> Report:
+    return Report("u", "o", "semel", tuple(Result(CHECKS[name], "not-tried", "the case has none") for name in names))
+
+
+def test_a_report_that_cannot_be_written_is_still_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(*_: object, **__: object) -> Report:
+        return REPORT
+
+    monkeypatch.setattr("semel.conform.conform", run)
+    case = tmp_path / "case.toml"
+    case.write_text('[request]\npath = "/p"\njson = {a = 1}\n[effects]\nfile = "x"\n')
+    assert main(["conform", "http://127.0.0.1:9", "--case", str(case), "--html", "/dev/full"]) == 1
+    captured = capsys.readouterr()
+    assert "MUST replay-once" in captured.out
+    assert captured.err == "semel: --html /dev/full cannot be written: No space left on device\n"
+
+
 def test_a_failed_best_check_is_not_a_failure() -> None:
     calm = Report("u", "o", "semel", REPORT.results[1:])
     assert calm.ok
@@ -70,6 +95,8 @@ def test_html_and_markdown_show_markup_as_text() -> None:
         (["--case", "case.toml", "--level", "most"], "--level must be some of must, should, best"),
         (["--case", "case.toml", "--only", "none"], "--only 'none' is neither a check"),
         (["--case", "case.toml", "--at-once", "41"], "--at-once must be 1 to 40, not 41"),
+        (["--case", "case.toml", "--junit", "no/out.xml"], "--junit no/out.xml must be a file in a folder that exists"),
+        (["--case", "case.toml", "--html", "."], "--html . must be a file in a folder that exists"),
         ([], "the following arguments are required: --case"),
     ],
 )

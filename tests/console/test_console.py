@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -608,10 +609,31 @@ def test_an_unreachable_store_is_reported_until_it_is_back(tmp_path: Path) -> No
     try:
         away = client.get("/")
         assert (away.status_code, "http-equiv" in away.text) == (503, True)
+        assert "semel.db&#39; does not exist; run: semel migrate" in away.text
         engine.migrate()
         assert client.get("/").status_code == 200
     finally:
         engine.close()
+
+
+def test_a_store_that_is_newer_is_named_with_its_own_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "semel.db"
+    migrate(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE semel_meta SET schema_version = 99")
+        db.commit()
+    with closing(Engine.connect(f"sqlite:///{path}")) as engine:
+        away = console(engine).get("/")
+    assert away.status_code == 503
+    assert "upgrade Semel" in away.text
+    assert "semel migrate" not in away.text
+
+
+def test_a_console_of_no_store_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", f"sqlite:///{tmp_path}/mistyped.db", "console"]) == 3
+    said = capsys.readouterr()
+    assert "http://" not in said.out
+    assert "mistyped.db' does not exist" in said.err
 
 
 def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,6 +676,8 @@ def test_the_link_of_the_command_works_once_and_only_on_this_machine(tmp_path: P
             assert second.get(link).status_code == 403
             assert "payments.create" in first.get(base).text
             assert first.get(base, headers={"Host": "evil.test"}).status_code == 421
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(30), process.stdout.read()) == (0, "")  # it only ends so
     finally:
         process.terminate()
         process.wait(30)

@@ -164,6 +164,19 @@ def test_ambiguous_requests_reach_no_service(
     assert (json.loads(body)["code"], len(upstream.requests)) == (code, count)
 
 
+def test_ctrl_c_is_the_end_of_a_gate_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt  # as uvicorn does once it has shut down
+
+    monkeypatch.setattr("semel.proxy.application._Server.run", interrupted)
+    config = tmp_path / "operations.toml"
+    config.write_text(CONFIG, "utf-8")
+    assert main(["gate", "--config", str(config), "--upstream", "http://127.0.0.1:1"]) == 0
+    assert "interrupted" not in capsys.readouterr().err
+
+
 def test_check_shows_what_each_operation_demands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "operations.toml"
     config.write_text(CONFIG, "utf-8")

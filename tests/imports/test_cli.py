@@ -105,6 +105,17 @@ def test_watch_shows_the_pace_until_it_is_stopped(
     assert (code, rests, said.count("QUEUED")) == (0, [7.0, 7.0], 3)
 
 
+def test_a_file_that_is_still_read_has_no_pace(
+    here: Place, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = here.tell(here.imports().submit(csv_of(1), supplier="ACME"))
+    here.home.fetch("UPDATE semel_import SET state = 2")
+    monkeypatch.setattr(command, "rest", lambda seconds: None)
+    code, said = _semel(capsys, f"sqlite:///{tmp_path / 'imports.db'}", "watch", job.id, "--count", "2")
+    line = f"{job.key}: RUNNING, its file is being read, 0 booked, 0 skipped, 0 failed, 0 unknown"
+    assert (code, said.splitlines()) == (0, [line, line])
+
+
 class Killed(BaseException):
     """The process is gone: nothing of the run behind this line happens."""
 

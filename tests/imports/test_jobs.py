@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
 
-from semel import AsyncEngine
+from semel import AsyncEngine, Sealer
 from semel.core.identity import uuid_bytes
-from semel.errors import ConfigurationError, ImportRefused, PolicyError
+from semel.errors import ConfigurationError, HandlerError, ImportRefused, PolicyError
 from semel.imports import (
     ClientKey,
     Csv,
@@ -29,7 +29,8 @@ from semel.imports import (
 from semel.imports.booking import Booking, RowOutcome
 from semel.imports.content import ContentMissing
 from semel.imports.run import ATTEMPTS_MAX
-from tests.imports.places import Place, csv_of
+from tests.bulk.fellows import write
+from tests.imports.places import Place, breaks_the_commit, csv_of
 
 
 async def _outcomes(imports: Imports, id: str, **asked: Any) -> list[RowOutcome]:
@@ -400,6 +401,59 @@ def test_rows_that_call_out_and_fail_are_unknown_and_never_called_again(here: Pl
 
     here.tell(story())
     assert calls == ["1"]
+
+
+@pytest.mark.parametrize("answers", ["keep", "seal"])
+def test_every_row_that_failed_names_its_line(place: Place, answers: Literal["keep", "seal"]) -> None:
+    place.engine.core.sealer = Sealer({"2026": b"n" * 32})
+    imports = Imports(place.engine, operation="stock.import", lease_seconds=1, answers=answers)
+
+    @imports.row
+    async def book(row: Row) -> None:
+        match row.value["n"]:
+            case "before":
+                raise KeyError("a value of the row")
+            case "behind":
+                await write(row, 7)  # type: ignore[arg-type]
+                raise KeyError("a value of the row")
+            case "commit" if not row.preview:
+                await write(row, 8)  # type: ignore[arg-type]
+                await breaks_the_commit(row.connection, 8)
+
+    file = csv_of('"1\n2"', "before", 3, "behind", "commit")
+    failed = [(2, "FAILED", 4, "KeyError"), (4, "FAILED", 6, "KeyError"), (5, "FAILED", 7, "HandlerRefused")]
+
+    async def story() -> None:
+        preview = await imports.preview(file, supplier="ACME")
+        assert [(row.number, row.state, row.line, row.error_code) for row in preview.rows] == failed[:2]
+        job = await imports.submit(file, supplier="ACME")
+        await imports.run_due()
+        rows = await _outcomes(imports, job.id, state="FAILED")
+        assert [(row.number, row.state, row.line, row.error_code) for row in rows] == failed
+        assert not any(row.reason for row in rows)
+
+    place.tell(story())
+
+
+def test_every_row_whose_outcome_is_unknown_names_its_line(here: Place) -> None:
+    imports = Imports(here.engine, operation="calls", effects="external", at_once=1, lease_seconds=1)
+
+    @imports.row
+    async def book(row: Row) -> None:
+        if row.value["n"] == "stop":
+            raise HandlerError("the process ends here")
+        raise RuntimeError("cut in the middle")
+
+    async def story() -> None:
+        job = await imports.submit(csv_of("", "call", "stop"), supplier="ACME")
+        for _ in range(2):  # the second run finds that the row was begun
+            await imports.run_due()
+            here.home.fetch("UPDATE semel_import SET next_at = 1")
+        rows = await _outcomes(imports, job.id, state="UNKNOWN")
+        doubts = ["error:RuntimeError", "interrupted"]
+        assert [(row.line, row.error_code) for row in rows] == list(zip((3, 4), doubts, strict=True))
+
+    here.tell(story())
 
 
 def test_a_file_whose_format_differs_from_the_declared_one_is_reported(here: Place) -> None:

@@ -13,7 +13,9 @@ from uuid import uuid4
 
 import pytest
 
+from semel.reference.greeting import greeting
 from semel.reference.provider import Provider
+from semel.reference.settings import Settings
 from tests.service.served import Served, await_true, serving
 
 PAYMENT = {"customerId": "c-1", "amount": "10.00", "currency": "EUR"}
@@ -264,3 +266,10 @@ def test_nothing_is_simulated_outside_a_demonstration(tmp_path: Path) -> None:
             assert refused.status == 422
             assert "SEMEL_DEMO" in refused.body.decode()
             assert quiet.post(path, body, fresh()).status == 201
+
+
+def test_each_command_to_try_stands_indented_on_its_lines() -> None:
+    lines = greeting("http://127.0.0.1:8080", Settings.read({"SEMEL_DEMO": "1"}))
+    tries = lines[lines.index("Try it (copy and paste):") + 1 :]
+    assert [line for line in tries if line and not line.startswith("  ")] == []
+    assert any(r"printf 'sku,quantity\nA-1,2\nB-2,1\n' | curl" in line for line in tries)

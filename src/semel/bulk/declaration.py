@@ -213,12 +213,19 @@ class BulkPolicy:
             refusal=refusal,
         )
 
-    def begin(self, store: Store, grant: Grant, total: int, known: KnownItems | None = None) -> BulkRun:
+    def begin(
+        self,
+        store: Store,
+        grant: Grant,
+        total: int,
+        known: KnownItems | None = None,
+        describe: Callable[[int], bytes] | None = None,
+    ) -> BulkRun:
         """One run under a grant."""
         inside = self.effects == "atomic"
         repeatable_us = self.policy.terms.dedup_us if self.effects == "idempotent" else 0
         size = self.chunk_items if inside else self.at_once
-        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us, known)
+        return BulkRun(store, grant, total, size, self.effects.encode(), inside, repeatable_us, known, describe)
 
 
 @dataclass(frozen=True, slots=True)

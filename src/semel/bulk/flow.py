@@ -7,12 +7,12 @@ window of items at a time, together with the outcomes of the window before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from semel.atomic.flow import NOT_ROLLED_BACK, has_left_writes
-from semel.bulk.rules import ItemOutcome, ListedItem, Tally
+from semel.bulk.rules import ItemOutcome, ItemState, ListedItem, Tally
 from semel.bulk.store import BulkStanding, Items
 from semel.core.backoff import retry_seconds
 from semel.core.contract import Store
@@ -108,7 +108,8 @@ class BulkRun:
 
     ``size`` is how many items a chunk (or window) holds; ``effects`` are what the items' handler is declared with, and
     ``inside`` whether they are writes in the chunk's transaction; ``repeatable_us`` for how long an item that had begun
-    may be run again, 0 where never.
+    may be run again, 0 where never; ``describe`` gives the detail of a failed or UNKNOWN item, by its place, whose
+    outcome has none.
     """
 
     store: Store
@@ -119,6 +120,7 @@ class BulkRun:
     inside: bool
     repeatable_us: int = 0
     known: KnownItems | None = None
+    describe: Callable[[int], bytes] | None = None
     items: Items = field(init=False)
     tally: Tally = field(init=False)
     handling: HandleInside | None = field(default=None, init=False)  # the chunk whose transaction is open
@@ -177,6 +179,7 @@ class BulkRun:
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
         """Write outcomes and started items in a separate commit, until the store confirms it."""
         was = self.tally
+        puts = self.described(puts)
         for tried in range(TRIES_MAX):
             try:
                 done = yield from ask(Perform("bulk", lambda: self.items.advance_held(self.grant, was, now, puts)))
@@ -192,6 +195,18 @@ class BulkRun:
                 raise SupersededError(TAKEN_OVER)
             self.tally = now
             return
+
+    def described(self, puts: Sequence[ItemOutcome]) -> Sequence[ItemOutcome]:
+        """Outcomes as they are stored: the failed and UNKNOWN ones without a detail get theirs."""
+        describe = self.describe
+        if describe is None:
+            return puts
+        return [
+            put._replace(detail=describe(put.place))
+            if put.detail is None and put.state in (ItemState.FAILED, ItemState.UNKNOWN)
+            else put
+            for put in puts
+        ]
 
     def undo(self, unit: AnyUnit) -> Flow[None]:
         """Roll a chunk back, and make the items UNKNOWN whose writes the server could not undo.
@@ -319,8 +334,8 @@ def _commit(
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
-    now = run.tally.after(puts, begun=len(puts))
-    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, puts)))):
+    now, described = run.tally.after(puts, begun=len(puts)), run.described(puts)
+    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, described)))):
         standing = yield from run.read()
         if (
             standing.tally == run.tally

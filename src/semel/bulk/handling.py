@@ -103,8 +103,14 @@ class Handling:
             return outcome
         if self.policy.answers == "forget":
             return outcome._replace(detail=None)
-        about = about_item(self.grant.operation_id, outcome.place)
-        return outcome._replace(detail=seal_part(outcome.detail, about, self.policy.answers, self.sealer))
+        return outcome._replace(detail=self._seal(outcome.place, outcome.detail))
+
+    def describe_by(self, describe: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """A function that makes an item's detail of its place, as the bulk wants it stored."""
+        return lambda place: self._seal(place, describe(place))
+
+    def _seal(self, place: int, detail: bytes) -> bytes:
+        return seal_part(detail, about_item(self.grant.operation_id, place), self.policy.answers, self.sealer)
 
     def outside(self, listed: ListedItem) -> Flow[ItemOutcome]:
         """Handle one item with external effects, with its retries. Raises errors that concern all items."""

@@ -80,8 +80,13 @@ class AsyncBulk:
         content_digest: str | None = None,
         limit: Callable[[], BulkRefused | None] | None = None,
         known: KnownItems | None = None,
+        describe: Callable[[int], bytes] | None = None,
     ) -> BulkResult:
-        """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back."""
+        """As :meth:`Bulk.run`; ``items`` may be an async iterable. A cancelled run gives its lease back.
+
+        Parameters: ``describe`` gives the detail of a failed or UNKNOWN item, by its place from 0, whose handler left
+        none.
+        """
         with closing(ItemSpool(self.policy.list_terms)) as spool:
             await fill_async(spool, items, content_digest)
             listed, further = spool.fingerprint(), check_counts(counts)
@@ -90,7 +95,7 @@ class AsyncBulk:
             permit = await self._engine.claim(command, wait_seconds=wait_seconds)
             if not isinstance(permit, Permit):
                 return replay_result(permit)
-            work = _AsyncWork(self._engine, self.policy, spool, handler, permit, known)
+            work = _AsyncWork(self._engine, self.policy, spool, handler, permit, known, describe)
             return await self._settle(permit, await work.whole(begun))
 
     async def _settle(self, permit: Permit, tally: Tally) -> BulkResult:
@@ -171,6 +176,7 @@ class _AsyncWork:
         handler: AsyncHandler,
         permit: Permit,
         known: KnownItems | None,
+        describe: Callable[[int], bytes] | None,
     ) -> None:
         self._engine = engine
         self._policy = policy
@@ -179,10 +185,11 @@ class _AsyncWork:
         self._permit = permit
         self._known = known
         self._handling = Handling(policy, engine.backend, permit.command.scope, permit.grant, engine.core.sealer)
+        self._describe = None if describe is None else self._handling.describe_by(describe)
         self._unit: AsyncUnit | None = None
 
     async def whole(self, begun: Callable[[str], object] | None) -> Tally:
-        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total, self._known)
+        run = self._policy.begin(self._engine.store, self._permit.grant, self._spool.total, self._known, self._describe)
         try:
             if begun is not None:
                 begun(self._permit.operation_id)

@@ -69,13 +69,37 @@ def parse(parser: Parser, commands: Commands[Parser], arguments: Sequence[str]) 
     name = command_word(arguments)
     if name is not None and name not in commands.choices:
         raise UsageFailed(f"unknown command {name!r}{near(name, list(commands.choices))} (see semel --help)")
+    own = commands.choices[name] if name is not None else parser
+    for word in arguments:
+        option, _, value = word.partition("=")
+        if value == "--" and option.startswith("--"):  # argparse drops it, or not, by the version of Python
+            own.error(f"argument {option}: expected one argument, not '--'")
     options, extra = parser.parse_known_args(arguments)
+    _check_texts(own, options)
     if extra:
-        own = commands.choices[name] if name is not None else parser
         if extra[0].startswith("-"):
             own.error(f"unknown option {extra[0]!r}{near(extra[0], own.spellings())}")
         own.error(f"one argument too many: {extra[0]!r}")
     return options
+
+
+def _check_texts(own: Parser, options: argparse.Namespace) -> None:
+    """Refuse bytes that are no text of the terminal's encoding, which no store takes. A file's name may have them."""
+    for action in own._actions:
+        value = getattr(options, action.dest, None)
+        if action.dest == "url" or "FILE" in str(action.metavar):
+            continue
+        if any(isinstance(text, str) and not _is_text(text) for text in (value if type(value) is list else (value,))):
+            name = "/".join(action.option_strings) or action.metavar or action.dest
+            own.error(f"argument {name}: must be valid text in the terminal's encoding")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def near(word: str, known: Sequence[str]) -> str:

@@ -26,7 +26,8 @@ EXIT_CODES: Final[Mapping[Exit, str]] = {
     Exit.STORE: "the store cannot be used: not reachable, not migrated, or another identity; "
     "conform: the API cannot be tested",
     Exit.NOT_FOUND: "no such record",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C (watch, which only ends so, ends with 0)",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C; "
+    "what only ends so (watch, serve, worker, console, gate, proxy) ends with 0",
 }
 EXIT_CODES_TEXT: Final = "exit codes:\n" + "\n".join(f"  {int(code):<3}  {text}" for code, text in EXIT_CODES.items())
 

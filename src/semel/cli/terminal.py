@@ -117,17 +117,23 @@ class Output:
         if self.machine:
             print(self._reword(json.dumps(value)), file=self._stdout, flush=True)
 
-    def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Left-aligned columns, as wide as their content; on a terminal at most as wide as that, long cells folded."""
-        body = list(rows)
-        self.table_styled(heads, body, [None] * len(body))
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
+        """Left-aligned columns, as wide as their content; on a terminal no wider than that.
 
-    def table_styled(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
+        Parameters: ``indent`` characters before each line.
+        """
+        body = list(rows)
+        self.table_styled(heads, body, [None] * len(body), indent=indent)
+
+    def table_styled(
+        self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None], *, indent: int = 0
+    ) -> None:
         """As ``table``, each row in its style where a terminal shows one."""
         if (layout := self._layout()) is not None:
-            layout.table([safe(head) for head in heads], [[safe(cell) for cell in row] for row in rows], styles)
+            body = [[safe(self._reword(cell)) for cell in row] for row in rows]
+            layout.table([safe(head) for head in heads], body, styles, indent)
             return
-        head, *lines = table_lines(heads, rows)
+        head, *lines = (" " * indent + line for line in table_lines(heads, rows))
         self.say(head)
         for line, style in zip(lines, styles, strict=True):
             self.say(line) if style is None else self.say_styled(style, line)
@@ -149,15 +155,47 @@ class Layout:
             return None
         return cls(Console(file=stream, highlight=False, markup=False, emoji=False, no_color=not coloured), coloured)
 
-    def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None]) -> None:
-        """Print a table. Wrap cells within their columns, except the first, so that names can be copied whole."""
+    def table(
+        self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None], indent: int
+    ) -> None:
+        """Print a table. Cells wrap between words; where that is too wide, a row takes several lines.
+
+        No id, number or heading is folded, so that each can be copied whole.
+        """
+        from rich.cells import cell_len
+
+        widths = _fit([heads, *rows], self.console.width - indent, cell_len)
+        if widths is None:
+            self._print_in_parts(heads, rows, styles, indent)
+            return
         table = self._grid(heads, show_header=True)
-        whole = max(len(row[0]) for row in (heads, *rows))
-        if whole <= self.console.width * 2 // 3:
-            table.columns[0].no_wrap = True
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
         for row, style in zip(rows, styles, strict=True):
             table.add_row(*self._texts(row), style=style if self._coloured else None)
-        self.console.print(table)
+        self._print(table, indent)
+
+    def _print_in_parts(
+        self, heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str | None], indent: int
+    ) -> None:
+        """Print rows of several lines: as many columns on each as fit, and no line for empty cells."""
+        from rich.cells import cell_len, set_cell_size
+        from rich.text import Text
+
+        widths = _widths([heads, *rows], cell_len)
+        parts = _parts(widths, self.console.width - indent)
+        for row, style in zip((heads, *rows), ("bold", *styles), strict=True):
+            for part in parts:
+                line = "  ".join(set_cell_size(row[place], widths[place]) for place in part).rstrip()
+                if not line:
+                    continue
+                shown = Text(line, overflow="fold", style=(style or "") if self._coloured else "")
+                self._print(shown, indent + (_CONTINUED if part[0] else 0))
+
+    def _print(self, shown: Any, indent: int) -> None:
+        from rich.padding import Padding
+
+        self.console.print(Padding(shown, (0, 0, 0, indent), expand=False) if indent else shown)
 
     def hanging(self, head: str, text: str, style: str | None) -> None:
         """Print a heading, and text with its lines aligned below each other."""
@@ -181,6 +219,52 @@ class Layout:
         from rich.text import Text
 
         return [Text(cell) for cell in cells]
+
+
+_CONTINUED: Final = 2  # characters before the further lines of a row
+Measure = Callable[[str], int]  # of a text, the columns of a terminal that it takes
+
+
+def _widths(cells: Sequence[Sequence[str]], measure: Measure) -> list[int]:
+    return [max(measure(row[place]) for row in cells) for place in range(len(cells[0]))]
+
+
+def _fit(cells: Sequence[Sequence[str]], room: int, measure: Measure = len) -> list[int] | None:
+    """The widths of columns that fit into a line: the first whole, the others with their longest word at least.
+
+    None where they do not fit.
+
+    >>> _fit([("ID", "REASON"), ("1841", "not yet known")], 12), _fit([("ID", "REASON"), ("1841", "x")], 8)
+    ([4, 6], None)
+    """
+    whole = _widths(cells, measure)
+    widths = [whole[0], *_widths(cells, lambda cell: max(map(measure, cell.split()), default=0))[1:]]
+    spare = room - sum(widths) - 2 * (len(widths) - 1)
+    if spare < 0:
+        return None
+    for place, most in enumerate(whole):
+        more = min(spare, most - widths[place])
+        widths[place] += more
+        spare -= more
+    return widths
+
+
+def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns of each line of a row that takes several: as many as fit.
+
+    >>> _parts([4, 9, 9], 15)
+    [[0, 1], [2]]
+    """
+    parts: list[list[int]] = []
+    left = 0
+    for place, width in enumerate(widths):
+        if parts and width + 2 <= left:
+            parts[-1].append(place)
+            left -= width + 2
+        else:
+            left = room - width - (_CONTINUED if parts else 0)
+            parts.append([place])
+    return parts
 
 
 def _cut(line: str, width: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,8 @@ class WholeFile:
     Parameters: ``path`` of the file; ``name`` of the argument that gave it, for messages; ``replace`` a file that
     is there; ``remedy`` what to do where one is. Only its owner may read it.
 
-    Raises UsageFailed where the file cannot be made, CommandFailed where one is there that must not be replaced.
+    Raises UsageFailed where the file cannot be made, CommandFailed where one is there that must not be replaced or
+    where it cannot be written, such as on a full disk.
     """
 
     def __init__(self, path: str, name: str, *, replace: bool, remedy: str = "--force replaces it") -> None:
@@ -39,19 +41,22 @@ class WholeFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # closing writes what is buffered: it fails again where the disk is full
+            self._file.close()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
 
     def write(self, text: str) -> None:
         """Add text. Lone surrogates, which no encoding has, are written as their escapes."""
-        self._file.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+        with self._name_failure():
+            self._file.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
     def keep(self) -> None:
         """Put the file in its place, once its bytes are on the disk."""
         assert self._temporary is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self._name_failure():
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._refuse_what_is_there()
         if not self._replace and self._link():
             self._keep_name()  # the second name, which is the temporary one, goes with the context
@@ -68,6 +73,15 @@ class WholeFile:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    @contextmanager
+    def _name_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CommandFailed(
+                f"{self._name} {self._target} cannot be written: {error.strerror}; no file was left"
+            ) from error
 
     def _link(self) -> bool:
         """Give the file its name if no other file has it by now; False on file systems without hard links."""

@@ -189,7 +189,11 @@ def _title(result: Result) -> str:
 
 def _label_lines(label: str, text: str) -> list[str]:
     first = f"   {label + ':':<8}" if label else "   "
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
+    further = " " * len(first)
+    # A check's name is copied into --only: it is never broken at its hyphens.
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _cell(text: str) -> str:

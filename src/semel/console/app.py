@@ -186,8 +186,9 @@ class Console:
         except _Answer as answer:
             return self._page(request, "message", {"title": answer.title, "text": answer.text}, answer.status)
         except _AWAY as error:
-            remedy = "run: semel migrate" if isinstance(error, SchemaError) else "this page tries again every 5 seconds"
-            text = f"The store does not answer; {remedy}. Running commands keep their keys."
+            text = "The store does not answer; this page tries again every 5 seconds. Running commands keep their keys."
+            if isinstance(error, SchemaError):  # missing tables, a missing file, or newer than this Semel
+                text = f"The store cannot be used: {error}."
             return self._page(request, "message", {"title": "No store", "text": text, "refresh": 5}, 503)
         except (CommandFailed, ConfigurationError) as error:
             context = {"title": "Cannot be shown", "text": f"{error}; see: semel doctor"}

@@ -65,7 +65,11 @@ RowHandler = Callable[[Row], Awaitable[object]]
 
 
 class RowOutcome(NamedTuple):
-    """The outcome of a row. ``number`` counts rows from 1; ``line``, ``column``, ``reason`` belong to a failed one."""
+    """The outcome of a row.
+
+    ``number`` counts rows from 1; ``line`` (from 1, of the file) belongs to a failed or UNKNOWN one, ``column`` and
+    ``reason`` to a failed one.
+    """
 
     number: int
     state: Verdict
@@ -94,7 +98,7 @@ class RowOutcome(NamedTuple):
 
 def row_outcome(outcome: ItemOutcome) -> RowOutcome:
     """A row's outcome from that of its item."""
-    told = read_detail(outcome.detail) if outcome.state is ItemState.FAILED else {}
+    told = read_detail(outcome.detail) if outcome.state in (ItemState.FAILED, ItemState.UNKNOWN) else {}
     target, result = read_hidden_ids(outcome.detail)
     skipped = outcome.state is ItemState.SUCCEEDED and outcome.error_code == KNOWN
     names: dict[ItemState, Verdict] = {
@@ -165,10 +169,14 @@ class Booking:
             raise _item_failed(invalid_of(error, line), written=True) from None
         except ItemFailed as error:
             if error.detail is None:
-                error.detail = packed_detail(BadRow(line, None, error.code, ""))
+                error.detail = self.describe(item.place)
             if self.hides and error.target_id is not None:
                 error.detail, error.target_id = _hide(error.detail, error.target_id, None), None
             raise
+
+    def describe(self, place: int) -> bytes:
+        """The detail of a row whose handler left none: its line. Any text of an exception may hold the row's values."""
+        return packed_detail(BadRow(self.lines.line_of(place), None, "", ""))
 
     def first_wrong(self, listed: Iterator[bytes]) -> bool:
         """Whether a row cannot be read, or is not valid: without its handler."""
@@ -212,7 +220,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
     StoreUnavailable for a conflict.
     """
     if listed.error is not None:
-        return listed.as_refused()
+        return listed.as_refused()._replace(detail=booking.describe(listed.place))
     item = BulkItem(listed.place, listed.item_id, listed.raw, connection, booking.scope, bytes(16), 0)
     for attempt in range(2):
         if connection is not None:
@@ -229,7 +237,7 @@ async def try_row(booking: Booking, backend: Backend, listed: ListedItem, connec
                 await _leave(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
             outcome, sure, _ = failure_inside(listed, error)
             if sure or attempt:  # as in a run, an undeclared failure is tried again
-                return outcome
+                return outcome if outcome.detail is not None else outcome._replace(detail=booking.describe(item.place))
         else:
             if connection is not None:
                 await _leave(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")

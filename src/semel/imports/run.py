@@ -571,6 +571,7 @@ class Imports:
                 wait_seconds=0,
                 begun=record_begin,
                 known=KnownRows(self.engine.store, job, self.keep_us) if self.skips_known and not refuses else None,
+                describe=booking.describe,
             )
         finally:
             if noting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 import uvicorn
@@ -222,7 +222,8 @@ def serve(app: Front, host: str, port: int, health: tuple[str, int] | None = Non
         access_log=False,
         timeout_graceful_shutdown=app.drain_seconds,
     )
-    _Server(config, app, probes).run()
+    with suppress(KeyboardInterrupt):  # it only ends so
+        _Server(config, app, probes).run()
 
 
 async def _readiness(upstream: Upstream, check: Check | None) -> dict[str, Any]:

@@ -43,7 +43,7 @@ const payment = protect(form, {
   },
   fetch: lossy,
   onState: async (report) => {
-    find("key").textContent = report.key + (report.persistent ? "" : " (kept in memory alone: this browser denies storage)");
+    find("key").textContent = report.key + (report.persistent ? "" : " (kept in memory alone: this browser denies storage, or it is full)");
     if (report.attempt) find("attempts").textContent = report.attempt;
     find("another").hidden = !["done", "refused", "expired"].includes(report.state);
     find("detail").textContent = await explain(report);

@@ -21,7 +21,7 @@ _TRY = """
   curl "{url}/operations?operation=payments.create&key=$KEY" -H 'Authorization: Bearer alice'
 
   # a supplier's file, known by its content: sent again, under whatever name, it is the same import
-  printf 'sku,quantity\nA-1,2\nB-2,1\n' | curl -i {url}/suppliers/ACME/imports -H 'Authorization: Bearer alice' \\
+  printf 'sku,quantity\\nA-1,2\\nB-2,1\\n' | curl -i {url}/suppliers/ACME/imports -H 'Authorization: Bearer alice' \\
        -H 'Content-Type: text/csv' --data-binary @-
 """
 _DEMO = """

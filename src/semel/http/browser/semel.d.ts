@@ -42,7 +42,7 @@ export interface Report {
   name: string;
   /** The key that was or will be sent. */
   key: string;
-  /** Whether the key survives a reload: false where the browser denies storage. */
+  /** Whether the key survives a reload: false where the browser denies storage, or it is full. */
   persistent: boolean;
   /** Whether the answer is the stored one of an earlier attempt. */
   replayed: boolean;

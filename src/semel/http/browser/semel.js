@@ -181,7 +181,7 @@ export class Intent {
     const name = PREFIX + this.name;
     const take = () => {
       const mine = read(this.#tab, name);
-      const found = (mine?.sentAt && mine) || read(this.#shared, name) || this.#finished() || { key: this.#options.key ?? newKey() };
+      const found = (mine?.sentAt && mine) || read(this.#shared, name) || read(memory, name) || this.#finished() || { key: this.#options.key ?? newKey() };
       this.#record = found;
       if (!found.over) this.#save();
     };
@@ -206,12 +206,15 @@ export class Intent {
     const name = PREFIX + this.name;
     const other = read(this.#shared, name);
     // Another tab has begun the next intent meanwhile: this one is kept beside it.
-    write(other && other.key !== this.key ? this.#tab : this.#shared, name, this.#record);
+    const kept = other && other.key !== this.key ? this.#tab : this.#shared;
+    write(kept, name, this.#record);
+    this.persistent &&= read(kept, name)?.key === this.key; // false where the storage is full
   }
 
   #forget() {
     drop(this.#shared, PREFIX + this.name, this.key);
     drop(this.#tab, PREFIX + this.name, this.key);
+    drop(memory, PREFIX + this.name, this.key);
   }
 
   #tell(report) {

@@ -80,13 +80,19 @@ def _standbys(settings: Mapping[str, str]) -> Iterator[Observed]:
 def judge_rights(lacking: Sequence[tuple[str, str]]) -> Observed:
     """The finding on the rights that this user lacks: (table, right) each.
 
-    >>> judge_rights([("semel_record", "UPDATE")]).remedy
-    'GRANT UPDATE ON semel_record to this user'
+    >>> judge_rights([("semel_bulk", "INSERT"), ("semel_bulk", "UPDATE"), ("semel_item", "DELETE")]).remedy
+    'GRANT INSERT, UPDATE ON semel_bulk to this user; GRANT DELETE ON semel_item to this user'
     """
     if not lacking:
         return Observed("grants", "ok", "this user may do all that the store needs")
-    listed = ", ".join(f"{right} on {table}" for table, right in lacking)
-    remedy = "; ".join(f"GRANT {right} ON {table}" for table, right in lacking) + " to this user"
+    rights: dict[str, list[str]] = {}
+    for table, right in lacking:
+        rights.setdefault(table, []).append(right)
+    tables: dict[str, list[str]] = {}  # those that lack the same, together: a user who may only read lacks fifty
+    for table, lacked in rights.items():
+        tables.setdefault(", ".join(lacked), []).append(table)
+    listed = "; ".join(f"{lacked} on {', '.join(named)}" for lacked, named in tables.items())
+    remedy = "; ".join(f"GRANT {lacked} ON {', '.join(named)} to this user" for lacked, named in tables.items())
     if _NEEDED.isdisjoint(lacking):
         return Observed("grants", "warning", f"this user lacks {listed}: upkeep and operators will be refused", remedy)
     return Observed("grants", "unusable", f"this user lacks {listed}: no end of a command could be written", remedy)

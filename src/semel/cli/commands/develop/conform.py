@@ -69,6 +69,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Run the checks and write the reports."""
     from semel.conform import CannotRun, CaseError, Report, Selection, conform, load_case
 
+    forms: dict[str, Callable[[Report], str]] = {
+        "junit": Report.junit,
+        "markdown": Report.markdown,
+        "html": Report.html,
+    }
+    files = {name: Path(path) for name in forms if (path := getattr(options, name)) is not None}
+    for name, file in files.items():  # before the requests: the report would be lost after minutes
+        if file.is_dir() or not file.parent.is_dir():
+            raise UsageFailed(f"--{name} {file} must be a file in a folder that exists")
     selection = Selection(options.profile, _words(options.level), options.only)
     try:
         total = len(selection.checks())
@@ -93,17 +102,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise UsageFailed(str(error)) from None
     finally:
         progress.end()
-    forms: dict[str, Callable[[Report], str]] = {
-        "junit": Report.junit,
-        "markdown": Report.markdown,
-        "html": Report.html,
-    }
-    for name, form in forms.items():
-        path = getattr(options, name)
-        if path is not None:
-            Path(path).write_text(form(report), "utf-8")
     for style, line in report.lines(every=options.all):
         out.say_styled(style, line) if style else out.say(line)
+    for name, file in files.items():
+        try:
+            file.write_text(forms[name](report), "utf-8")
+        except OSError as error:
+            raise CommandFailed(f"--{name} {file} cannot be written: {error.strerror}") from None
     out.document(report.document())
     return Exit.OK if report.ok else Exit.REFUSED
 

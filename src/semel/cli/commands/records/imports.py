@@ -161,7 +161,10 @@ def _show(engine: Engine, rows: ImportRows, options: argparse.Namespace, out: Ou
 def job_line(job: ImportJob) -> str:
     """A job in one line."""
     counts = job.counts
-    of = "" if counts.rows is None else f" {counts.done} of {counts.rows} rows,"
+    if counts.rows is not None:
+        of = f" {counts.done} of {counts.rows} rows,"
+    else:  # a long file is read as a whole before its first row is booked
+        of = " its file is being read," if job.state is ImportState.RUNNING else ""
     why = f"; {job.error_code}: {job.reason}" if job.error_code else f"; {job.reason}" if job.reason else ""
     return (
         f"{job.state.name},{of} {counts.booked} booked, {counts.skipped} skipped, {counts.failed} failed, "
@@ -281,10 +284,10 @@ class Pace:
         """Describe the speed after another look."""
         before, self.done = self.done, done
         since, self.at = now - self.at, now
-        if before is None or since <= 0:
+        if before is None or since <= 0 or rows is None:  # None: the file is still read, and no row is booked
             return ""
         rate = max(0.0, (done - before) / since)
-        left = f", about {span_text(int((rows - done) / rate * 1_000_000))} left" if rate and rows else ""
+        left = f", about {span_text(int((rows - done) / rate * 1_000_000))} left" if rate else ""
         return f", {rate:.0f} rows/s{left}"
 
 

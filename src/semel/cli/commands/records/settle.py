@@ -202,8 +202,6 @@ def _text(name: str, given: str) -> str:
     text = given.strip()
     if not text or len(text) > REASON_LENGTH_MAX:
         raise UsageFailed(f"{name} must be a text of 1 to {REASON_LENGTH_MAX} characters")
-    if any(0xD800 <= ord(char) < 0xE000 for char in text):
-        raise UsageFailed(f"{name} must be valid text in the terminal's encoding")
     return text
 
 

@@ -7,11 +7,13 @@ import asyncio
 import getpass
 import socket
 import webbrowser
+from contextlib import suppress
 
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
 from semel.cli.open_store import connect, hide_password, url_of
 from semel.cli.terminal import Output
+from semel.errors import StoreError
 from semel.extras import install_command
 
 
@@ -49,6 +51,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
         raise CommandFailed(f"the console needs {error.name}; run: {install_command('console')}") from error
     engine = connect(options)
     try:
+        try:
+            engine.open()
+        except StoreError as error:  # an outage ends; a store that was never made, or is another one, is refused
+            out.note(f"semel: {error}; the pages try again")
         with socket.socket() as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -66,7 +72,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
                 webbrowser.open(link)
             config = uvicorn.Config(door, log_level="warning", access_log=False, lifespan="off")
             listening.listen(64)
-            asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+            with suppress(KeyboardInterrupt):  # it only ends so
+                asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
     finally:
         engine.close()
     return Exit.OK

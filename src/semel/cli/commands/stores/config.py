@@ -12,7 +12,7 @@ from semel.admin.effective import (
     of_records,
     store_settings,
 )
-from semel.admin.words import Json, table_lines
+from semel.admin.words import Json
 from semel.cli.arguments import Commands, Parser, add_command, near, whole_number
 from semel.cli.exits import Exit, NotFound
 from semel.cli.open_store import open_store
@@ -101,10 +101,12 @@ def _say_operation(out: Output, operation: Effective) -> None:
     out.say(f"  {operation.effects}: {operation.level}")
     out.say(*(f"  note: {caveat}" for caveat in operation.caveats))
     rows = [(promise.name, promise.holds, promise.why) for promise in operation.promises]
-    out.say("", *(f"  {line}" for line in table_lines(("INVARIANT", "HERE", "BECAUSE"), rows)), "")
+    out.say("")
+    out.table(("INVARIANT", "HERE", "BECAUSE"), rows, indent=2)
+    out.say("")
     _say_settings(out, operation.settings)
 
 
 def _say_settings(out: Output, settings: list[Setting]) -> None:
     rows = [(each.name, each.shown, each.source) for each in settings]
-    out.say(*(f"  {line}" for line in table_lines(("SETTING", "VALUE", "SOURCE"), rows)))
+    out.table(("SETTING", "VALUE", "SOURCE"), rows, indent=2)
