@@ -24,6 +24,7 @@ from semel.core.model import (
     ReferenceTaken,
     Replay,
     Scope,
+    State,
     Unreadable,
     Unseal,
     Verdict,
@@ -557,7 +558,7 @@ class Exchange:
             # Read again after a refused settlement, and yet still ours: its meaning is open.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
-            return self.answer_accepted(verdict.operation_id)  # it comes to its end without its client
+            return self.answer_accepted(verdict.operation_id, verdict.state)  # it comes to its end without its client
         answer = problems.of_verdict(verdict)
         # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
         # a quota is used up, it is not on record.
@@ -565,9 +566,12 @@ class Exchange:
             return answer
         return _with(answer, lifetime)
 
-    def answer_accepted(self, operation_id: bytes) -> Answer:
-        """202: the command is under way and comes to its end; where to look for it."""
-        document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
+    def answer_accepted(self, operation_id: bytes, state: State) -> Answer:
+        """202: the command is under way and comes to its end; where to look for it.
+
+        Parameters: ``state`` of its record, which the status resource shows as well.
+        """
+        document = {"operationId": uuid_text(operation_id), "state": state.name}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
         problems = self._surface.problems
         if problems.operations_path is not None:
