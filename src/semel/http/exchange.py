@@ -58,7 +58,7 @@ from semel.http.caller import Caller
 from semel.http.capture import Capture
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
-from semel.http.headers import BODYLESS_STATUSES, Headers, parse_wait, prefers_async, sendable
+from semel.http.headers import BODYLESS_STATUSES, Headers, for_client, parse_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
 from semel.http.routing import MOUNT, PATH, RARE, Params, Route
 from semel.http.settings import HttpSettings, Wanted
@@ -79,7 +79,8 @@ LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 _new: Final[Any] = tuple.__new__  # every replay pays for an answer
 _ENTRIES_MAX: Final = 1024  # of one route: callers come again
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
-_READ: Final = RARE | {b"content-type", b"content-length"}
+_READ: Final = RARE | {b"content-type", b"content-length", b"accept-encoding"}
+_CODED: Final = b"content-encoding"
 
 
 class Unprotected(NamedTuple):
@@ -141,6 +142,7 @@ def open_exchange(
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
     exchange = Exchange(route, entry, params, query, key)
+    exchange.read = read
     if head is not None:
         exchange.heed(read)
         if route.key_from is None:
@@ -227,6 +229,13 @@ def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> 
 @lru_cache(maxsize=256)  # operations have a few kinds of answers
 def _replay_headers(
     headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
+) -> tuple[tuple[bytes, bytes], ...] | None:
+    """As :func:`_mark_replay`; None where the body has a coding, which a client may not accept."""
+    return None if any(name == _CODED for name, _ in headers) else _mark_replay(headers, mark, keeps_caching)
+
+
+def _mark_replay(
+    headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
 ) -> tuple[tuple[bytes, bytes], ...]:
     """What a replay of these headers leaves with, but for the length of its body."""
     has_caching = keeps_caching and any(name == _NO_STORE[0] for name, _ in headers)
@@ -297,6 +306,7 @@ class Exchange:
     """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said so."""
 
     # What most requests do not change is an attribute of the class.
+    read: Mapping[bytes, bytes] = {}  # the request's headers, by lower-case name
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
@@ -587,6 +597,9 @@ class Exchange:
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)
+        if kept is None:
+            headers, body = for_client(headers, body, self.read.get(b"accept-encoding", b""))
+            kept = _mark_replay(headers, route.surface.replayed, route.keeping.keeps_caching)
         lines = route.honoured.after(kept, operation_id)
         if status is None:
             status = 200
