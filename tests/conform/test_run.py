@@ -7,7 +7,7 @@ import contextlib
 import re
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -389,6 +389,9 @@ async def test_an_effect_that_comes_late_is_not_the_next_checks(
     """Where a check has found what it expects, no more can come, and its count is the next one's first."""
     happened, counted = 5, 0
 
+    async def get(path: str, headers: Mapping[str, str]) -> Reply:
+        raise AssertionError("the count is the test's own")
+
     async def count(self: Counter, both: bool) -> int:
         nonlocal counted
         counted += 1
@@ -396,7 +399,7 @@ async def test_an_effect_that_comes_late_is_not_the_next_checks(
 
     monkeypatch.setattr(Counter, "_count", count)
     case, target = parse_case(CASE), parse_target("http://127.0.0.1:1")
-    counter = Counter(case, lambda path, headers: asyncio.sleep(0, Reply()))
+    counter = Counter(case, get)
     first, second = (Try(target, case, counter, "semel", 1) for _ in range(2))
     await first.begin()
     first.encode("key-1")

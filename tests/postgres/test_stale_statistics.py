@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from semel import Answer, Permit
-from semel.core.contract import Find
 from semel.core.flow import MakeFlow, ask
-from semel.core.model import State
+from semel.core.model import Find, State
 from semel.outbox.run import own_event
 from semel.outbox.store import Events
 from semel.steps.store import StepRows

@@ -51,12 +51,12 @@ class Fingerprints:
     """The counted parts of the defaults, as they were when the function was declared: it may change them later."""
 
     def __post_init__(self) -> None:
-        for name, root, find in self._counted():
+        for name, root, find in self._list_parts():
             if root in self.defaults:
                 with suppress(Unserialisable, NotThere, RecursionError):  # each call that uses it is refused
                     self.declared[name] = self.canonical(find(self.defaults), name)
 
-    def _counted(self) -> Iterator[tuple[str, str, Callable[[Mapping[str, Any]], Any]]]:
+    def _list_parts(self) -> Iterator[tuple[str, str, Callable[[Mapping[str, Any]], Any]]]:
         """The name of each counted part, the parameter that it is of, and how it is found among the arguments."""
         if not self.paths:
             for name in self.names:
@@ -99,7 +99,7 @@ class Fingerprints:
             )
 
     def _parts(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-        for name, root, find in self._counted():
+        for name, root, find in self._list_parts():
             if name in self.declared and arguments[root] is self.defaults[root]:
                 yield name, self.declared[name]
                 continue
