@@ -7,7 +7,7 @@ import contextlib
 import re
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,9 @@ import pytest
 
 from semel.conform import CannotRun, Case, Selection, conform, parse_case
 from semel.conform.case import EffectCount
+from semel.conform.effects import Counter
+from semel.conform.run import Try
+from semel.conform.wire import Reply, parse_target
 from tests.conform.api import Api, Asked, Said, serving
 from tests.servers.ports import free_port
 
@@ -377,3 +380,37 @@ def test_a_selection_takes_groups_checks_and_levels() -> None:
         "json",
     }
     assert {check.level for check in Selection(levels=["must"]).checks()} == {"must"}
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_an_effect_that_comes_late_is_not_the_next_checks(
+    is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a check has found what it expects, no more can come, and its count is the next one's first."""
+    happened, counted = 5, 0
+
+    async def get(path: str, headers: Mapping[str, str]) -> Reply:
+        raise AssertionError("the count is the test's own")
+
+    async def count(self: Counter, both: bool) -> int:
+        nonlocal counted
+        counted += 1
+        return happened
+
+    monkeypatch.setattr(Counter, "_count", count)
+    case, target = parse_case(CASE), parse_target("http://127.0.0.1:1")
+    counter = Counter(case, get)
+    first, second = (Try(target, case, counter, "semel", 1) for _ in range(2))
+    await first.begin()
+    first.encode("key-1")
+    happened += 1
+    if is_exact:
+        await first.expect_effects(1, "201")
+    else:
+        assert await first.count_new_effects() == 1
+        happened += 1  # of a request that the first check has cut
+    await second.begin()
+    second.encode("key-2")
+    happened += 1
+    await second.expect_effects(1, "201")
+    assert counted == (3 if is_exact else 4)

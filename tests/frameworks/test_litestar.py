@@ -232,6 +232,27 @@ def test_one_handler_under_two_prefixes_is_two_commands() -> None:
     assert done == ["/a/pay"]
 
 
+@pytest.mark.parametrize("accepted", ["gzip", "identity", "deflate, gzip;q=0"])
+def test_no_client_gets_a_coding_that_it_does_not_accept(accepted: str) -> None:
+    """Litestar compresses inside of the capture."""
+    semel = make_semel()
+
+    @post("/pay", media_type=MediaType.TEXT)
+    @semel.command("pay")
+    async def pay() -> str:
+        return "paid " * 500
+
+    app = Litestar([pay], plugins=[semel], compression_config=CompressionConfig(backend="gzip", minimum_size=100))
+    with TestClient(app) as client:
+        first = ask(client, "/pay", accept_encoding="gzip")
+        again = ask(client, "/pay", accept_encoding=accepted)
+    coding = "gzip" if accepted == "gzip" else None
+    assert (first.headers["content-encoding"], again.headers.get("content-encoding")) == ("gzip", coding)
+    assert again.headers["vary"] == "Accept-Encoding"
+    assert is_replay(again)
+    assert first.text == again.text == "paid " * 500
+
+
 def test_impossible_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="needs an AsyncEngine"):
         Semel(Engine.connect("memory://?persistence=none"), caller=caller)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import namedtuple
 from collections.abc import Iterator
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,13 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
-from semel.errors import ConfigurationError, InvalidKey, KeyReusedError, MissingKey, RecordUnreadableError, RequestError
-from semel.functions import Caller, Codec, single_caller
+from semel import Permit
+from semel.errors import (
+    ConfigurationError,
+    HandlerRefused,
+    InvalidKey,
+    KeyReusedError,
+    MissingKey,
+    RecordUnreadableError,
+    RequestError,
+)
+from semel.functions import Caller, Codec, single_caller, this_permit
 from semel.functions.arguments import key_maker
 from semel.functions.fingerprints import Fingerprints
 from semel.keys import KeyFormat
 from semel.policy import Policy
-from tests.functions.stage import Stage, set_stage
+from tests.engine.drivers import sqlite
+from tests.functions.stage import Mode, Stage, set_stage
 
 
 @pytest.fixture
@@ -508,3 +518,63 @@ def test_fingerprints_are_keyed_where_the_engine_has_a_secret(tmp_path: Path) ->
             once("A")
             prints.append(once.record("A").fingerprint)
     assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("counts", [{}, {"include": ("order", "options.gift")}], ids=["all", "included"])
+def test_a_default_counts_as_it_was_declared(stage: Stage, counts: dict[str, Any]) -> None:
+    """Also where the function changes it: else each of its calls would be refused the second time."""
+
+    def pay(order: str, options: dict[str, Any] = {"gift": [0]}) -> int:  # noqa: B006 - as people write it
+        options["gift"][0] += 1
+        return int(options["gift"][0])
+
+    once = stage.command(pay, key="order", **counts)
+    assert [once("A"), once("A"), once("B"), once("A")] == [1, 1, 2, 1]
+    assert once("A", {"gift": [0]}) == 1  # the same wish, written out
+    with pytest.raises(KeyReusedError):
+        once("A", {"gift": [2]})
+
+
+def test_a_parameter_with_a_default_that_changes_may_be_new(stage: Stage) -> None:
+    def former(order: str) -> str:
+        return "paid"
+
+    def pay(order: str, seen: list[str] = []) -> str:  # noqa: B006 - as people write it
+        seen.append(order)
+        return "paid"
+
+    assert stage.command(former, key="order")("A") == "paid"
+    pay.__qualname__, pay.__module__ = former.__qualname__, former.__module__
+    once = stage.command(pay, key="order")
+    assert [once("B"), once("A"), once("B")] == ["paid"] * 3
+    assert pay.__defaults__ == (["B"],)
+
+
+class Conflict(Exception):
+    """The database rolled the transaction back because of another one."""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_function_that_has_changed_its_argument_is_not_run_again(mode: Mode, tmp_path: Path) -> None:
+    """After a deadlock Semel runs an ATOMIC function again: with what the first run left over, it would do less."""
+    place = replace(sqlite(tmp_path / "semel.db"), conflicts=lambda error: isinstance(error, Conflict))
+    stage = Stage(mode, place).open()
+    ran: list[Any] = []
+
+    def pay(order: str, items: list[int], permit: Permit = this_permit, pops: bool = True) -> str:
+        ran.append(list(items))
+        while pops and items:
+            items.pop()
+        if len(ran) in (1, 3):
+            raise Conflict
+        return "paid"
+
+    once = stage.command(pay, key="order", effects="atomic")
+    try:
+        with pytest.raises(HandlerRefused, match="has changed its argument 'items'"):
+            once("A", [1, 2])
+        assert once("A", [1, 2]) == "paid"
+        assert once("B", [3], pops=False) == "paid"
+        assert ran == [[1, 2], [1, 2], [3], [3]]
+    finally:
+        stage.close()

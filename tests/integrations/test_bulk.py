@@ -283,6 +283,7 @@ def test_an_accepted_list_shows_its_progress_and_gets_the_same_answer(shop: Shop
         ).code == "IDEMPOTENCY_REQUEST_IN_PROGRESS"
         running = json.loads((await web.ask(place, method="GET", key=None)).body)
         assert (running["running"], running["progress"]["total"], running["progress"]["done"]) == (True, 5, 0)
+        assert running["state"] == json.loads(first.body)["state"] == "CLAIMED"
         shop.gate.set()
         await until(lambda: shop.state == State.SUCCEEDED)
         ended = json.loads((await web.ask(place, method="GET", key=None)).body)

@@ -418,6 +418,12 @@ def test_a_compressed_answer_is_replayed_as_it_was(serve: Serve, engine: AsyncEn
         assert (answer.header("content-encoding"), answer.header("vary")) == ("gzip", "Accept-Encoding")
         assert answer.header("content-length") == str(len(answer.body))
         assert gzip.decompress(answer.body) == b'"' + b"long " * 500 + b'"'
+    for accepted in ("", "identity", "br, deflate"):  # no client gets a coding that it does not accept
+        plain = web.call("/", headers=[("Accept-Encoding", accepted)] if accepted else [])
+        assert (plain.replayed, plain.header("content-encoding")) == (True, None)
+        assert plain.header("vary") == "Accept-Encoding"
+        assert plain.body == b'"' + b"long " * 500 + b'"'
+        assert plain.header("content-length") == str(len(plain.body))
 
 
 def test_a_cookie_is_never_replayed(serve: Serve, engine: AsyncEngine) -> None:

@@ -451,7 +451,7 @@ def test_a_lapse_sets_the_doubt_unless_a_step_was_running(found: Situation, doub
 
 def test_in_progress_never_promises_a_time_that_is_past() -> None:
     row = record(State.CLAIMED)
-    assert decide(row, OTHERS, NOW + 29_999_999) == InProgress(row.operation_id, 1)
+    assert decide(row, OTHERS, NOW + 29_999_999) == InProgress(row.operation_id, 1, state=State.CLAIMED)
 
 
 def test_an_answer_with_malformed_headers_is_corrupt() -> None:

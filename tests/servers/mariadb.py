@@ -98,9 +98,13 @@ _SHOWN: Final[dict[tuple[int, str, str], str]] = {}
 
 
 def make_table(server: MariadbServer, name: str, columns: str) -> None:
-    """An empty InnoDB table of the application's own in the server's database; made again only if it is another one."""
+    """An empty InnoDB table of the application's own in the server's database; made again only if it is another one.
+
+    A table without transactions that an earlier test has left is dropped.
+    """
     place = (server.port, server.database, f"{name} {columns}")
     with connect(server.port, database=server.database) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS log, plain")
         cursor.execute(f"SHOW TABLES LIKE '{name}'")
         if cursor.fetchone() is not None and place in _SHOWN:
             cursor.execute(f"SHOW CREATE TABLE {name}")

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from starlette.routing import Route
 
 from semel import AsyncEngine, AsyncPermit, Engine, Policy
 from semel.client import Answered
+from semel.core.model import State
 from semel.http.asgi.middleware import SemelMiddleware
 from semel.http.caller import Caller, single_caller
 from semel.http.routing import Operation
@@ -43,6 +45,13 @@ def path(tmp_path: Path) -> Path:
     with closing(Engine.connect(f"sqlite:///{made}")) as engine:
         engine.migrate()
     return made
+
+
+def state_of(path: Path) -> str:
+    """The state of the newest record."""
+    with closing(sqlite3.connect(path)) as connection:
+        [(state,)] = connection.execute("SELECT state FROM semel_record ORDER BY seq DESC LIMIT 1")
+    return State(state).name
 
 
 class Gate:
@@ -101,6 +110,7 @@ def test_the_client_gets_a_status_link_and_the_answer_later(path: Path, tmp_path
                 task, start, body = await first_message(app)
                 headers = dict(start["headers"])
                 link = json.loads(body)["operation"]
+                assert json.loads(body)["state"] == state_of(path)
                 assert start["status"] == 202
                 assert headers[b"preference-applied"] == b"respond-async"
                 assert headers[b"location"].decode() == link
@@ -111,6 +121,7 @@ def test_the_client_gets_a_status_link_and_the_answer_later(path: Path, tmp_path
                 assert (plain.status, plain.header("preference-applied")) == (202, None)
                 for answer in (again, plain):  # which the client does not take for the command's own answer
                     assert Answered(answer.status, {"content-type": "application/json"}, answer.body).is_accepted
+                    assert json.loads(answer.body)["state"] == state_of(path)
                 gate.opens.set()
                 await task
                 ended = await ask(app)

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from semel import AsyncEngine
+from semel import Answer, AsyncEngine, Permit, Policy
 from semel.core.flow import Flow, MakeFlow
 from semel.core.model import Record
 from semel.errors import StoreUnavailable
+from semel.reconciliation.rules import StillUnknown
+from semel.reconciliation.worker import Case, Reconciling, reconciler
+from semel.resuming.worker import Completer
 from semel.retention.worker import Reaper
 from semel.stores.backend import Backend
 from semel.stores.mariadb.requests import SeveralStatements
@@ -25,6 +28,7 @@ from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
 from tests.engine.drivers import sqlite
+from tests.engine.shells import MADE
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
 
@@ -122,10 +126,17 @@ class Fleet:
                 await engine.migrate()
             self.engines.append(engine)
             wakes = self.clock() + number * apart_us
-            worker = self.make_worker(engine)
-            if isinstance(worker, Reaper):
-                worker._purge_at = float("inf")  # the purge has its own hour
-            heapq.heappush(self._wakes, (wakes, len(self.engines), worker))
+            self._push(wakes, len(self.engines), self.make_worker(engine))
+
+    def join(self, make_worker: Callable[[AsyncEngine], Loop], apart_us: int = 50_000) -> None:
+        """Start one more worker in each process, under a number of its own."""
+        for number, engine in enumerate(self.engines):
+            self._push(self.clock() + number * apart_us, len(self._wakes) + 1, make_worker(engine))
+
+    def _push(self, wakes: int, number: int, worker: Loop) -> None:
+        if isinstance(worker, Reaper):
+            worker._purge_at = float("inf")  # the purge has its own hour
+        heapq.heappush(self._wakes, (wakes, number, worker))
 
     def kill(self, *numbers: int) -> None:
         """Kill these processes."""
@@ -181,3 +192,21 @@ class Fleet:
             await worker._leave()
         for engine in self.engines:
             await engine.close()
+
+
+def completer_of(engine: AsyncEngine) -> Loop:
+    completer = Completer(engine)
+
+    async def handler(permit: Permit, request: bytes) -> Answer:
+        return MADE
+
+    completer.register("pay", Policy(steps=True, resumable=True), handler)
+    return completer
+
+
+def reconciling_of(engine: AsyncEngine) -> Loop:
+    @reconciler("pay", quiet_for=0)
+    def ask(case: Case) -> StillUnknown:
+        return StillUnknown("no word yet")
+
+    return Reconciling(engine, [ask])

@@ -12,20 +12,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy, Scope, State
-from semel.reconciliation.rules import StillUnknown
-from semel.reconciliation.worker import Case, Reconciling, reconciler
-from semel.resuming.worker import Completer
+from semel import AsyncEngine, Command, Engine, Permit, Policy, Scope, State
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.mariadb import mariadb_subject
 from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
 from semel.workers.rules import REAPER
-from tests.engine.shells import MADE, command
+from tests.engine.shells import command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
-from tests.worker.fleets import FLEET, FLEET_STORES, Fleet, OpenBackend, empty_store
+from tests.worker.fleets import FLEET, FLEET_STORES, Fleet, OpenBackend, completer_of, empty_store, reconciling_of
 
 
 @pytest.fixture(params=FLEET_STORES)
@@ -123,24 +120,6 @@ def test_a_fleet_continues_after_an_outage_and_after_all_but_one_have_died(open_
         await fleet.close()
 
     asyncio.run(scenario())
-
-
-def completer_of(engine: AsyncEngine) -> Loop:
-    completer = Completer(engine)
-
-    async def handler(permit: Permit, request: bytes) -> Answer:
-        return MADE
-
-    completer.register("pay", Policy(steps=True, resumable=True), handler)
-    return completer
-
-
-def reconciling_of(engine: AsyncEngine) -> Loop:
-    @reconciler("pay", quiet_for=0)
-    def ask(case: Case) -> StillUnknown:
-        return StillUnknown("no word yet")
-
-    return Reconciling(engine, [ask])
 
 
 @pytest.mark.parametrize("make_worker", [completer_of, reconciling_of])

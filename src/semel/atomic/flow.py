@@ -130,6 +130,11 @@ def _end_unit(
     if isinstance(outcome, Succeeded):
         return (yield from _settle_and_commit(store, unit, grant, settlement))
     yield from ask(Rollback(unit))
+    if getattr(unit, "is_undecided", False):
+        raise StoreTimeout(
+            "the handler ended before its statement did, and the database has not ended that in time: whether it "
+            "took effect is not known yet; retry with the same key"
+        )
     if (yield from is_visible(store, grant)):
         raise (yield from note_early_commit(store, grant))
     if not isinstance(outcome, Refused) or has_left_writes(unit):

@@ -370,7 +370,7 @@ def _with(answer: Answer, members: Mapping[str, str | int | None]) -> Answer:
 def accept(surface: HttpSettings, operation_id: str, how: BulkRequest) -> Answer:
     """202: the list is being done; where to look how far it is."""
     problems = surface.problems
-    document = {"operationId": operation_id, "state": "PROCESSING"}
+    document = {"operationId": operation_id, "state": State.CLAIMED.name}
     headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", b"1")]
     if problems.operations_path is not None:
         document["operation"] = problems.operations_path.replace("{id}", operation_id)

@@ -32,7 +32,7 @@ class Counter:
         self._known: dict[bool, int] = {}  # what was counted since anything was sent, by ``both``
 
     def forget(self) -> None:
-        """Something is sent: the next count counts again."""
+        """Something is sent, or more effects may come of what was: the next count counts again."""
         self._known.clear()
 
     async def count_before(self, *, both: bool = False) -> int:

@@ -213,7 +213,12 @@ class Try:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def count_new_effects(self) -> int:
-        """The number of effects of this check."""
+        """The number of effects of this check. More may come of a request that was cut: the next check counts again."""
+        found = await self._count()
+        self._counter.forget()
+        return found
+
+    async def _count(self) -> int:
         if self._place != "alone":
             raise NeedsQuiet
         extra = await self._counter.count(both=self._both) - self._before
@@ -223,8 +228,9 @@ class Try:
         """Fails unless exactly so many effects happened."""
         if self._place == WITHOUT_EFFECTS and expected == 0:
             return  # counted for all of them together
-        found = await self.count_new_effects()
+        found = await self._count()
         if found != expected:
+            self._counter.forget()
             raise Failed(f"{told}; {found} effect(s) happened, {expected} expected")
 
     def needs(self, name: str) -> Request:

@@ -304,7 +304,7 @@ def decide(row: Record | None, claim: Claim, now: int, *, begun: bool = True) ->
     if verdict is Proceed:
         return Proceed(grant_again(row, claim, now, found))
     if verdict is InProgress:
-        return InProgress(row.operation_id, max(0, row.lease_until - now))
+        return InProgress(row.operation_id, max(0, row.lease_until - now), state=State(row.state))
     if verdict is KeyReused:
         return KeyReused(row.operation_id, _standing(row, now))
     if verdict is OutcomeUnknown:

@@ -254,13 +254,14 @@ class InProgress:
     """A process runs it now; ``lease_left_us`` until the holder must have renewed.
 
     ``own`` False: it is another command's with the same business reference, or its owner could not be read.
-    ``waited_us``: how long this attempt has waited for it, in vain.
+    ``waited_us``: how long this attempt has waited for it, in vain. ``state`` of its record.
     """
 
     operation_id: bytes
     lease_left_us: int
     own: bool = field(default=True, compare=False)
     waited_us: int = field(default=0, compare=False)
+    state: State = State.PROCESSING
 
     @property
     def retry_us(self) -> int:
@@ -287,8 +288,8 @@ class KeyReused:
     ``state`` is UNKNOWN also where the holder's lease ran out and the outcome cannot be proven. None: not known here.
     """
 
-    operation_id: bytes | None = field(default=None, compare=False)
-    state: State | None = field(default=None, compare=False)
+    operation_id: bytes | None = None
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from semel.engine.result import Result
 from semel.engine.sync_engine import Engine
 from semel.errors import (
     ConfigurationError,
+    HandlerRefused,
     MissingKey,
     NothingHappened,
     NotReplayableError,
@@ -200,7 +201,7 @@ class DeclaredCommand:
             request=request,
             refusal=refusal,
         )
-        return CommandCall(self, engine, shape, arguments, command)
+        return CommandCall(self, engine, shape, arguments, command, parts)
 
     def _misfit(self, key: str, parts: Mapping[str, bytes]) -> RequestError | None:
         """The limit of today that a call breaks, if any: it is refused unless its key is on record."""
@@ -256,6 +257,7 @@ class CommandCall:
 
     __slots__ = (
         "_arguments",
+        "_counted",
         "_declared",
         "_failed",
         "_permit",
@@ -268,13 +270,20 @@ class CommandCall:
     )
 
     def __init__(
-        self, declared: DeclaredCommand, engine: Any, shape: Shape, arguments: dict[str, Any], command: Command | None
+        self,
+        declared: DeclaredCommand,
+        engine: Any,
+        shape: Shape,
+        arguments: dict[str, Any],
+        command: Command | None,
+        counted: Mapping[str, bytes] | None = None,
     ) -> None:
         self.engine = engine
         self.command = command
         self._declared = declared
         self._shape = shape
         self._arguments = arguments
+        self._counted = counted
         self._permit: Permit | None = None
         self._value: Any = None
         self._raised: Exception | None = None  # declared: it is what is kept
@@ -282,9 +291,24 @@ class CommandCall:
         self._unkept: Unserialisable | None = None
 
     def arguments(self, permit: Permit | None) -> inspect.BoundArguments:
-        """The function's arguments."""
+        """The function's arguments.
+
+        Raises HandlerRefused where a run that was rolled back, as after a deadlock, has changed them.
+        """
+        if self._permit is not None and self._counted is not None:
+            self._check_unchanged(self._counted)
         self._permit = permit
         return self._declared.with_permit(self._arguments, permit)
+
+    def _check_unchanged(self, counted: Mapping[str, bytes]) -> None:
+        now = self._declared.fingerprints.parts(self._arguments)
+        changed = [name for name, part in counted.items() if now.get(name) != part]
+        if changed:
+            raise HandlerRefused(
+                f"the transaction of {self._declared.called} was rolled back because of another one, and it is not run "
+                f"again: it has changed its argument {changed[0]!r}, so that it would do something else. Nothing was "
+                "done. Let it change a copy"
+            )
 
     # --- in the handler -------------------------------------------------------------------------
 

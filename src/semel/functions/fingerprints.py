@@ -11,9 +11,11 @@ import dataclasses
 import enum
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
+from operator import itemgetter
 from typing import Any, Final
 
 from semel.codec.plain import DEPTH_MAX
@@ -45,6 +47,22 @@ class Fingerprints:
     codecs: Mapping[type, Codec] = dataclasses.field(default_factory=dict)
     bytes_max: int = 10 * 1024 * 1024
     without: Mapping[type, int] = dataclasses.field(default_factory=dict)
+    declared: dict[str, bytes] = dataclasses.field(init=False, default_factory=dict)
+    """The counted parts of the defaults, as they were when the function was declared: it may change them later."""
+
+    def __post_init__(self) -> None:
+        for name, root, find in self._list_parts():
+            if root in self.defaults:
+                with suppress(Unserialisable, NotThere, RecursionError):  # each call that uses it is refused
+                    self.declared[name] = self.canonical(find(self.defaults), name)
+
+    def _list_parts(self) -> Iterator[tuple[str, str, Callable[[Mapping[str, Any]], Any]]]:
+        """The name of each counted part, the parameter that it is of, and how it is found among the arguments."""
+        if not self.paths:
+            for name in self.names:
+                yield name, name, itemgetter(name)
+        for path in self.paths:
+            yield path.text, path.root, path.find
 
     @property
     def recipe(self) -> str:
@@ -81,12 +99,12 @@ class Fingerprints:
             )
 
     def _parts(self, arguments: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-        if not self.paths:
-            for name in self.names:
-                yield name, self.canonical(arguments[name], name)
-        for path in self.paths:
+        for name, root, find in self._list_parts():
+            if name in self.declared and arguments[root] is self.defaults[root]:
+                yield name, self.declared[name]
+                continue
             try:
-                yield path.text, self.canonical(path.find(arguments), path.text)
+                yield name, self.canonical(find(arguments), name)
             except NotThere:  # differs from None
                 continue
 
@@ -161,10 +179,7 @@ class Fingerprints:
             return False
 
     def _is_default(self, name: str, part: bytes) -> bool:
-        try:
-            return part == self.canonical(self.defaults[name], name)
-        except Unserialisable:  # no argument in canonical form is this one
-            return False
+        return part == self.declared.get(name)
 
     def canonical(self, value: Any, where: str, depth: int = 0) -> bytes:
         """A value as bytes, different for different values. Raises Unserialisable."""

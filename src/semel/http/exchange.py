@@ -24,6 +24,7 @@ from semel.core.model import (
     ReferenceTaken,
     Replay,
     Scope,
+    State,
     Unreadable,
     Unseal,
     Verdict,
@@ -57,7 +58,7 @@ from semel.http.caller import Caller
 from semel.http.capture import Capture
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter, Hashing
 from semel.http.fingerprint.json_check import check_depth, check_json, reads_json
-from semel.http.headers import BODYLESS_STATUSES, Headers, parse_wait, prefers_async, sendable
+from semel.http.headers import BODYLESS_STATUSES, Headers, for_client, parse_wait, prefers_async, sendable
 from semel.http.outage import NO_STORE
 from semel.http.routing import MOUNT, PATH, RARE, Params, Route
 from semel.http.settings import HttpSettings, Wanted
@@ -78,7 +79,8 @@ LENGTH_DIGITS_MAX: Final = 18  # of a Content-Length that is read as a number
 _new: Final[Any] = tuple.__new__  # every replay pays for an answer
 _ENTRIES_MAX: Final = 1024  # of one route: callers send many commands
 _REMEMBERED_MEDIA_BYTES_MAX: Final = 128
-_READ: Final = RARE | {b"content-type", b"content-length"}
+_READ: Final = RARE | {b"content-type", b"content-length", b"accept-encoding"}
+_CODED: Final = b"content-encoding"
 
 
 class Unprotected(NamedTuple):
@@ -140,6 +142,7 @@ def open_exchange(
     if entry is None:
         entry = _new_entry(route, caller, method, media_type)
     exchange = Exchange(route, entry, params, query, key)
+    exchange.read = read
     if head is not None:
         exchange.heed(read)
         if route.key_from is None:
@@ -226,6 +229,13 @@ def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> 
 @lru_cache(maxsize=256)  # operations have a few kinds of answers
 def _replay_headers(
     headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
+) -> tuple[tuple[bytes, bytes], ...] | None:
+    """As :func:`_mark_replay`; None where the body has a coding, which a client may not accept."""
+    return None if any(name == _CODED for name, _ in headers) else _mark_replay(headers, mark, keeps_caching)
+
+
+def _mark_replay(
+    headers: tuple[tuple[bytes, bytes], ...], mark: tuple[bytes, bytes], keeps_caching: bool
 ) -> tuple[tuple[bytes, bytes], ...]:
     """What a replay of these headers leaves with, but for the length of its body."""
     has_caching = keeps_caching and any(name == _NO_STORE[0] for name, _ in headers)
@@ -296,6 +306,7 @@ class Exchange:
     """A command in the making, and then its answers. ``wait_seconds`` is what the client prefers, if it said so."""
 
     # What most requests do not change is an attribute of the class.
+    read: Mapping[bytes, bytes] = {}  # the request's headers, by lower-case name
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
@@ -557,7 +568,7 @@ class Exchange:
             # Read again after a refused settlement, and yet still ours: its meaning is open.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
         if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
-            return self.answer_accepted(verdict.operation_id)  # it comes to its end without its client
+            return self.answer_accepted(verdict.operation_id, verdict.state)  # it comes to its end without its client
         answer = problems.of_verdict(verdict)
         # Where another command has the business reference, or the record cannot be read, the key gets no answer; where
         # a quota is used up, it is not on record.
@@ -565,9 +576,12 @@ class Exchange:
             return answer
         return _with(answer, lifetime)
 
-    def answer_accepted(self, operation_id: bytes) -> Answer:
-        """202: the command is under way and comes to its end; where to look for it."""
-        document = {"operationId": uuid_text(operation_id), "state": "PROCESSING"}
+    def answer_accepted(self, operation_id: bytes, state: State) -> Answer:
+        """202: the command is under way and comes to its end; where to look for it.
+
+        Parameters: ``state`` of its record, which the status resource shows as well.
+        """
+        document = {"operationId": uuid_text(operation_id), "state": state.name}
         headers = [(b"content-type", b"application/json"), _NO_STORE, (b"retry-after", ACCEPTED_RETRY_SECONDS)]
         problems = self._surface.problems
         if problems.operations_path is not None:
@@ -583,6 +597,9 @@ class Exchange:
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)
+        if kept is None:
+            headers, body = for_client(headers, body, self.read.get(b"accept-encoding", b""))
+            kept = _mark_replay(headers, route.surface.replayed, route.keeping.keeps_caching)
         lines = route.honoured.after(kept, operation_id)
         if status is None:
             status = 200

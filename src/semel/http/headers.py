@@ -6,6 +6,7 @@ The last are prepared once for each operation; no store is asked for them.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from struct import error as StructError
 from typing import Final
@@ -37,6 +38,58 @@ def replayable(headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, byt
     """
     lines = [(bytes(memoryview(name)).lower(), bytes(memoryview(value))) for name, value in headers]
     return tuple(sendable(pair for pair in lines if pair[0] not in NEVER_REPLAYED))
+
+
+_WINDOWS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+_DECODED_BYTES_MAX: Final = 16 * 1024 * 1024  # of an answer that a coding made small
+_OF_A_CODING: Final = frozenset({b"content-encoding", b"content-digest", b"repr-digest", b"digest", b"content-md5"})
+_is_zero: Final = re.compile(rb"[ \t]*q[ \t]*=[ \t]*0(?:\.0*)?[ \t]*").fullmatch
+
+
+def accepts_coding(line: bytes, coding: bytes) -> bool:
+    """Whether an ``Accept-Encoding`` names a content coding, or any.
+
+    Nobody compresses for a client that says nothing, though RFC 9110 (section 12.5.3) lets him.
+
+    >>> [accepts_coding(line, b"gzip") for line in (b"br, GZip", b"*", b"", b"gzip;q=0, *", b"*;q=0.0")]
+    [True, True, False, False, False]
+    """
+    others = False
+    for part in line.lower().split(b","):
+        name, _, weight = part.partition(b";")
+        name = name.strip(BLANKS)
+        if name.removeprefix(b"x-") == coding.removeprefix(b"x-"):
+            return _is_zero(weight) is None
+        if name == b"*":
+            others = _is_zero(weight) is None
+    return others
+
+
+def for_client(
+    headers: tuple[tuple[bytes, bytes], ...], body: bytes, accepted: bytes
+) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """A stored answer for a client with this ``Accept-Encoding``: decoded where he does not accept its coding.
+
+    As it is where it cannot be decoded: in another coding than gzip or deflate, broken, or of more than 16 MiB.
+
+    >>> import zlib
+    >>> for_client(((b"content-encoding", b"deflate"), (b"etag", b'"1"')), zlib.compress(b"long"), b"identity")
+    (((b'etag', b'W/"1"'),), b'long')
+    """
+    codings = [value.strip(BLANKS).lower() for name, value in headers if name == b"content-encoding"]
+    window = _WINDOWS.get(codings[0]) if len(codings) == 1 else None
+    if window is None or accepts_coding(accepted, codings[0]):
+        return headers, body
+    decoder = zlib.decompressobj(window)
+    try:
+        plain = decoder.decompress(body, _DECODED_BYTES_MAX)
+    except zlib.error:
+        return headers, body
+    if not decoder.eof or decoder.unused_data:
+        return headers, body
+    left = [pair for pair in headers if pair[0] not in _OF_A_CODING]
+    weak = [(name, b"W/" + value if name == b"etag" and value[:1] == b'"' else value) for name, value in left]
+    return tuple(weak), plain
 
 
 # A preference whose name is a token, with an optional value (token or quoted string); parameters are skipped.

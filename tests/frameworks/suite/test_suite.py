@@ -387,6 +387,7 @@ def test_a_client_that_does_not_wait_gets_a_status_link(door: Door) -> None:
     body, key = {"what": fresh()}, fresh()
     first = door.ask("/ship", body, key=key, Prefer="respond-async")
     assert (first.status, first.headers["preference-applied"]) == (202, "respond-async")
+    assert first.json["state"] == "CLAIMED"  # as its status says, until a step that may not be repeated has begun
     link = first.headers["location"]
     await_true(lambda: door.get(link).json["state"] == "SUCCEEDED", "the end of what was accepted")
     ended = door.ask("/ship", body, key=key, Prefer="respond-async")

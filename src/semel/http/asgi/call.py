@@ -113,7 +113,8 @@ class AsgiCall(Capture):
         """Tell a client that does not wait where to look; the handler goes on."""
         self._accepted = True
         try:
-            await send_answer(self._send, self._exchange.answer_accepted(permit.execution_id))
+            starts = permit.asked.policy.terms.starts
+            await send_answer(self._send, self._exchange.answer_accepted(permit.execution_id, starts))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise

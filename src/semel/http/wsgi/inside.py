@@ -158,7 +158,8 @@ class InsideCall:
         """Give the permit to another call of the same request, which finishes it; the client gets a 202."""
         assert self.permit is not None
         assert self.exchange is not None
-        answer = self.exchange.answer_accepted(self.permit.execution_id)
+        starts = self.permit.asked.policy.terms.starts
+        answer = self.exchange.answer_accepted(self.permit.execution_id, starts)
         self.permit = self._hold = None
         return self.replace(answer)
 

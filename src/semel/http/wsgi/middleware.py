@@ -172,7 +172,8 @@ class SemelMiddleware:
         environ["semel.permit"] = permit
         call = WsgiCall(self.app, self.engine, exchange, permit, start_response)
         if exchange.wants_async and self._accepted.begin(lambda: call.run_unheard(environ, spool)):
-            return send_answer(start_response, exchange.answer_accepted(permit.execution_id))
+            starts = permit.asked.policy.terms.starts
+            return send_answer(start_response, exchange.answer_accepted(permit.execution_id, starts))
         return call.run(environ, spool)
 
     def _read(self, exchange: Exchange, environ: Environ, spool: Spool) -> Command | Answer:

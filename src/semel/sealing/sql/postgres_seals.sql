@@ -28,7 +28,8 @@ ORDER BY id LIMIT :limit::bigint;
 -- name: records_open
 -- The same of executions that may go on: those that need attention, and what no reaper has looked at yet.
 SELECT r.id, r.generation, r.steps, r.request
-FROM (SELECT id FROM semel_attention LIMIT :limit::bigint * 5) AS a JOIN semel_record AS r ON r.id = a.id
+FROM (SELECT id FROM semel_attention LIMIT :limit::bigint * 5) AS a
+CROSS JOIN LATERAL (SELECT * FROM semel_record WHERE semel_record.id = a.id OFFSET 0) AS r
 WHERE r.state IN (1, 2, 6) AND (r.steps IS NOT NULL OR r.request IS NOT NULL)
 UNION
 SELECT n.id, n.generation, n.steps, n.request

@@ -60,8 +60,11 @@ WITH clock AS MATERIALIZED (
     SELECT coalesce(:now::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now
 )
 SELECT r.id, r.operation, r.attempt, r.attempts_max, r.lease_until
-FROM clock, semel_attention AS a JOIN semel_record AS r ON r.id = a.id
-WHERE r.state = 1 AND r.lease_until <= clock.now AND r.request IS NOT NULL
+FROM clock, semel_attention AS a CROSS JOIN LATERAL (
+    SELECT id, operation, state, attempt, attempts_max, lease_until, request IS NOT NULL AS has_request
+    FROM semel_record WHERE semel_record.id = a.id OFFSET 0
+) AS r
+WHERE r.state = 1 AND r.lease_until <= clock.now AND r.has_request
     AND (r.lease_until, r.id) > (:after::bigint, :after_id::bytea)
 ORDER BY r.lease_until, r.id
 LIMIT :limit::bigint;

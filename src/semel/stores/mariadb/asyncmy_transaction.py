@@ -13,11 +13,12 @@ import asyncmy
 from asyncmy.errors import InterfaceError, MySQLError
 
 from semel.core.flow import Ask, MakeFlow
+from semel.errors import SemelError
 from semel.stores.deadline import Deadline, run_within
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import AsyncUnitPool
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     transaction: Transaction | None = None  # while it is handed out
     left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     reading = 0
+    was_cut = False  # under a statement, which the server may still be at
     _was_undone = False
 
     # The only place where a cancelled task can leave a statement half-way.
@@ -36,6 +38,9 @@ class AsyncmyUnitConnection(asyncmy.Connection):
         self.reading += 1
         try:
             await super()._fill_buffer(need)  # type: ignore[misc]
+        except asyncio.CancelledError:
+            self.was_cut = True
+            raise
         finally:
             self.reading -= 1
 
@@ -98,7 +103,7 @@ def successor(connection: Any) -> Any:
     fresh: Any = AsyncmyUnitConnection.__new__(AsyncmyUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     deque(map(setattr, repeat(fresh), _STATE, _state_of(connection)), 0)  # with no step of Python for each
-    fresh.left_writes = fresh._was_undone = False
+    fresh.left_writes = fresh.was_cut = fresh._was_undone = False
     connection._connected = False
     connection._transport = connection._proto = None
     connection._close_reason = LATE
@@ -116,7 +121,9 @@ class AsyncmyUnit:
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
+        self._was_handed_out = False
         self.left_writes = False
+        self.is_undecided = False
         self._transaction = self._new_transaction()
 
     def _new_transaction(self) -> Transaction:
@@ -177,6 +184,7 @@ class AsyncmyUnit:
         """The connection: from here on only Semel ends the transaction."""
         self.connection.transaction = self._transaction
         self._deadline = None
+        self._was_handed_out = True
         return self.connection
 
     async def settle_async(self, needed: Ask[Any]) -> bool:
@@ -184,8 +192,8 @@ class AsyncmyUnit:
         if self._is_over():
             return False
         if self.connection.reading:
-            await self._end(sound=False)
-            raise undone()
+            await self._end_unanswered(self._call())
+            raise undone(has_ended=not self.is_undecided)
         self._deadline = Deadline(self._pool.server.patience_seconds)
         try:
             stands = await self._perform(self._transaction.settle(needed))
@@ -208,21 +216,47 @@ class AsyncmyUnit:
         return stands
 
     async def rollback_async(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        """End it. Safe to call at any time, also twice."""
         if self._is_over():
             return
-        sound = True
+        deadline = self._call()
+        is_answered = False
         if self._begun and self.connection.connected:
             self.connection.transaction = None
             try:
-                async with asyncio.timeout(self._call().for_answer()):
+                async with asyncio.timeout(deadline.for_answer()):
                     await self.connection.query("ROLLBACK")
                     self.left_writes = self.connection.left_writes
                     if self.connection._result.warning_count:
                         self.left_writes |= is_incomplete(await self.connection.show_warnings())
+                is_answered = True
             except (MySQLError, TimeoutError):
-                sound = False
-        await self._end(sound=sound)
+                pass
+        if is_answered or not self._was_handed_out:
+            await self._end(sound=is_answered or not self._begun)
+        else:
+            await self._end_unanswered(deadline)
+
+    async def _end_unanswered(self, deadline: Deadline) -> None:
+        """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
+        connection, _ = self._taken
+        was_cut = bool(connection.was_cut or connection.reading)
+        self._ended = True
+        self.left_writes |= connection.left_writes
+        await close(connection)
+        try:
+            other, _ = await self._pool.open_another(deadline)
+            try:
+                asked = witness_end(connection.thread_id() if was_cut else None, deadline.before_sending())
+                has_ended, may_remain = await run_within(perform(other, asked), deadline.for_answer())
+            finally:
+                await close(other)
+            self.is_undecided = not has_ended
+            self.left_writes |= may_remain
+        except (SemelError, Lost, MariadbRefused, TimeoutError):
+            self.is_undecided = was_cut
+        finally:
+            await self._pool.give(self._taken, sound=False)
 
     async def _end(self, *, sound: bool) -> None:
         connection, greeting = self._taken
@@ -252,6 +286,10 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
         """A new connection for one that was lost, and probably all idle ones with it."""
         await close(taken[0])
         await self.close()
+        return await self._open(deadline)
+
+    async def open_another(self, deadline: Deadline) -> Taken:
+        """A connection in the place of one that is closed, to be closed as well. Raises StoreUnavailable."""
         return await self._open(deadline)
 
     async def give(self, taken: Taken, *, sound: bool) -> None:

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 import pymysql
 
 from semel.core.flow import Ask, MakeFlow
+from semel.errors import SemelError
 from semel.stores.deadline import Deadline
 from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
-from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone
+from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import Lifo
 from semel.stores.process import begin_in_children
 
@@ -33,6 +34,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
 
     transaction: Transaction | None = None  # while it is handed out
     left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
+    was_cut = False  # under a statement, which the server may still be at
     _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
@@ -62,6 +64,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             self._was_undone = self._was_undone or undoes_all(error)
             raise
         except BaseException:  # as ``_whole``, for each row
+            self.was_cut = True
             self._force_close()
             raise
 
@@ -73,6 +76,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
         except pymysql.MySQLError:
             raise
         except BaseException:
+            self.was_cut = True
             self._force_close()
             raise
 
@@ -83,6 +87,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
 
     def cut(self) -> None:
         """End it under the statement that is under way: a close alone would wait for its reader."""
+        self.was_cut = True
         if self._sock is not None:
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
@@ -112,7 +117,7 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
-    fresh.left_writes = fresh._was_undone = False
+    fresh.left_writes = fresh.was_cut = fresh._was_undone = False
     fresh.cursorclass = pymysql.cursors.Cursor
     connection._sock = connection._rfile = None
     connection._closed = True
@@ -130,6 +135,8 @@ class PymysqlUnit:
         self._pid = os.getpid()
         self._begun = False
         self._ended = False
+        self._was_handed_out = False
+        self.is_undecided = False  # whether its session may still be at a statement
         self.left_writes = False  # known once it is rolled back
         self._transaction = self._new_transaction()
 
@@ -198,6 +205,7 @@ class PymysqlUnit:
         """The connection: from here on only Semel ends the transaction, and the handler may take its time."""
         self.connection.transaction = self._transaction
         self._deadline = None
+        self._was_handed_out = True
         wait_for(self.connection, None)
         return self.connection
 
@@ -211,8 +219,8 @@ class PymysqlUnit:
         if self._is_over():
             return False
         if self.connection.speaking.locked():
-            self._end(sound=False)
-            raise undone()
+            self._end_unanswered(self._call())
+            raise undone(has_ended=not self.is_undecided)
         self._deadline = Deadline(self._pool.server.patience_seconds)
         try:
             stands = perform(self.connection, self._transaction.settle(needed), self._deadline)
@@ -232,21 +240,49 @@ class PymysqlUnit:
         return stands
 
     def rollback(self) -> None:
-        """End it; nothing of it remains. Safe to call at any time, also twice."""
+        """End it. Safe to call at any time, also twice."""
         if self._is_over():
             return
-        sound = not self.connection.speaking.locked()
-        if sound and self._begun and self.connection.open:
+        deadline = self._call()
+        is_answered = False
+        if self._begun and self.connection.open and not self.connection.speaking.locked():
             self.connection.transaction = None
-            wait_for(self.connection, self._call().for_answer())
+            wait_for(self.connection, deadline.for_answer())
             try:
                 self.connection.query("ROLLBACK")
                 self.left_writes = self.connection.left_writes
                 if self.connection._result.warning_count:
                     self.left_writes |= is_incomplete(self.connection.show_warnings())
+                is_answered = True
             except pymysql.MySQLError:
-                sound = False
-        self._end(sound=sound)
+                self.connection.was_cut |= deadline.is_over
+        if is_answered or not self._was_handed_out:
+            self._end(sound=is_answered or not self._begun)
+        else:
+            self._end_unanswered(deadline)
+
+    def _end_unanswered(self, deadline: Deadline) -> None:
+        """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
+        connection, _ = self._taken
+        self._ended = True
+        self.left_writes |= connection.left_writes
+        if connection.speaking.locked():
+            connection.cut()
+        close(connection)
+        was_cut = connection.was_cut
+        try:
+            other, _ = self._pool.open_another(deadline)
+            try:
+                asked = witness_end(connection.thread_id() if was_cut else None, deadline.before_sending())
+                has_ended, may_remain = perform(other, asked, deadline)
+            finally:
+                close(other)
+            self.is_undecided = not has_ended
+            self.left_writes |= may_remain
+        except (SemelError, Lost, MariadbRefused):
+            self.is_undecided = was_cut
+        finally:
+            self._pool.give(self._taken, sound=False)
 
     def _end(self, *, sound: bool) -> None:
         connection, greeting = self._taken
@@ -290,6 +326,10 @@ class PymysqlUnitPool:
         """A new connection for one that was lost, and probably all idle ones with it."""
         close(taken[0])
         self.close()
+        return self._open(deadline)
+
+    def open_another(self, deadline: Deadline) -> Taken:
+        """A connection in the place of one that is closed, to be closed as well. Raises StoreUnavailable."""
         return self._open(deadline)
 
     def give(self, taken: Taken, *, sound: bool) -> None:

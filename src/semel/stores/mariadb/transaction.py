@@ -11,7 +11,7 @@ import secrets
 from typing import Any, Final, TypeVar
 
 from semel.core.flow import Ask, MakeFlow
-from semel.errors import HandlerRefused
+from semel.errors import HandlerRefused, StoreError, StoreTimeout
 from semel.stores.clock import Clock
 from semel.stores.failures import with_causes
 from semel.stores.mariadb.errors import (
@@ -34,6 +34,7 @@ T = TypeVar("T")
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 BUSY: Final = "a statement is under way on this command's connection; await each one, also where another call fails"
 NOT_ROLLED_BACK: Final = 1196  # the server's warning: a table without transactions keeps what was written
+POLL_SECONDS: Final = 0.02  # between looks at a session that is to end
 _UNSETTLED: Final = "semel: nothing was settled"
 _HERE: Final = (
     "IF NOT (BINARY DATABASE() <=> {database}) THEN "
@@ -49,6 +50,18 @@ _END: Final = "COMMIT AND NO CHAIN NO RELEASE;\n"  # whatever the server's compl
 _KEEP: Final = (
     f"BEGIN NOT ATOMIC\nDECLARE EXIT HANDLER FOR {SAVEPOINT_MISSING} BEGIN END;\n"
     "RELEASE SAVEPOINT {name};\nSAVEPOINT {name};\nEND"
+)
+_STOP: Final = (
+    "BEGIN NOT ATOMIC\nDECLARE turns INT DEFAULT {turns};\n"
+    "BEGIN\nDECLARE CONTINUE HANDLER FOR 1094 BEGIN END;\nKILL CONNECTION {id};\nEND;\n"  # 1094: it is gone
+    "WHILE turns > 0 AND EXISTS (SELECT 1 FROM information_schema.processlist WHERE id = {id}) DO\n"
+    "DO SLEEP({pause});\nSET turns = turns - 1;\nEND WHILE;\n"
+    "SELECT EXISTS (SELECT 1 FROM information_schema.processlist WHERE id = {id});\nEND"
+)
+_PLAIN_TABLES: Final = (
+    "SELECT EXISTS (SELECT 1 FROM information_schema.tables AS t\n"
+    "LEFT JOIN information_schema.engines AS e ON e.engine = t.engine\n"
+    "WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' AND COALESCE(e.transactions, 'NO') <> 'YES')"
 )
 
 
@@ -122,6 +135,24 @@ class Transaction:
         return True
 
 
+def witness_end(session: int | None, seconds: float) -> Conversation[tuple[bool, bool]]:
+    """Whether a handler's session has ended, whose ROLLBACK was not answered, and whether writes of it may remain.
+
+    On another connection of the same user, who may stop his own sessions. A server does not notice that its client
+    has gone while it is at a statement. Where a session is listed no more, its transaction is rolled back.
+
+    Parameters: ``session`` to be stopped; None where the server has ended it. ``seconds`` to wait for its end.
+    """
+    has_ended = True
+    if session is not None:
+        [rows, *_] = yield _STOP.format(id=session, turns=max(1, int(seconds / POLL_SECONDS)), pause=POLL_SECONDS)
+        assert isinstance(rows, list)
+        has_ended = not rows[0][0]
+    [rows] = yield _PLAIN_TABLES
+    assert isinstance(rows, list)
+    return has_ended, bool(rows[0][0])
+
+
 def undoes_all(error: Exception) -> bool:
     """Whether an error of either library says that the server has rolled back the whole transaction by itself.
 
@@ -141,8 +172,13 @@ def is_not_ours(error: MariadbRefused) -> bool:
     return error.code == SAVEPOINT_MISSING or (error.code == SIGNALLED and _UNSETTLED in error.text)
 
 
-def undone() -> HandlerRefused:
-    """The error to raise where a handler ended before its own statement did: its connection was closed under that."""
+def undone(*, has_ended: bool) -> StoreError:
+    """The error to raise where a handler ended before its own statement did: its connection was closed under that.
+
+    Parameters: ``has_ended`` whether its session was seen to have ended.
+    """
+    if not has_ended:
+        return StoreTimeout(f"{BUSY}: the server has not ended its transaction in time: not known yet")
     return HandlerRefused(f"{BUSY}: its transaction was rolled back, and nothing of it remains")
 
 

@@ -61,9 +61,7 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
 
     def check_refused(state: State) -> None:
         row = bench.row()
-        verdict = bench.claim(other)
-        assert isinstance(verdict, KeyReused)
-        assert (verdict.operation_id, verdict.state) == (row.operation_id, state)  # for the key's own caller
+        assert bench.claim(other) == KeyReused(row.operation_id, state)  # for the key's own caller
         assert bench.row() == row
 
     grant = bench.grant(attempt(nonce=1, policy=IDEMPOTENT, starts=State.CLAIMED))
@@ -91,24 +89,22 @@ def another_request_is_refused_in_every_state(bench: Bench) -> None:
 
 def another_request_is_refused_on_a_definite_refusal_too(bench: Bench) -> None:
     """FAILED_REPLAYABLE does not leak its answer to another request."""
-    bench.settle(bench.grant(), State.FAILED_REPLAYABLE)
+    bench.settle(grant := bench.grant(), State.FAILED_REPLAYABLE)
     verdict = bench.claim(attempt(nonce=2, request=1))
-    assert isinstance(verdict, KeyReused)
-    assert verdict.state is State.FAILED_REPLAYABLE
+    assert verdict == KeyReused(grant.operation_id, State.FAILED_REPLAYABLE)
 
 
 def another_request_is_refused_where_the_first_had_no_effect(bench: Bench) -> None:
     """FAILED_NOT_REPLAYABLE frees the key for the same request alone."""
-    bench.settle(bench.grant(), State.FAILED_NOT_REPLAYABLE)
+    bench.settle(grant := bench.grant(), State.FAILED_NOT_REPLAYABLE)
     verdict = bench.claim(attempt(nonce=2, request=1))
-    assert isinstance(verdict, KeyReused)
-    assert verdict.state is State.FAILED_NOT_REPLAYABLE
+    assert verdict == KeyReused(grant.operation_id, State.FAILED_NOT_REPLAYABLE)
 
 
 def another_request_is_refused_even_under_the_same_nonce(bench: Bench) -> None:
     """A nonce reads back its own request only."""
-    bench.grant(attempt())
-    assert bench.claim(attempt(request=1)) == KeyReused()
+    grant = bench.grant(attempt())
+    assert bench.claim(attempt(request=1)) == KeyReused(grant.operation_id, State.PROCESSING)
 
 
 def an_idempotent_command_is_not_run_by_another_declaration(bench: Bench) -> None:
@@ -227,7 +223,7 @@ def a_lapsed_reservation_is_granted_anew(bench: Bench) -> None:
     """CLAIMED and lapsed: nothing had started. The operation keeps its id, its start and its generation."""
     first = bench.grant(attempt(nonce=1, starts=State.CLAIMED))
     bench.clock.advance(LEASE_US - 1)
-    assert bench.claim(attempt(nonce=2)) == InProgress(first.operation_id, 1)
+    assert bench.claim(attempt(nonce=2)) == InProgress(first.operation_id, 1, state=State.CLAIMED)
     bench.clock.advance(1)
     second = bench.grant(attempt(nonce=2))
     assert (second.attempt, second.lapses, second.generation) == (2, 0, 0)

@@ -86,12 +86,15 @@ FROM clock LEFT JOIN (
     SELECT r.* FROM (
         SELECT needing.seq FROM (
             SELECT r.seq, row_number() OVER (PARTITION BY r.state = 6 ORDER BY r.seq DESC) AS place
-            FROM (SELECT id FROM semel_attention LIMIT :look::bigint) AS a JOIN semel_record AS r ON r.id = a.id
+            FROM (SELECT id FROM semel_attention LIMIT :look::bigint) AS a
+            CROSS JOIN LATERAL (
+                SELECT seq, state, lease_until FROM semel_record WHERE semel_record.id = a.id OFFSET 0
+            ) AS r
             WHERE r.state = ANY(:states::smallint[])
                 AND (NOT :lapsed::boolean OR (r.state IN (1, 2) AND r.lease_until <= (SELECT now FROM clock)))
         ) AS needing
         ORDER BY needing.place LIMIT :limit::bigint
-    ) AS page JOIN semel_record AS r ON r.seq = page.seq
+    ) AS page CROSS JOIN LATERAL (SELECT * FROM semel_record WHERE semel_record.seq = page.seq OFFSET 0) AS r
 ) AS r ON true
 ORDER BY r.seq DESC;
 
@@ -111,7 +114,8 @@ ORDER BY page.seq;
 
 -- name: turn
 -- A worker takes its next turn (core/contract.py, next_turn), and learns when the first of the open records will lapse. It
--- reads one page of what was created since, so that an idle fleet sends one statement a turn.
+-- reads one page of what was created since, so that an idle fleet sends one statement a turn. Each record is looked up by
+-- its id: a planner that expects few records, as just after a load, would walk all of them for a plain join.
 -- include: semel.stores.postgres sql/turn.sql
 page AS MATERIALIZED (
     SELECT id, state FROM semel_record WHERE seq > :after::bigint ORDER BY seq LIMIT :page::bigint
@@ -132,9 +136,12 @@ SELECT
                 ELSE r.lease_until
             END
         )
-        FROM seen JOIN semel_record AS r ON r.id = seen.id
+        FROM seen CROSS JOIN LATERAL (
+            SELECT state, effects, lapses, lease_until, attempts_max, dedup_until, request IS NOT NULL AS has_request
+            FROM semel_record WHERE semel_record.id = seen.id OFFSET 0
+        ) AS r
         WHERE r.state = 2
-            OR (r.state = 1 AND (r.lease_until > clock.now OR (:kind::text <> 'reaper' AND r.request IS NOT NULL)))
+            OR (r.state = 1 AND (r.lease_until > clock.now OR (:kind::text <> 'reaper' AND r.has_request)))
     ),
     (SELECT count(*) FROM page)
 FROM clock;
@@ -157,7 +164,10 @@ seen AS (
     SELECT unnest(:ids::bytea[]) AS id UNION SELECT id FROM semel_attention
 )
 SELECT clock.now, r.id
-FROM clock, seen JOIN semel_record AS r ON r.id = seen.id
+FROM clock, seen CROSS JOIN LATERAL (
+    SELECT id, state, effects, lapses, lease_until, attempts_max, dedup_until
+    FROM semel_record WHERE semel_record.id = seen.id OFFSET 0
+) AS r
 WHERE r.state = 2 AND r.lease_until <= clock.now
     AND (r.effects <> 2 OR r.dedup_until <= clock.now OR r.lapses + (r.lease_until > 0)::int >= r.attempts_max)
 ORDER BY r.lease_until
