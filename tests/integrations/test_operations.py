@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,8 +16,12 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from semel import AsyncEngine, Permit
-from semel.errors import SchemaError, SemelError, StoreUnavailable
+from semel.errors import ConfigurationError, SchemaError, SemelError, StoreUnavailable
+from semel.http.caller import single_caller
+from semel.http.problems import Problems
 from semel.integrations.fastapi import Semel as FastApiSemel
+from semel.integrations.litestar import Semel as LitestarSemel
+from semel.integrations.quart import Semel as QuartSemel
 from semel.integrations.starlette import Semel
 from semel.operations.http import OperationsApp
 from tests.integrations.conftest import Serve
@@ -247,3 +252,38 @@ def test_the_page_about_problems_needs_no_credentials(serve: Serve, engine: Asyn
 
 def _nobody() -> None:
     raise HTTPException(401)
+
+
+def _link_of(make: Any, *, at: str = "", problems: Problems | None = None, **more: Any) -> int:
+    """The status of the answer behind the link of a command's answer."""
+    app = FastAPI() if make is FastApiSemel else Starlette()
+    engine = AsyncEngine.connect("memory://?persistence=none")
+    semel = make(engine, caller=single_caller, problems=problems or Problems())
+    endpoint = semel.command("orders.create")(order)
+    if isinstance(app, FastAPI):
+        app.post("/orders")(endpoint)
+    else:
+        app.router.routes.append(Route("/orders", endpoint, methods=["POST"]))
+    semel.install(app, **more)
+    outer = Starlette(routes=[Mount(at, app)]) if at else app
+    with TestClient(outer) as client:
+        link = client.post(f"{at}/orders", headers={"Idempotency-Key": KEY}).headers["link"]
+        return client.get(link[1 : link.index(">")]).status_code
+
+
+@pytest.mark.parametrize("make", [Semel, FastApiSemel])
+def test_links_lead_to_where_the_status_is_served(make: Any) -> None:
+    elsewhere = Problems(operations_path="/eu/status/{id}")
+    assert _link_of(make) == 200
+    assert _link_of(make, problems=elsewhere) == 200
+    assert _link_of(make, problems=elsewhere, operations_path="/eu/status") == 200
+    assert _link_of(make, problems=elsewhere, operations_path="/status", at="/eu") == 200
+    with pytest.raises(ConfigurationError, match=r"Problems\(operations_path='/ops/\{id\}'\)"):
+        _link_of(make, operations_path="/ops")
+    says = re.escape("every answer links to '/operations/{id}'")
+    for wrong in (
+        lambda engine: QuartSemel(None, engine, caller=single_caller, operations_path="/ops"),
+        lambda engine: LitestarSemel(engine, caller=single_caller, operations_path="/ops"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            wrong(AsyncEngine.connect("memory://"))

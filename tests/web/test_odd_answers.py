@@ -41,6 +41,18 @@ def test_an_answer_as_long_as_its_content_length_is_streamed_through(make_web: M
     assert web.call().code == "IDEMPOTENCY_RESPONSE_NOT_REPLAYABLE"
 
 
+@pytest.mark.parametrize(
+    ("length", "body"), [(30, [b"ab", b"cd" * 20]), (2, [b"abc"]), (0, [b"abc"]), (1, [b"a", b"b"])]
+)
+def test_an_answer_longer_than_its_content_length_is_cut_there_as_servers_cut_it(
+    make_web: MakeWeb, length: int, body: list[bytes]
+) -> None:
+    web = make_web(lambda seen: Reply(201, [("Content-Length", str(length))], body))
+    first, again = web.call(), web.call()
+    assert first.body == again.body == b"".join(body)[:length]
+    assert (again.header("idempotency-replayed"), again.header("content-length")) == ("true", str(length))
+
+
 @pytest.mark.parametrize("status", [204, 205, 304])
 def test_an_answer_without_a_body_has_no_content_length(make_web: MakeWeb, status: int) -> None:
     web = make_web(lambda seen: Reply(status, [("Content-Length", "11"), ("ETag", "x")], [b'{"a": "bc"}']))

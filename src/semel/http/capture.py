@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from sys import maxsize
 from typing import Final, NamedTuple
 
 from semel.core.model import Answer
@@ -61,9 +62,9 @@ class AnswerHead(NamedTuple):
     """What the head of an answer comes to.
 
     ``kept`` is what the store gets of its ``headers``, ``dropped`` the names of those that replays may miss;
-    ``announced`` how long the body will be, as the application says; ``endless`` a stream; ``bodyless`` a status that
-    has no body; ``fits`` that it can be held; ``succeeds`` a status that alone proves that all is done, and nothing
-    is dropped.
+    ``announced`` how long the body will be, as the application says, and ``sent_max`` how much of it a server sends at
+    most; ``endless`` a stream; ``bodyless`` a status that has no body; ``fits`` that it can be held; ``succeeds`` a
+    status that alone proves that all is done, and nothing is dropped.
     """
 
     status: int = 0
@@ -71,6 +72,7 @@ class AnswerHead(NamedTuple):
     kept: _Headers = ()
     dropped: tuple[bytes, ...] = ()
     announced: int = 0
+    sent_max: int = maxsize
     endless: bool = False
     bodyless: bool = False
     fits: bool = True
@@ -99,7 +101,7 @@ class Keeping:
         """Read the head of an answer. It is remembered where it is about the body alone."""
         kept: list[tuple[bytes, bytes]] = []
         dropped: list[bytes] = []
-        announced, endless, bodyless = 0, False, status in BODYLESS_STATUSES
+        announced, sent_max, endless, bodyless = 0, maxsize, False, status in BODYLESS_STATUSES
         names = [name.lower() for name, _ in headers]
         for name, (_, value) in zip(names, headers, strict=True):
             if name in self.headers:
@@ -109,7 +111,7 @@ class Keeping:
                     endless = True
             elif name == b"content-length":
                 if value.isdigit() and len(value) < 20 and not bodyless:
-                    announced = int(value)
+                    announced = sent_max = int(value)
             elif name not in self.unmissed:
                 dropped.append(name)
         own = headers
@@ -117,7 +119,9 @@ class Keeping:
             own = tuple(pair for name, pair in zip(names, headers, strict=True) if name != b"content-length")
         fits = bodyless or (announced <= self.body_bytes_max and not endless)
         succeeds = self._succeeds and 200 <= status < 300 and not dropped
-        head = AnswerHead(int(status), own, tuple(kept), tuple(dropped), announced, endless, bodyless, fits, succeeds)
+        head = AnswerHead(
+            int(status), own, tuple(kept), tuple(dropped), announced, sent_max, endless, bodyless, fits, succeeds
+        )
         if _REMEMBERED.issuperset(names) and len(names) <= len(_REMEMBERED):
             with suppress(TypeError):  # in another form, it cannot be looked up
                 if len(self.heads) >= _HEADS_MAX:
@@ -227,6 +231,13 @@ class Capture:
     def end(self) -> None:
         """The application has sent the last of the body."""
         self.ended = True
+        if self._size > self._head.sent_max:
+            self.cut_surplus()
+
+    def cut_surplus(self) -> None:
+        """Drop what the body has beyond its announced length: a server sends it to no client."""
+        most = self._head.sent_max
+        self._body, self._more, self._size = self.body[:most], None, most
 
     @property
     def complete(self) -> bool:

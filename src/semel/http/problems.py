@@ -139,6 +139,7 @@ _QUERY_FIRST: Final = "Query that operation before you use a new key: both could
 STORE_RETRY_SECONDS: Final = 5  # clients that were refused together come back spread over this many seconds
 PAGE_RELATION: Final = "describedby"  # draft-ietf-httpapi-idempotency-key-header-07, 2.7: a link to documentation
 PAGE_NAME: Final = "problems"  # in place of an operation's id: the page about all codes
+_PLACE: Final = "/operations"  # the status of operations, unless something else is said
 _ID: Final = "{id}"
 
 
@@ -294,6 +295,32 @@ class Problems:
         """The answer where an ATOMIC handler's answer could not be kept and everything was rolled back."""
         text = "The answer is larger than the server keeps, so everything was rolled back: nothing happened."
         return self.answer(ANSWER_TOO_LARGE, text)
+
+    def check_place(self, given: str | None) -> str | None:
+        """Where an application serves the status of operations: where its answers link to. None: nowhere.
+
+        Parameters: ``given`` the path for it, below the place where the application is mounted; "/operations" stands
+        for that of the links.
+
+        Raises ConfigurationError: the links lead elsewhere.
+
+        >>> Problems(operations_path="/status/{id}").check_place("/operations")
+        '/status'
+        >>> Problems(operations_path="/eu/status/{id}").check_place("/status")  # of an application mounted at /eu
+        '/status'
+        """
+        linked = self.operations_path
+        if given is None or linked is None or not linked.startswith("/") or not linked.endswith(f"/{_ID}"):
+            return given
+        place = linked.removesuffix(f"/{_ID}")
+        if place.endswith(given):
+            return given
+        if given == _PLACE:
+            return place
+        raise ConfigurationError(
+            f"operations_path={given!r} serves the status of operations, and every answer links to {linked!r}; write "
+            f"Semel(..., problems=Problems(operations_path={given + '/' + _ID!r}))"
+        )
 
     def operation_link(self, operation_id: bytes) -> tuple[bytes, bytes] | None:
         """The ``Link`` header to the operation, or None where operations are not served."""

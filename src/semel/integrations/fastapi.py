@@ -73,13 +73,15 @@ class Semel(StarletteSemel):
         """Capture answers, open and close the engine with the application, serve the operations' status, and
         complete the OpenAPI document.
 
-        Parameters: ``operations_path`` where the status resource is served (None: nowhere); ``reap`` runs a
+        Parameters: ``operations_path`` where the status resource is served: where the answers link to, by
+        ``Problems(operations_path=...)`` (None: by the application itself, or nowhere); ``reap`` runs a
         :class:`~semel.retention.worker.Reaper` with the application, ``complete`` a
         :class:`~semel.resuming.worker.Completer` of its resumable operations; ``dependencies`` of that resource, such
         as the one that authenticates: ``[Depends(authenticate)]``.
         """
         if not isinstance(app, FastAPI):
             raise ConfigurationError(f"install takes a FastAPI application, not a {type(app).__name__}")
+        operations_path = self.surface.problems.check_place(operations_path)
         super().install(app, operations_path=None, reap=reap, complete=complete)
         if operations_path is not None:
             settings: dict[str, Any] = {

@@ -105,7 +105,7 @@ class Semel(EndpointCommands[Response[Any]], InitPlugin, ReceiveRoutePlugin):
         **settings: Unpack[EndpointSettings],
     ) -> None:
         super().__init__(engine, caller=_reading(caller), **settings)
-        self._operations_path = operations_path
+        self._operations_path = self.surface.problems.check_place(operations_path)
         self._guards = list(guards)
         self._reap = reap
         self._templates: dict[str, set[str]] = {}  # the paths that each operation is routed to by

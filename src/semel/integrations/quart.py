@@ -111,7 +111,7 @@ class Semel(EndpointCommands[Response]):
             raise ConfigurationError(WHO.format(example="current_user.auth_id with Quart-Auth"))
         super().__init__(engine, caller=read_caller(caller, tenant), **settings)
         self._apps: weakref.WeakSet[Quart] = weakref.WeakSet()
-        self._operations_path = operations_path
+        self._operations_path = self.surface.problems.check_place(operations_path)
         self._reap = reap
         self.completes = complete
         self.operations = Operations(self.surface, engine, lambda: (*self.declared, *self._bulks))

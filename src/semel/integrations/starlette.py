@@ -181,7 +181,8 @@ class Semel(EndpointCommands[Response]):
     ) -> None:
         """Capture the application's answers, open and close the engine with it, and serve the operations' status.
 
-        Parameters: ``operations_path`` where the status resource is served (None: nowhere). The caller function
+        Parameters: ``operations_path`` where the status resource is served: where the answers link to, by
+        ``Problems(operations_path=...)`` (None: by the application itself, or nowhere). The caller function
         must know the caller there too: an authentication *middleware* has run, a dependency has not. ``reap``
         runs a :class:`~semel.retention.worker.Reaper` with the application; False where another process does.
         ``complete`` runs a :class:`~semel.resuming.worker.Completer` of its resumable operations likewise; False where
@@ -189,6 +190,7 @@ class Semel(EndpointCommands[Response]):
         """
         if any(each.kwargs.get("kept_alive") is self._kept_alive for each in app.user_middleware):
             raise ConfigurationError("semel.install(app) was called for this application already; call it once")
+        operations_path = self.surface.problems.check_place(operations_path)
         self.completes = complete
         self.check_routes(app)
         app.add_middleware(

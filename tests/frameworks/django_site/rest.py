@@ -81,6 +81,7 @@ class Created(generics.CreateAPIView):  # type: ignore[misc]
         return super().create(request, *args, **kwargs)
 
 
+@transaction.non_atomic_requests(using="other")
 @transaction.non_atomic_requests
 @extend_schema(exclude=True)
 @api_view(["POST"])

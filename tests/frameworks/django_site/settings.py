@@ -46,9 +46,10 @@ def _sqlite(name: str, **more: Any) -> dict[str, Any]:
     }
 
 
+IN_REQUESTS = {"ATOMIC_REQUESTS": "SHOP_ATOMIC_REQUESTS" in os.environ}
 DATABASES: dict[str, dict[str, Any]] = {
-    "default": _sqlite("shop", ATOMIC_REQUESTS="SHOP_ATOMIC_REQUESTS" in os.environ),
-    "other": _sqlite("other"),
+    "default": _sqlite("shop", **IN_REQUESTS),
+    "other": _sqlite("other", **IN_REQUESTS),
 }
 if "SHOP_POSTGRES" in os.environ:
     server = urlsplit(os.environ["SHOP_POSTGRES"])

@@ -14,9 +14,11 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.contrib.auth.models import Group, Permission, User
 from django.core import checks
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, models
 from django.http import HttpResponse, JsonResponse
@@ -31,6 +33,7 @@ from semel.errors import ConfigurationError
 from semel.http.caller import Caller
 from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
+from semel.stores.sql import django as databases
 from tests.frameworks.django_site import rest, views
 from tests.frameworks.django_site.models import Effect
 from tests.service.served import await_true
@@ -87,6 +90,13 @@ def run_semel(*arguments: str) -> Any:
     with redirect_stdout(io.StringIO()) as told:
         main(["--json", *arguments])
     return json.loads(told.getvalue())
+
+
+def form_of(note: str, size: int) -> bytes:
+    """A form with a file, with the boundary "x"."""
+    field = f'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\n{note}\r\n'
+    file = '--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
+    return f"{field}{file}{'x' * size}\r\n--x--\r\n".encode()
 
 
 def effects() -> list[str]:
@@ -200,6 +210,72 @@ class AtomicTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django 
         assert effects() == []
         assert list(Effect.objects.using("other").values_list("what", flat=True)) == ["o"]
         assert self.state() == "SUCCEEDED"
+
+    def test_rows_of_another_database_are_refused_unless_they_are_declared_to_be_beside(self) -> None:
+        def others() -> list[str]:
+            return list(Effect.objects.using("other").values_list("what", flat=True))
+
+        self.client = Client()
+        for _ in range(2):
+            with self.assertRaisesMessage(ConfigurationError, "SEMEL = {'BESIDE': ['other']}"):
+                self.ask("/atomic", {"do": "beside"})
+        assert (effects(), others(), self.state()) == ([], [], None)
+        with override_settings(SEMEL={**settings.SEMEL, "BESIDE": ["other"]}):
+            self.twice("/atomic", {"do": "beside"})
+        assert (effects(), others()) == (["x"], ["beside"])
+        self.key = str(uuid.uuid4())
+        self.twice("/external", {"do": "beside"})
+        assert (effects(), others()) == (["x"] * 2, ["beside"] * 2)
+
+    def in_chunks(self, path: str, body: bytes, kind: str = "application/json", source: Any = None) -> Any:
+        """A request over WSGI whose body comes in chunks, as gunicorn tells it."""
+        chunked = {"wsgi.input": source or io.BytesIO(body), "wsgi.input_terminated": True, "CONTENT_LENGTH": ""}
+        headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+        return self.client.generic("POST", path, b"replaced", kind, headers=headers, **chunked)
+
+    def test_a_body_in_chunks_reaches_the_claim_and_the_view(self) -> None:
+        boundary = "multipart/form-data; boundary=x"
+        for path, body, kind, effect in (
+            ("/atomic", b'{"what": "json"}', "application/json", "json"),
+            ("/external", b'{"what": "more"}', "application/json", "more"),
+            ("/rest/", b'{"what": "rest"}', "application/json", "rest"),
+            ("/upload", form_of("n", 5000), boundary, "n a.txt 5000"),
+        ):
+            self.key = str(uuid.uuid4())
+            first, second = self.in_chunks(path, body, kind), self.in_chunks(path, body, kind)
+            assert (first.status_code, second.status_code) == (201, 201), first.content
+            assert second.headers["Idempotency-Replayed"] == "true"
+            assert effects().count(effect) == 1, path
+            assert self.in_chunks(path, body.replace(effect[:1].encode(), b"o", 1), kind).status_code == 422
+            headers = {"Authorization": "Bearer alice", "Idempotency-Key": self.key}
+            announced = self.client.generic("POST", path, body, kind, headers=headers)
+            assert announced.headers.get("Idempotency-Replayed") == "true", (path, announced.content)
+
+    def test_a_body_in_chunks_that_is_cut_or_too_long_runs_nothing(self) -> None:
+        class BrokenChunk(Exception):
+            """As gunicorn has one of its own."""
+
+        def broken(error: Exception) -> Any:
+            return mock.Mock(read=mock.Mock(side_effect=[b'{"what"', error]))
+
+        assert self.in_chunks("/atomic", b"", source=broken(BrokenChunk())).status_code == 400
+        assert self.in_chunks("/atomic", b"", source=broken(OSError("gone"))).status_code == 500
+        long = self.in_chunks("/atomic", b'{"what": "' + b"x" * site().body_bytes_max + b'"}')
+        assert (long.status_code, long.headers["Semel-Code"]) == (413, "IDEMPOTENCY_REQUEST_TOO_LARGE")
+        assert self.in_chunks("/atomic", b'{"what": "a"}').status_code == 201
+        assert effects() == ["a"]
+
+    def test_a_body_in_chunks_over_asgi_is_announced_to_the_view(self) -> None:
+        async def ask(body: bytes) -> Any:
+            headers = {"host": "testserver", "authorization": "Bearer alice", "idempotency-key": self.key}
+            lines = [(name.encode(), value.encode()) for name, value in headers.items()]
+            lines.append((b"content-type", b"application/json"))
+            scope = {"type": "http", "method": "POST", "path": "/rest/", "headers": lines}
+            return await ASGIHandler().get_response_async(ASGIRequest(scope, io.BytesIO(body)))
+
+        told = [async_to_sync(ask)(b'{"what": "a"}') for _ in range(2)]
+        assert [each.status_code for each in told] == [201, 201], told[0].content
+        assert (told[1].headers["Idempotency-Replayed"], effects()) == ("true", ["a"])
 
     def test_an_outer_middleware_that_fails_leaves_a_success_to_be_replayed(self) -> None:
         assert self.ask("/atomic", {"what": "a"}, headers={"X-Outer": "boom"}).status_code == 500
@@ -646,6 +722,8 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
             "surface": ({"WAIT_SECOND_MAX": 1}, "did you mean 'WAIT_SECONDS_MAX'?"),
             "far": ({"XYZ": 1}, "known are URL, DATABASE, CALLER, TENANT, ENGINE"),
             "engine": ({"ENGINE": {"confirm_second": 1}}, "did you mean 'confirm_seconds'?"),
+            "text": ({"BESIDE": "other"}, "must be a list of aliases of DATABASES"),
+            "alias": ({"BESIDE": ["no"]}, "DATABASES has no 'no'"),
             "value": ({"WAIT_SECONDS_MAX": -1}, "wait_seconds_max"),
         }
         for given, says in wrong.values():
@@ -654,6 +732,22 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
                 assert says in error.msg, error
         with override_settings(SEMEL={"CALLER": "no.such.place"}):
             assert [each.id for each in checks.run_checks()] == ["semel.E001"]
+
+    def test_the_store_of_a_postgresql_database_has_its_role_and_libpqs_options(self) -> None:
+        def url(**options: Any) -> str:
+            settings_dict = {"NAME": "shop", "HOST": "db", "USER": "web", "OPTIONS": options}
+            found = SimpleNamespace(vendor="postgresql", settings_dict=settings_dict)
+            with mock.patch.object(databases, "connection_of", return_value=found):
+                return databases.store_url_of("default")
+
+        assert url(pool=True, sslmode=None, target_session_attrs="read-write", server_side_binding=True) == (
+            "postgresql://web@db/shop?target_session_attrs=read-write"
+        )
+        assert url(assume_role="app") == "postgresql://web@db/shop?options=-c%20role%3Dapp"
+        both = url(assume_role="app", options="-c search_path=shop")
+        assert both == "postgresql://web@db/shop?options=-c%20search_path%3Dshop%20-c%20role%3Dapp"
+        with self.assertRaisesMessage(ConfigurationError, "assumes the role 'a b'"):
+            url(assume_role="a b")
 
     def test_check_finds_nothing_in_the_project(self) -> None:
         assert [each for each in checks.run_checks() if each.is_serious()] == []

@@ -27,6 +27,8 @@ PATH = "/approvals/7"
 class BulkTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """Over HTTP."""
 
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
     def test_every_item_has_its_outcome_and_a_retry_gets_the_same_answer(self) -> None:
         first = self.ask(PATH, ["a", "raise", "b"])
         states = [item["state"] for item in json.loads(b"".join(first))["items"]]

@@ -34,6 +34,8 @@ DONE = ["charge 7 parcel for alice", "ship 7 parcel for alice"]
 class ResumedTests(Asking, TransactionTestCase):  # type: ignore[misc]  # Django ships no types
     """Over HTTP."""
 
+    databases = {"default", "other"}  # noqa: RUF012 -- as Django has it
+
     def setUp(self) -> None:
         super().setUp()
         views.SHIPPING.update(gate=threading.Event(), ends=None, threads=[])

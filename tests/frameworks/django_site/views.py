@@ -41,6 +41,9 @@ def write_more(do: str, made: Any, using: str) -> None:
             again()
     if do == "close":
         connections[using].close()
+    if do == "beside":
+        Effect.objects.using("other").count()
+        Effect.objects.using("other").create(what="beside")
     if do == "nested":
         with suppress(KeyError), transaction.atomic(using=using):
             Effect.objects.using(using).create(what="inner")
@@ -102,6 +105,7 @@ def external(request: Any) -> Any:
     return answer(request, json.loads(request.body))
 
 
+@transaction.non_atomic_requests(using="other")
 @transaction.non_atomic_requests
 @semel.command("idempotent", effects="idempotent")
 async def idempotent(request: Any) -> Any:

@@ -231,6 +231,8 @@ class AsgiCall(Capture):
             fits = self.add(message.get("body", b""))
             if not message.get("more_body"):
                 self.ended = True
+                if self._size > self._head.sent_max:
+                    self.cut_surplus()
                 if self._ended is not None:
                     self._ended.set()
         else:

@@ -111,7 +111,7 @@ class InsideCall:
         if isinstance(opened, Answer):
             return self.replace(opened)
         self.exchange = opened
-        fits = _fill(body, environ, surface.body_seconds_max)
+        fits = fill_in_time(body, environ, surface.body_seconds_max)
         if fits is None:
             return self.replace(surface.problems.body_too_slow(surface.body_seconds_max))
         if not fits:
@@ -252,7 +252,7 @@ def settle_call(
     return exchange.last_answer(permit, capture, outcome, error, verdict, unconfirmed, failure)
 
 
-def _fill(body: KeptBody, environ: Mapping[str, Any], seconds: float) -> bool | None:
+def fill_in_time(body: KeptBody, environ: Mapping[str, Any], seconds: float) -> bool | None:
     """Take the rest of the body from the client. False: it is too long; None: it has not come in time."""
     clock = socket_clock(seconds)
     connection = clock.begin(environ)

@@ -14,6 +14,7 @@ from semel.http.exchange import Exchange
 from semel.http.outage import NO_STORE, UNCLAIMED
 from semel.integrations.django.answer import in_place_of, lines_of, response_of, whole_of, with_lines
 from semel.integrations.django.call import DjangoCall
+from semel.integrations.django.orm_writes import refusing_writes_beside
 from semel.integrations.django.site import ProjectStore
 from semel.policy import Command
 from semel.stores.sql import django as databases
@@ -109,7 +110,8 @@ def run_atomic(
         before = databases.failures()
         try:
             with _Entered(block):
-                response = _render(view(), request)
+                with refusing_writes_beside(alias, place.beside):
+                    response = _render(view(), request)
                 answer = _capture_answer(exchange, response)
                 if answer is None:
                     response = response_of(place.surface.problems.answer_too_large())

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
+from django.http import UnreadablePostError
 from django.urls import Resolver404, resolve
 
 from semel.core.model import Answer
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, InvalidBody, RequestTooLarge
 from semel.http.exchange import CUT, IncompleteAnswer
 from semel.http.routing import Params, Route
 from semel.http.wsgi.answer import headers_of
 from semel.http.wsgi.body import KeptBody
-from semel.http.wsgi.inside import Head, InsideCall
+from semel.http.wsgi.inside import Head, InsideCall, fill_in_time
 from semel.integrations.django.answer import in_place_of, lines_of, whole_of, with_lines
 from semel.integrations.django.site import names_at, site
 from semel.policy import Command
@@ -43,8 +44,32 @@ class DjangoCall(InsideCall):
         self._request = request
         if not hasattr(request, "_body") and not request._read_started and _may_claim(request):
             self._body = request._stream = KeptBody(
-                request._stream, _length_of(request), site().body_bytes_max
+                _source_of(request), _length_of(request), site().body_bytes_max
             )  # what reads the form, as the CSRF check does, leaves the bytes for the claim
+
+    def announce_length(self) -> Answer | None:
+        """Let Django read a body that came in chunks, of which it would read nothing; or the answer that refuses it.
+
+        Raises UnreadablePostError: the client has gone.
+        """
+        body, environ = self._body, self._request.META
+        if body is None or environ.get("CONTENT_LENGTH") or not environ.get("wsgi.input_terminated"):
+            return None
+        place = site().place(site().database)
+        problems, seconds = place.surface.problems, place.surface.body_seconds_max
+        try:
+            fits = fill_in_time(body, environ, seconds)
+        except InvalidBody as error:
+            return problems.of_error(error)
+        except OSError as error:
+            raise UnreadablePostError(*error.args) from error
+        if fits is None:
+            return problems.body_too_slow(seconds)
+        if not fits:
+            text = f"The body is larger than {site().body_bytes_max} bytes; send a smaller one."
+            return problems.of_error(RequestTooLarge(text))
+        environ["CONTENT_LENGTH"] = str(body.spool.size)
+        return None
 
     def command_of(self, place: ProjectStore, route: Route, params: Params, request: Any) -> Command | Answer | None:
         """The view's command; or the answer that leaves instead, or None to run unprotected.
@@ -333,6 +358,19 @@ def _length_of(request: Any) -> int | None:
         return int(length)
     source = request._stream
     return 0 if getattr(source, "__len__", None) is not None and not len(source) else None
+
+
+def _source_of(request: Any) -> Any:
+    """The body's stream, to its end: Django cuts it off at the announced length, and at 0 where none is announced."""
+    environ, source = request.META, request._stream
+    if environ.get("CONTENT_LENGTH"):
+        return source
+    if environ.get("wsgi.input_terminated"):
+        return environ["wsgi.input"]
+    if getattr(request, "scope", None) is not None and hasattr(source, "seek"):  # over ASGI Django has the whole body
+        environ["CONTENT_LENGTH"] = str(source.seek(0, io.SEEK_END))
+        source.seek(0)
+    return source
 
 
 def _query_of(request: Any) -> bytes:

@@ -11,6 +11,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefuncti
 from semel.engine.sync_engine import Engine
 from semel.http.routing import UNSAFE_METHODS
 from semel.http.wsgi.threads import Accepted
+from semel.integrations.django.answer import response_of
 from semel.integrations.django.call import CALL, DjangoCall
 from semel.integrations.django.site import site
 
@@ -61,7 +62,8 @@ class SemelMiddleware:
         call = DjangoCall(request, self)
         setattr(request, CALL, call)
         try:
-            response = call.conclude(self.get_response(request))
+            refused = call.announce_length()
+            response = response_of(refused) if refused is not None else call.conclude(self.get_response(request))
             call.finish(response)
         except BaseException as error:
             call.let_go(error)  # settles what was granted as what this exception means

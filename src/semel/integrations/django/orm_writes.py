@@ -2,13 +2,13 @@
 
 Django writes on its own connection, which commits for itself: such a write would stay where the transaction is
 rolled back and run again, or be there without its record after a crash. In a view with ``effects="atomic"`` Semel joins
-Django's own transaction, and nothing is refused.
+Django's own transaction: there what the ORM writes to another one of ``DATABASES`` is refused, for the same reason.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -24,6 +24,12 @@ _REFUSAL: Final = (
     "itself: a crash or a retry would leave one without the other, so Semel refused the write. Write on the connection "
     "that Semel gives to this code, or {instead}"
 )
+_OTHER: Final = (
+    "this view's effects='atomic' commits with DATABASES[{joined!r}], and it wrote to DATABASES[{alias!r}], which "
+    "commits for itself: a rollback or a crash would leave one without the other, so Semel refused the write. Write it "
+    "in transaction.on_commit(...), or declare effects='external' or 'idempotent'; where each retry may write it "
+    "again, such as a log, name the database: SEMEL = {{'BESIDE': [{alias!r}]}}"
+)
 _LEADING: Final = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 _WRITES_WITHIN: Final = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE)\b", re.IGNORECASE)
 # They write nothing, or end and nest what has written nothing.
@@ -32,6 +38,7 @@ _HARMLESS: Final = frozenset(
 )
 _VENDORS: Final = {"postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql"}
 _inside: Final[ContextVar[OwnTransaction | None]] = ContextVar("semel_own_transaction", default=None)
+_joined: Final[ContextVar[tuple[str, Collection[str]] | None]] = ContextVar("semel_joined_database", default=None)
 
 
 @contextmanager
@@ -47,12 +54,27 @@ def refusing_writes(own: OwnTransaction) -> Iterator[None]:
         _inside.reset(token)
 
 
+@contextmanager
+def refusing_writes_beside(alias: str, allowed: Collection[str]) -> Iterator[None]:
+    """Refuse meanwhile what Django writes to another database than this one: with ConfigurationError.
+
+    Parameters: ``alias`` of the database whose transaction is the command's; ``allowed`` the aliases of others that
+    may be written all the same.
+    """
+    token = _joined.set((alias, allowed))
+    try:
+        yield
+    finally:
+        _joined.reset(token)
+
+
 def check_statement(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
     """An ``execute_wrapper`` of Django's. Raises ConfigurationError for a write that is to be refused."""
-    own = _inside.get()
+    own, joined, alias = _inside.get(), _joined.get(), context["connection"].alias
     if own is not None and _is_write(str(sql)) and _is_store_of(own.backend, context["connection"]):
-        alias = context["connection"].alias
         raise ConfigurationError(_REFUSAL.format(name=own.name, alias=alias, instead=own.instead))
+    if joined is not None and alias not in (joined[0], *joined[1]) and _is_write(str(sql)):
+        raise ConfigurationError(_OTHER.format(joined=joined[0], alias=alias))
     return run(sql, params, many, context)
 
 

@@ -29,7 +29,7 @@ from semel.operations.http import SyncOperations
 from semel.policy import Policy
 from semel.stores.sql import django as databases
 
-_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", "WAITERS_MAX")
+_OWN: Final = ("URL", "DATABASE", "CALLER", "TENANT", "ENGINE", "RESUMED_USER", "WAITERS_MAX", "BESIDE")
 
 
 _SURFACE: Final = tuple(
@@ -60,6 +60,7 @@ class ProjectStore:
     engine: Engine
     surface: HttpSettings
     operations: SyncOperations
+    beside: tuple[str, ...] = ()  # databases that an ATOMIC view may write to beside its transaction
     declared: dict[str, DeclaredEndpoint] = field(default_factory=dict)
 
 
@@ -86,6 +87,7 @@ class Site:
         self.threads = Threads(given.get("WAITERS_MAX"))
         self._options = {name.lower(): value for name, value in given.items() if name not in _OWN}
         self.asks_for_user = given.get("CALLER") is None
+        self._beside = _aliases("BESIDE", given.get("BESIDE", ()))
         self._resumed_user = _function("RESUMED_USER", given.get("RESUMED_USER"))
         self._caller = _caller_of(given.get("CALLER"), given.get("TENANT", "single"))
 
@@ -188,7 +190,8 @@ class Site:
             databases.before_test_database_ends(alias, _close_all)
         engine = Engine.connect(url, **self._engine_options)
         surface = HttpSettings.of(engine, self.surface_options)
-        place = ProjectStore(url, engine, surface, SyncOperations(surface, engine, lambda: (*self._declared, *BULKS)))
+        operations = SyncOperations(surface, engine, lambda: (*self._declared, *BULKS))
+        place = ProjectStore(url, engine, surface, operations, self._beside)
         for each in self._declared.values():
             if each.using == alias:
                 place.declared[each.name] = declare_endpoint(
@@ -382,6 +385,16 @@ def _function(name: str, given: Any) -> Any:
         what = "the request" if name == "CALLER" else "a Caller"
         raise ConfigurationError(f"SEMEL[{name!r}] must be a function of {what}, or its path; it is {given!r}")
     return given
+
+
+def _aliases(name: str, given: object) -> tuple[str, ...]:
+    """A setting that names databases. Raises ConfigurationError: it is no list, or DATABASES has no such alias."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"SEMEL[{name!r}] must be a list of aliases of DATABASES; it is {given!r}")
+    found = tuple(given)
+    for alias in found:
+        databases.connection_of(alias)
+    return found
 
 
 def _id_of(user: Any) -> str:

@@ -184,11 +184,12 @@ async def _serve_async(
 
 def _check_outside(what: str) -> None:
     """Refuse steps inside a transaction whose rollback would undo their records."""
-    if databases.is_in_block():
+    alias = databases.find_open_block()
+    if alias is not None:
         raise ConfigurationError(
-            f"{what} inside a Django transaction, whose rollback would undo the record: put "
-            "@transaction.non_atomic_requests around the view (for a class, around dispatch), and open no atomic() "
-            "around it"
+            f"{what} inside a Django transaction of DATABASES[{alias!r}], whose rollback would undo the record: put "
+            f"@transaction.non_atomic_requests(using={alias!r}) around the view (for a class, around dispatch), and "
+            "open no atomic() around it"
         )
 
 

@@ -7,6 +7,7 @@ need beyond that is in ``django_postgres`` and ``django_sqlite``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -30,9 +31,7 @@ _NESTED: Final = (
     "what was written before it; join in the outermost block"
 )
 _FAILED: Final = "this atomic() block has failed and will be rolled back; join in a new one"
-_LIBPQ: Final = frozenset(  # of OPTIONS, what libpq takes; the others are Django's own
-    {"options", "passfile", "service", "sslmode", "sslrootcert", "sslcert", "sslkey", "connect_timeout"}
-)
+_ROLE: Final = re.compile(r"[A-Za-z0-9_]+")
 _ELSEWHERE: Final = "this store is {store}, Django's connection {alias!r} is {vendor}: two databases"
 
 
@@ -88,15 +87,18 @@ def when_committed(alias: str, act: Callable[[], object]) -> None:
 
 
 def outside_of_requests(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A view that ``ATOMIC_REQUESTS`` opens no transaction for."""
-    found: Callable[..., Any] = transaction.non_atomic_requests(view)
-    return found
+    """A view that ``ATOMIC_REQUESTS`` opens no transaction for, on any database."""
+    for alias in connections.settings:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
 
 
-def is_in_block() -> bool:
-    """Whether a transaction is open on any database, beside those of a TestCase."""
-    opened = connections.all(initialized_only=True)
-    return any(not block._from_testcase for each in opened for block in each.atomic_blocks)
+def find_open_block() -> str | None:
+    """The alias of a database on which a transaction is open, beside those of a TestCase; None without one."""
+    for each in connections.all(initialized_only=True):
+        if any(not block._from_testcase for block in each.atomic_blocks):
+            return str(each.alias)
+    return None
 
 
 def close_connections() -> None:
@@ -175,7 +177,7 @@ def store_url_of(alias: str) -> str:
             f"DATABASES[{alias!r}] is {vendor}, whose transaction Semel cannot join in Django; set SEMEL['URL'] to a "
             "store, such as mysql://app@localhost/app"
         )
-    options = {key: str(value) for key, value in settings.get("OPTIONS", {}).items() if key in _LIBPQ}
+    options = _libpq_of(alias, settings.get("OPTIONS", {}))
     host = settings.get("HOST") or ""
     if host.startswith("/"):
         options["host"], host = host, ""
@@ -187,6 +189,26 @@ def store_url_of(alias: str) -> str:
     login = f"{user}{password}@" if user else ""
     query = f"?{urlencode(options, quote_via=quote)}" if options else ""
     return f"postgresql://{login}{host}{port}/{quote(name, safe='')}{query}"
+
+
+def _libpq_of(alias: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """What libpq takes of a PostgreSQL database's OPTIONS, and Django's ``assume_role`` in libpq's words.
+
+    Raises ConfigurationError: the role has a name that ``options`` cannot hold.
+    """
+    from semel.stores.postgres.psycopg.libpq import options as libpq_options
+
+    known = libpq_options()
+    found = {key: str(value) for key, value in given.items() if key in known and value is not None}
+    role = given.get("assume_role")
+    if role:  # whose tables they are, and who may write them, is the same on both connections
+        if _ROLE.fullmatch(str(role)) is None:
+            raise ConfigurationError(
+                f"DATABASES[{alias!r}] assumes the role {role!r}; Semel takes only names of letters, digits and _: "
+                "rename the role, or set SEMEL['URL']"
+            )
+        found["options"] = f"{found.get('options', '')} -c role={role}".strip()
+    return found
 
 
 def when_migrated(receiver: Callable[..., None], sender: Any) -> None:
