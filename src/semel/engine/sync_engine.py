@@ -177,8 +177,8 @@ class Engine:
         if isinstance(met, Permit):
             if met.asked.policy.steps:
                 met.steps = self._performer.steps_of(met)
+            hold.give(met)  # first: it is dropped where nobody can renew it
             self._upkeep.watch()
-            hold.give(met)
         return met
 
     def _drop(self, permit: Permit, error: BaseException | None) -> None:

@@ -193,7 +193,18 @@ class _Threads:
 
     def _start(self) -> None:
         """A thread that shows up under its name. ``Thread.start`` is no operation for a caller's thread."""
-        threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
+        except RuntimeError:  # no second thread is to be had beside this one
+            self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        """Do the calls that are waiting in this thread: their callers wait for as long as nobody does them."""
+        was_own, _here.is_own = _here.is_own, True
+        with suppress(Empty):
+            while True:
+                self.calls.get_nowait().perform()
+        _here.is_own = was_own
 
     def _serve(self, calls: SimpleQueue[_Call[Any] | _Lost]) -> None:
         _here.is_own = True
