@@ -206,3 +206,49 @@ def test_a_child_that_leaves_a_transaction_of_its_parents_does_not_end_it(kind: 
     ends = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
     assert told(UNITS, kind, server, schema) == [line for end in ends for each in once for line in (end, each)]
     assert home.effects() == sorted(base + 10 * n + m for base in (0, 100) for n in range(3) for m in range(2))
+
+
+LOCKS = """
+import gc, os, signal, sys, threading
+from contextlib import ExitStack
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.trace import NoOpTracerProvider
+from prometheus_client import CollectorRegistry
+
+from semel import Engine
+from semel.exporters.opentelemetry import OpenTelemetry
+from semel.exporters.prometheus import Prometheus, StoreGauges
+from semel.functions import command, single_caller
+from semel.http.wsgi.threads import Threads
+
+traces = OpenTelemetry(meter_provider=NoOpMeterProvider(), tracer_provider=NoOpTracerProvider())
+observers = [Prometheus(registry=CollectorRegistry()), traces]
+engines = [Engine.connect(sys.argv[1], observer=each) for each in observers]
+engines[0].migrate()
+pays = [command(each, "pay", key="key", caller=single_caller)(lambda key: key) for each in engines]
+first = pays[0]("first")
+threads, gauges = Threads(), StoreGauges(engines[0])
+held = ExitStack()
+for each in gc.get_objects():
+    if type(each).__module__.startswith(("semel.engine", "semel.exporters", "semel.functions", "semel.http")):
+        for name in ("_lock", "lock", "_shaping"):
+            lock = getattr(each, name, None)
+            if isinstance(lock, type(threading.Lock())) and lock.acquire(blocking=False):
+                held.callback(lock.release)
+                print(type(each).__name__, name)
+sys.stdout.flush()
+if os.fork() == 0:
+    signal.alarm(20)  # for one that waits for ever
+    with threads:
+        print([pay(str(n)) for n, pay in enumerate(pays)], len(list(gauges.collect())) > 0, flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_child_waits_for_no_lock_that_another_thread_of_its_parent_held(tmp_path: Path) -> None:
+    *held, worked, code = told(LOCKS, f"sqlite:///{tmp_path}/semel.db")
+    assert (worked, code) == ("['0', '1'] True", "0"), held
+    of = ("Bounds", "Core", "DeclaredCommand", "FirstLook", "OpenTelemetry", "StoreGauges", "Threads", "TopCallers")
+    assert {line.split()[0] for line in held} >= {*of, "_Local", "_Sum", "_Buckets"}
