@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.inbox.conftest import make_home
+from tests.servers.postgres import postgres
+
 ROOT = Path(__file__).parents[2]
 
 ENGINE = """
@@ -52,8 +55,8 @@ print([now is then for now, then in zip([driver._threads, driver._loops], held)]
 """
 
 
-def told(script: str, url: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script, url], cwd=ROOT, capture_output=True, text=True, check=False)
+def told(script: str, *given: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -65,3 +68,187 @@ def test_an_engine_begins_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/semel", "redis://127.0.0.1:1", "mysql://127.0.0.1:1/semel"])
 def test_a_driver_does_not_touch_its_parents_connections(url: str) -> None:
     assert told(DRIVER, url) == ["[False, False]", "[True, True]"]
+
+
+HANDLER = """
+import os, sys
+from semel import Answer, Engine, NothingHappened, Policy
+from semel.core.model import State
+from semel.stores.urls import connect_backend
+from tests.engine.shells import Shell, command
+
+mode, effects, url = sys.argv[1:]
+more = {"external": {"marks_effects": True}, "steps": {"steps": True}}.get(effects, {})
+policy = Policy(effects="external" if effects == "steps" else effects, **more)
+shell, reader = Shell(mode, connect_backend(url)), Engine.connect(url)
+shell.open()
+parent = os.getpid()
+
+def work(end):
+    if os.fork() == 0:
+        if end == "exit":
+            sys.exit(3)
+        if end == "raise":
+            raise NothingHappened
+        return "child"
+    os.wait()
+    return "parent"
+
+def ended(key, handle):
+    try:
+        print(shell.run(command(key, policy=policy), handle).answer.body, flush=True)
+    except BaseException as error:
+        print("parent" if os.getpid() == parent else "child", type(error).__name__, flush=True)
+    if os.getpid() != parent:
+        os._exit(0)
+
+for end in ("exit", "raise", "return"):
+    def handle(permit):
+        body = work(end)
+        if os.getpid() == parent:
+            [row] = reader.perform("read", lambda: reader.store.read((permit.claim.id,)))
+            print(row and State(row.state).name, flush=True)
+            permit.begun = True
+        return Answer(200, (), body.encode())
+    ended(end, handle)
+shell.close()
+reader.close()
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("effects", ["external", "idempotent", "atomic", "steps"])
+def test_a_child_that_leaves_its_parents_handler_says_nothing_of_the_command(
+    mode: str, effects: str, tmp_path: Path
+) -> None:
+    """What it says first would hold: the key is free while the parent is at its effect."""
+    meanwhile = {"atomic": "None", "steps": "CLAIMED"}.get(effects, "PROCESSING")
+    once = [meanwhile, "b'parent'"]
+    left = ["child SystemExit", *once, "child NothingHappened", *once, "child HandlerError", *once]
+    assert told(HANDLER, mode, effects, f"sqlite:///{tmp_path}/semel.db") == left
+
+
+UNITS = """
+import asyncio, os, sys
+from semel import Answer, AsyncEngine, AsyncInbox, Engine, Inbox, NothingHappened, Policy
+from semel.stores.postgres.url import postgres_backend
+from semel.stores.urls import connect_backend
+from tests.bulk.fellows import write
+from tests.engine.shells import command
+from tests.engine.telling import at_once
+
+kind, server, schema = sys.argv[1:]
+is_async = kind in ("aiosqlite", "asyncpg")
+if "sqlite" in kind:
+    backend = connect_backend(server)
+else:
+    backend = postgres_backend(server, asyncpg=kind == "asyncpg", schema=schema)
+engine = (AsyncEngine if is_async else Engine)(backend)
+inbox = (AsyncInbox if is_async else Inbox)(engine, consumer="billing")
+runner = asyncio.Runner()
+run = runner.run if is_async else lambda reply: reply
+parent = os.getpid()
+
+async def work(at, n, end):
+    await write(at, n)
+    if os.fork() == 0:
+        if end == "exit":
+            sys.exit(3)
+        if end == "raise":
+            raise NothingHappened
+        return
+    os.wait()
+    await write(at, n + 1)
+
+class On:
+    def __init__(self, connection):
+        self.connection = connection
+
+def ended(act):
+    try:
+        print(act(), flush=True)
+    except BaseException as error:
+        print("parent" if os.getpid() == parent else "child", type(error).__name__, flush=True)
+    if os.getpid() != parent:
+        os._exit(0)
+
+for n, end in enumerate(("exit", "raise", "return")):
+    def handle(message):
+        begun = work(message, 10 * n, end)
+        return begun if is_async else at_once(begun)
+    ended(lambda: run(inbox.handle(end, handle)).name)
+
+    def local(connection):
+        begun = work(On(connection), 100 + 10 * n, end)
+        return begun if is_async else at_once(begun)
+    async def stepped(permit):
+        await permit.step("before", lambda: None, repeat=True)
+        await permit.local_step("write", local)
+        return Answer(200, (), b"parent")
+    def stepped_at_once(permit):
+        permit.step("before", lambda: None, repeat=True)
+        permit.local_step("write", local)
+        return Answer(200, (), b"parent")
+    what = command(end, policy=Policy(steps=True))
+    ended(lambda: run(engine.run(what, stepped if is_async else stepped_at_once)).answer.body)
+run(engine.close())
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "aiosqlite", "psycopg", "asyncpg"])
+def test_a_child_that_leaves_a_transaction_of_its_parents_does_not_end_it(kind: str, tmp_path: Path) -> None:
+    """It would speak on the connection that both have: its ROLLBACK ended the parent's transaction."""
+    home = make_home("psycopg" if "pg" in kind else "sqlite", tmp_path)
+    server, schema = f"sqlite:///{tmp_path}/inbox.db", ""
+    if "pg" in kind:
+        server, schema = postgres(), home.fetch("SELECT current_schema()")[0][0]
+    once = ["HANDLED", "b'parent'"]
+    ends = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
+    assert told(UNITS, kind, server, schema) == [line for end in ends for each in once for line in (end, each)]
+    assert home.effects() == sorted(base + 10 * n + m for base in (0, 100) for n in range(3) for m in range(2))
+
+
+LOCKS = """
+import gc, os, signal, sys, threading
+from contextlib import ExitStack
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.trace import NoOpTracerProvider
+from prometheus_client import CollectorRegistry
+
+from semel import Engine
+from semel.exporters.opentelemetry import OpenTelemetry
+from semel.exporters.prometheus import Prometheus, StoreGauges
+from semel.functions import command, single_caller
+from semel.http.wsgi.threads import Threads
+
+traces = OpenTelemetry(meter_provider=NoOpMeterProvider(), tracer_provider=NoOpTracerProvider())
+observers = [Prometheus(registry=CollectorRegistry()), traces]
+engines = [Engine.connect(sys.argv[1], observer=each) for each in observers]
+engines[0].migrate()
+pays = [command(each, "pay", key="key", caller=single_caller)(lambda key: key) for each in engines]
+first = pays[0]("first")
+threads, gauges = Threads(), StoreGauges(engines[0])
+held = ExitStack()
+for each in gc.get_objects():
+    if type(each).__module__.startswith(("semel.engine", "semel.exporters", "semel.functions", "semel.http")):
+        for name in ("_lock", "lock", "_shaping"):
+            lock = getattr(each, name, None)
+            if isinstance(lock, type(threading.Lock())) and lock.acquire(blocking=False):
+                held.callback(lock.release)
+                print(type(each).__name__, name)
+sys.stdout.flush()
+if os.fork() == 0:
+    signal.alarm(20)  # for one that waits for ever
+    with threads:
+        print([pay(str(n)) for n, pay in enumerate(pays)], len(list(gauges.collect())) > 0, flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_child_waits_for_no_lock_that_another_thread_of_its_parent_held(tmp_path: Path) -> None:
+    *held, worked, code = told(LOCKS, f"sqlite:///{tmp_path}/semel.db")
+    assert (worked, code) == ("['0', '1'] True", "0"), held
+    of = ("Bounds", "Core", "DeclaredCommand", "FirstLook", "OpenTelemetry", "StoreGauges", "Threads", "TopCallers")
+    assert {line.split()[0] for line in held} >= {*of, "_Local", "_Sum", "_Buckets"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -404,6 +405,7 @@ def test_async_methods_are_commands(tmp_path: Path) -> None:
         service: Any = kind(made.engine)
         assert [made.end(service.pay("1")), made.end(service.pay("1"))] == ["1", "1"]
         assert asyncio.iscoroutinefunction(service.pay)
+        assert inspect.iscoroutinefunction(service.pay)
 
 
 async def plain(self: LaterService, order: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Retry
+from celery.exceptions import MaxRetriesExceededError, Reject, Retry, SoftTimeLimitExceeded
 from redis import Redis
 
 from semel import Engine, Inbox
@@ -182,6 +183,47 @@ def test_a_task_that_retries_itself_is_sent_again_once(inbox: Inbox, home: Home)
     with app.connection_for_write() as connection:
         assert connection.default_channel.queue_declare("retries-itself").message_count == 1
     assert home.fetch("SELECT message_id, tries FROM semel_inbox") == [("t-1", 1)]
+
+
+@pytest.mark.parametrize("reason", [ValueError("no luck"), None])
+def test_a_task_that_retries_itself_has_failed_once_it_is_parked(inbox: Inbox, reason: Exception | None) -> None:
+    """Otherwise it would read RETRY for ever, and whoever waits for its result would."""
+    app = Celery(broker="memory://", set_as_current=False)
+
+    @app.task(base=inbox_task(inbox), shared=False, bind=True)  # type: ignore[untyped-decorator]
+    def bill(task: Any, message: Message) -> None:
+        raise task.retry(exc=reason)
+
+    told = []
+    for tries in range(2):
+        bill.push_request(id="t-1", called_directly=False, args=(), kwargs={}, delivery_info={}, retries=tries)
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - which one is what is asked
+            bill()
+        told.append(raised.value)
+    assert isinstance(told[0], Retry)
+    assert told[1] is reason or isinstance(told[1], MaxRetriesExceededError)
+    assert [each.tries for each in inbox.find_parked()] == [2]
+
+
+def test_a_time_limit_while_a_message_is_sent_again_leaves_it_with_the_broker(inbox: Inbox) -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+
+    @app.task(base=inbox_task(inbox), shared=False)  # type: ignore[untyped-decorator]
+    def bill(message: Message) -> None:
+        raise ValueError("not yet")
+
+    def strike(record: logging.LogRecord) -> bool:
+        raise SoftTimeLimitExceeded
+
+    log = logging.getLogger("semel.consumers")
+    bill.push_request(id="t-1", called_directly=False, args=(), kwargs={}, delivery_info={}, retries=0)
+    log.addFilter(strike)
+    try:
+        with pytest.raises(Reject) as rejected:
+            bill()
+    finally:
+        log.removeFilter(strike)
+    assert rejected.value.requeue
 
 
 def test_a_task_without_a_message_id_is_retried_and_parked_under_its_own_id(inbox: Inbox) -> None:

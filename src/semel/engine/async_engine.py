@@ -43,7 +43,15 @@ from semel.engine.renewal import AsyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result, superseded_result
 from semel.engine.runner import AsyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
-from semel.errors import NotReplicated, RequestTooLarge, SchemaError, StoreError, StoreReadOnly, StoreTimeout
+from semel.errors import (
+    HandlerError,
+    NotReplicated,
+    RequestTooLarge,
+    SchemaError,
+    StoreError,
+    StoreReadOnly,
+    StoreTimeout,
+)
 from semel.operations.flow import claim_kept, claim_unit, settle_unit
 from semel.operations.tracking import settling
 from semel.policy import Command
@@ -52,6 +60,7 @@ from semel.reconciliation.reported import Reported, settle_reported
 from semel.sealing.rebuild import WITHHELD, give_async
 from semel.steps.flow import keep_request
 from semel.stores.backend import Backend, UnitRuns
+from semel.stores.process import FORKED
 from semel.stores.urls import connect_backend
 from semel.telemetry import Observer
 
@@ -330,6 +339,8 @@ class AsyncEngine:
 
         Raises StoreError: not confirmed; it is repeated in the background until the lease is over.
         """
+        if permit.inherited:  # this process was forked while the handler ran
+            return Superseded(State.PROCESSING)
         core = self.core
         granted_at_once = permit.given is None
         if (
@@ -466,6 +477,8 @@ class AsyncEngine:
                 with in_own_transaction(self.backend, permit.asked.scope.operation, permit.unit):
                     returned = await handler(permit)
                 answer = answer_from(returned)
+                if permit.inherited:
+                    raise HandlerError(FORKED)
         except BaseException as error:
             reply = await self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             if permit.lost and isinstance(error, asyncio.CancelledError) and isinstance(reply, Superseded):

@@ -34,6 +34,7 @@ class Permit(PermitSteps, PermitEvents):
     handler_thread: int | None = None  # where its handler has begun, in threads
     requested_outcome: Outcome | None = None  # what the holder has asked to be settled
     lost = False
+    inherited = False  # a parent process's: this one, forked while the handler ran, has nothing to say of it
     settling = False  # its settlement is on its way: a renewal's reply means nothing meanwhile
     resource_type: str | None = None
     resource_id: str | None = None

@@ -23,7 +23,7 @@ from semel.core.requests import Perform
 from semel.engine.permit import Permit
 from semel.engine.runner import AsyncPerformer, SyncPerformer
 from semel.engine.state import Core
-from semel.errors import SemelError, StoreTimeout
+from semel.errors import SemelError, StoreTimeout, StoreUnavailable
 from semel.operations.tracking import abandoning, settling
 from semel.stores.process import begin_in_children
 from semel.stores.shield import begin_own_thread, run_shielded, serve_lost
@@ -34,6 +34,10 @@ ABANDON_EVERY_SECONDS: Final = 0.25
 CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
+_NO_THREAD: Final = (
+    "this process can start no more threads, so that nobody would renew the command's lease: nothing was run. Raise "
+    "the limit of threads (ulimit -u, the container's pids limit), or start fewer; retry with the same key"
+)
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 
 
@@ -284,23 +288,34 @@ class SyncUpkeep(_Upkeep[SyncPerformer]):
         self.begin_process()
 
     def watch(self) -> None:
-        """See to it that all live permits are renewed, and the rest is done."""
+        """See to it that all live permits are renewed, and the rest is done.
+
+        Raises StoreUnavailable: this process may have no more threads, so that nobody would renew them.
+        """
         with self._changed:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise StoreUnavailable(_NO_THREAD) from error
+                self._thread = thread
             self._changed.notify()
 
     def abandon(self, claim: Claim) -> None:
         """Release this claim in the background."""
         self._abandoned.add(claim)
-        self.watch()
+        try:
+            self.watch()
+        except StoreUnavailable:  # no thread is to be had: once here; the next thread tries again
+            self._release()
 
     def confirm(self, settlement: Settlement, seconds: float) -> None:
         """Repeat this settlement in the background, until the store has it or so many seconds are over."""
         with self._changed:
             self._unconfirmed[settlement] = time.monotonic() + seconds
-        self.watch()
+        with suppress(StoreUnavailable):  # no thread is to be had: the next one repeats it, or the end
+            self.watch()
 
     def renew(self) -> None:
         """Renew the due leases in one call."""

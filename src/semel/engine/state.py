@@ -148,6 +148,8 @@ class Core(CommandEvents):
 
     def begin_process(self) -> None:
         """Start with nothing live: at construction, and in a forked child."""
+        for permit in list(getattr(self, "live", {}).values()):
+            permit.inherited = permit.lost = True
         self.pid = os.getpid()
         self.holder = f"{socket.gethostname()[:40]}:{self.pid}"
         self.live: dict[bytes, Permit] = {}  # by nonce

@@ -40,7 +40,7 @@ from semel.engine.renewal import SyncUpkeep
 from semel.engine.result import Refusal, Result, answer_from, outcome_from, own_result, stored_result
 from semel.engine.runner import SyncPerformer
 from semel.engine.state import Core, EngineOptions, Seals
-from semel.errors import NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
+from semel.errors import HandlerError, NotReplicated, SemelError, StoreError, StoreReadOnly, StoreTimeout
 from semel.operations.flow import claim_one, claim_unit, settle_unit
 from semel.operations.tracking import settling
 from semel.policy import Command
@@ -48,6 +48,7 @@ from semel.quota import Quota
 from semel.reconciliation.reported import Reported, settle_reported
 from semel.sealing.rebuild import WITHHELD, give
 from semel.stores.backend import Backend, UnitRuns
+from semel.stores.process import FORKED
 from semel.stores.shield import Hold, run_shielded
 from semel.stores.urls import connect_backend
 from semel.telemetry import Observer
@@ -177,8 +178,8 @@ class Engine:
         if isinstance(met, Permit):
             if met.asked.policy.steps:
                 met.steps = self._performer.steps_of(met)
+            hold.give(met)  # first: it is dropped where nobody can renew it
             self._upkeep.watch()
-            hold.give(met)
         return met
 
     def _drop(self, permit: Permit, error: BaseException | None) -> None:
@@ -258,11 +259,14 @@ class Engine:
     def settle(self, permit: Permit, outcome: Outcome) -> Settling:
         """Settle the command. The settlement is repeated while the store fails.
 
-        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead).
+        Returns Settled, AlreadyMine or Superseded (then :meth:`reread` tells what holds instead; so in a process that
+        was forked while the handler ran, which settles nothing).
 
         Raises StoreTimeout: not confirmed within ``confirm_seconds``: the outcome is not known yet; it is repeated in
         the background until the lease is over.
         """
+        if permit.inherited:
+            return Superseded(State.PROCESSING)
         permit.requested_outcome = outcome
         return run_shielded(lambda: self._settle(permit, outcome))
 
@@ -393,6 +397,8 @@ class Engine:
             with in_own_transaction(self.backend, permit.command.scope.operation, permit.unit):
                 returned = handler(permit)
             answer = answer_from(returned)
+            if permit.inherited:
+                raise HandlerError(FORKED)
         except BaseException as error:
             self.settle(permit, classify_exception(error, policy, begun=permit.begun))
             raise

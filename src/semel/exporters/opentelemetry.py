@@ -15,6 +15,7 @@ from semel import __version__
 from semel.errors import ConfigurationError
 from semel.exporters.series import BUCKETS, CALLER_KEYS, SERIES, Bounds, Series, TopCallers, label_text
 from semel.extras import install_command
+from semel.stores.process import begin_in_children
 
 try:
     from opentelemetry import metrics, trace
@@ -74,6 +75,11 @@ class OpenTelemetry:
         }
         self._open: OrderedDict[str, tuple[Span, Span]] = OrderedDict()
         self._first: OrderedDict[str, SpanContext] = OrderedDict()
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
         self._lock = threading.Lock()
 
     def event(self, name: str, value: float, labels: Mapping[str, str], detail: Mapping[str, str]) -> None:

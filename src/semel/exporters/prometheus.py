@@ -20,6 +20,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import ConfigurationError, SchemaError, StoreError
 from semel.exporters.series import BUCKETS, CALLER_KEYS, PURGED_AT, SERIES, Bounds, Series, TopCallers
 from semel.extras import install_command
+from semel.stores.process import begin_in_children
 
 try:
     from prometheus_client import (
@@ -221,6 +222,10 @@ class _Sum:
 
     def __init__(self) -> None:
         self.total = 0.0
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
         self.lock = threading.Lock()
 
     def __call__(self, value: float) -> None:
@@ -236,6 +241,9 @@ class _Last:
     def __init__(self) -> None:
         self.total: float | None = None
 
+    def begin_process(self) -> None:
+        """It has no lock."""
+
     def __call__(self, value: float) -> None:
         self.total = value
 
@@ -248,6 +256,10 @@ class _Buckets:
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total = 0.0
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
         self._lock = threading.Lock()
 
     def __call__(self, value: float) -> None:
@@ -279,7 +291,15 @@ class _Local(Collector):
 
     def __init__(self) -> None:
         self._cells: dict[Series, dict[tuple[str, ...], _Sum | _Last | _Buckets]] = {series: {} for series in _ALL}
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without a lock held: at construction, and in a forked child."""
         self._lock = threading.Lock()
+        for cells in self._cells.values():
+            for cell in cells.values():
+                cell.begin_process()
 
     def cell(self, series: Series, labels: tuple[str, ...]) -> Cell:
         made = _MADE[series.kind]
@@ -367,9 +387,14 @@ class StoreGauges(Collector):
         self._engine = engine
         self._every_seconds = every_seconds
         self._bounds = Bounds()
-        self._lock = threading.Lock()
         self._seen: Census | None = None
         self._again_at = 0.0
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
+        self._lock = threading.Lock()
 
     def describe(self) -> list[Metric]:
         return [GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _STORE.items()]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from semel.errors import ConfigurationError
+from semel.stores.process import begin_in_children
 from semel.telemetry import safe
 
 OTHER: Final = "other"
@@ -110,6 +111,11 @@ class Bounds:
     def __init__(self, most: int = VALUES_MAX) -> None:
         self._most = most
         self._values: dict[str, set[str]] = {}
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
         self._lock = threading.Lock()
 
     def value(self, label: str, value: str) -> str:
@@ -154,6 +160,11 @@ class TopCallers:
         self._counts: dict[str, int] = {}  # of those that have no label
         self._shown: dict[str, _Shown] = {}
         self._least = 0
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start without the lock held: at construction, and in a forked child."""
         self._lock = threading.Lock()
 
     def see(self, caller: str) -> tuple[str, str | None]:

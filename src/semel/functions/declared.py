@@ -44,6 +44,7 @@ from semel.functions.fingerprints import Fingerprints, digest
 from semel.integrations.endpoint import annotations_of
 from semel.policy import Command, Policy
 from semel.resuming.functions import KeptArguments
+from semel.stores.process import begin_in_children
 
 _NOT_KEPT: Final = Answer(None, (), b"")
 # Which function of an engine an operation's name belongs to.
@@ -99,8 +100,13 @@ class DeclaredCommand:
         self.atomic = policy.terms.effects is Effects.ATOMIC
         self._shapes = shapes
         self._shape: Shape | None = None
-        self._shaping = threading.Lock()
+        self.begin_process()
+        begin_in_children(self)
         self._recipe = fingerprints.recipe
+
+    def begin_process(self) -> None:
+        """Start with no shape on its way: at construction, and in a forked child."""
+        self._shaping = threading.Lock()
 
     @property
     def called(self) -> str:

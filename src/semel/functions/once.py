@@ -172,6 +172,8 @@ class AsyncOnce(_Command, Generic[P, R]):
             mark(self)
         else:
             self._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)
+            for name in ("__code__", "__defaults__", "__kwdefaults__"):  # what ``inspect`` looks at: without, a library
+                setattr(self, name, getattr(declared.function, name))  # would call it, and never await it
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """As :meth:`Once.__call__`. A cancelled caller changes nothing: the function finishes, and its end is kept."""

@@ -168,8 +168,10 @@ class SocketClock:
                 with self._lock:
                     self._reading[connection] = time.monotonic() + self._seconds
                     if self._thread is None:
-                        self._thread = threading.Thread(target=self._watch, name="semel-body-time", daemon=True)
-                        self._thread.start()
+                        thread = threading.Thread(target=self._watch, name="semel-body-time", daemon=True)
+                        with suppress(RuntimeError):  # no more threads: the next body tries again
+                            thread.start()
+                            self._thread = thread
                 return connection
         return None
 

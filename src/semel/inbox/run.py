@@ -20,6 +20,7 @@ from semel.errors import HandlerError, HandlerRefused, PolicyError, StoreError, 
 from semel.inbox.flow import enter, leave, let_go, note_failure, purge_messages, undo
 from semel.inbox.store import CONSUMER_MAX, MESSAGE_ID_MAX, InboxRows, Parked, Receipt
 from semel.stores.backend import UNIT_RUNS_MAX, Backend
+from semel.stores.process import FORKED, this_process
 from semel.stores.shield import Hold, whole
 
 T = TypeVar("T")
@@ -204,10 +205,15 @@ class Inbox(_Inbox):
         met, unit = self._drive(_into(hold, self._enter(message_id, deliveries if run == 1 else 1, Begin())))
         if unit is None:
             return _require_receipt(met)
+        process = this_process()
         try:
             with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
                 check_over(handler(Message(self.consumer, message_id, unit.connection)))
+            if process is not this_process():
+                raise HandlerError(FORKED)
         except Exception as error:
+            if process is not this_process():
+                raise  # the transaction is the parent's
             met = self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
             if met is None:
                 raise
@@ -287,10 +293,15 @@ class AsyncInbox(_Inbox):
             met, unit = await self._drive(self._enter(message_id, deliveries if run == 1 else 1, Begin()))
             if unit is None:
                 return _require_receipt(met)
+            process = this_process()
             try:
                 with in_own_transaction(self._backend, self.consumer, unit, _JOIN):
                     await await_over(handler(Message(self.consumer, message_id, unit.connection)))
+                if process is not this_process():
+                    raise HandlerError(FORKED)
             except Exception as error:
+                if process is not this_process():
+                    raise  # as there
                 met = await self._drive(self._record_failure_or_retry(message_id, unit, error, deliveries, run))
                 if met is Receipt.BUSY:
                     continue
@@ -298,7 +309,8 @@ class AsyncInbox(_Inbox):
                     raise
                 return met
             except BaseException:
-                await self._drive(let_go(self._rows, unit, message_id))
+                if process is this_process():
+                    await self._drive(let_go(self._rows, unit, message_id))
                 raise
             return await self._drive(self._leave(message_id, unit, deliveries))
 

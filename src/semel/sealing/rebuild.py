@@ -91,7 +91,10 @@ def rebuild(core: Core, command: Command, verdict: Rebuild) -> Replay | NotRepla
             failed.append(type(error).__name__)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="semel-rebuild", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # this process may have no more threads
+        return _report_failure(core, command, verdict, type(error).__name__)
     thread.join(command.policy.rebuild_seconds)
     if ended:
         return _replay(core, command, verdict, ended[0])

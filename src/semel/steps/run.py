@@ -25,12 +25,13 @@ from semel.codec.shapes import Shape
 from semel.core.flow import Flow
 from semel.core.outcomes import Outcome
 from semel.core.requests import AnyUnit, Begin
-from semel.errors import NothingHappened, StepError, SupersededError
+from semel.errors import HandlerError, NothingHappened, StepError, SupersededError
 from semel.sealing.rules import Seals, about_step, open_part, seal_part
 from semel.steps.flow import StepLedger
 from semel.steps.rules import Finished, Step, check_name
 from semel.steps.store import Recorded, StepRows
 from semel.stores.backend import UNIT_RUNS_MAX, Backend
+from semel.stores.process import FORKED
 from semel.stores.shield import Hold, whole
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class StepBook:
         permit = self._permit
         if permit.settling:
             raise StepError(f"step {name!r} was called after its command had ended; await every step in the handler")
+        self.check_process(name)
         if permit.lost:
             raise SupersededError(f"the record was granted to another attempt: step {name!r} was not begun")
         # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
@@ -69,6 +71,11 @@ class StepBook:
         left = permit.deadline_monotonic - time.monotonic()
         now = self._claimed_at + permit.claim.terms.deadline_us - int(left * 1_000_000)
         return Step(name, ordinal, max(now, self._claimed_at), repeat)
+
+    def check_process(self, name: str) -> None:
+        """Raise HandlerError in a process that was forked while the handler ran: what is recorded is its parent's."""
+        if self._permit.inherited:
+            raise HandlerError(f"step {name!r} belongs to the process that this one was forked from: {FORKED}")
 
     def proves_nothing(self, error: BaseException) -> bool:
         """Whether a call's exception proves that it had no effect."""
@@ -161,6 +168,7 @@ class SyncSteps(StepBook):
                     return self.read_recorded(want, met, shape)
                 with in_own_transaction(self._backend, name, met[1], _AS_STEP):
                     value = call(met[1].connection)
+                self.check_process(name)
                 body, value = encode_result(name, value, shape)
                 body = self.seal_result(want, body)
                 with self._writing:
@@ -246,12 +254,14 @@ class AsyncSteps(StepBook):
                         value = await value
             finally:
                 self._inside.reset(inside)
+            self.check_process(name)
             body, value = encode_result(name, value, shape)
             body = self.seal_result(want, body)
             async with self._writing:
                 _, cancelled = await self._whole(ledger.commit(met, body))
         except BaseException:
-            await self._whole(ledger.undo(met))
+            if not self._permit.inherited:
+                await self._whole(ledger.undo(met))
             raise
         if cancelled is not None:  # it is committed, and its caller gets the cancellation
             raise cancelled

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Final, Protocol
+
+FORKED: Final = (
+    "the handler forked this process and returned in it, while its parent is at the same command: the parent's outcome "
+    "holds. End the child where its work ends, with os._exit(0), or use multiprocessing or subprocess"
+)
 
 
 class Inherited(Protocol):
@@ -27,7 +32,17 @@ def begin_in_children(one: Inherited) -> None:
     _watched.add(one)
 
 
+_process: object = object()
+
+
+def this_process() -> object:
+    """What tells this process from the one that it was forked from: what it began is not this one's to end."""
+    return _process
+
+
 def _in_child() -> None:
+    global _process
+    _process = object()
     for one in list(_watched):
         one.begin_process()
 

@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from semel.errors import StoreTimeout
-from semel.stores.process import begin_in_children
+from semel.stores.process import begin_in_children, this_process
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,9 +52,10 @@ class Hold(Generic[T]):
     time, while it lets go, loses the hold itself: then the interpreter has the value undone (see :class:`_Lost`).
     """
 
-    __slots__ = ("__weakref__", "_held", "_number")
+    __slots__ = ("__weakref__", "_held", "_number", "_process")
 
     def __init__(self, drop: Callable[[T, BaseException | None], object]) -> None:
+        self._process = this_process()
         self._held = held = _Held(drop)
         lost = _Lost(self, _threads.calls.put)
         lost.held = held
@@ -74,7 +75,12 @@ class Hold(Generic[T]):
         _open.pop(self._number, None)
 
     def let_go(self, error: BaseException) -> None:
-        """Undo the value if there is one, and it was not ended; also one that comes later."""
+        """Undo the value if there is one, and it was not ended; also one that comes later.
+
+        Nothing in a child that was forked meanwhile: the value is its parent's.
+        """
+        if self._process is not this_process():
+            return
         held = self._held
         held.is_left = True
         if held.value is not None and not held.is_over:
@@ -193,7 +199,18 @@ class _Threads:
 
     def _start(self) -> None:
         """A thread that shows up under its name. ``Thread.start`` is no operation for a caller's thread."""
-        threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, args=(self.calls,), name=THREAD_NAME, daemon=True).start()
+        except RuntimeError:  # no second thread is to be had beside this one
+            self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        """Do the calls that are waiting in this thread: their callers wait for as long as nobody does them."""
+        was_own, _here.is_own = _here.is_own, True
+        with suppress(Empty):
+            while True:
+                self.calls.get_nowait().perform()
+        _here.is_own = was_own
 
     def _serve(self, calls: SimpleQueue[_Call[Any] | _Lost]) -> None:
         _here.is_own = True

@@ -35,9 +35,14 @@ class Threads:
         if waiters_max is not None and (type(waiters_max) is not int or waiters_max < 0):
             raise ConfigurationError(f"waiters_max must be a whole number of threads, or None; it is {waiters_max!r}")
         self._waiters_max = waiters_max
+        self._most = 0
+        self.begin_process()
+        begin_in_children(self)
+
+    def begin_process(self) -> None:
+        """Start with no thread at work: at construction, and in a forked child."""
         self._lock = threading.Lock()
         self._at_work = 0
-        self._most = 0
 
     def __enter__(self) -> None:
         with self._lock:

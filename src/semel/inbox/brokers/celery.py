@@ -14,7 +14,7 @@ from semel.inbox.store import Receipt
 
 try:
     from celery import Task
-    from celery.exceptions import Ignore, Reject, Retry
+    from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, SoftTimeLimitExceeded
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"the inbox's tasks need Celery; install it: {install_command('celery')}") from error
 
@@ -99,7 +99,7 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
         if receipt is Receipt.BUSY:
             return self._again(id, StoreError(f"another worker is at message {id}"), busy=True)
         if receipt is Receipt.PARKED and failures:
-            raise failures[0]  # Celery learns that it failed, and acknowledges it
+            raise _failure_of(failures[0], id)  # Celery learns that it failed, and acknowledges it
         if self.request.called_directly:
             return None  # the caller has more to do, and is no repetition
         raise Ignore(f"message {id} is {receipt.value}")
@@ -118,11 +118,20 @@ class _InboxTask(Task):  # type: ignore[misc]  # Celery ships no types
             raise error  # it cannot be mended between two tries
         if self.request.is_eager and self.app.conf.task_eager_propagates:
             raise error  # its sender gets it; a Retry, which Celery would propagate, says nothing of it
-        if busy:
-            log_busy(id)
-        else:
-            log_failed(id, error)
         try:
+            if busy:
+                log_busy(id)
+            else:
+                log_failed(id, error)
             return self.retry(exc=error, countdown=self._retry_seconds)
         except Reject as rejected:  # the broker did not take it: it has the first one still
             raise Reject(rejected.reason, requeue=True) from error
+        except SoftTimeLimitExceeded as late:  # as a failure Celery would acknowledge it, and nothing would come again
+            raise Reject(late, requeue=True) from error
+
+
+def _failure_of(error: Exception, id: str) -> Exception:
+    """What a parked message has failed by: its task may have asked for a retry, which is ignored when it comes."""
+    if not isinstance(error, Retry):
+        return error
+    return error.exc if isinstance(error.exc, Exception) else MaxRetriesExceededError(f"message {id} is parked")

@@ -23,7 +23,8 @@ class FunctionSink:
 
     An event is delivered once the function returns. If the function raises :class:`SinkUnreached
     <semel.outbox.sinks.base.SinkUnreached>`, a ConnectionError or a TimeoutError, the event waits for the end of the
-    outage; any other exception refuses it, which counts as a try.
+    outage; any other exception refuses it, which counts as a try. Semel waits for as long as the function runs: what it
+    calls needs a time limit.
 
     >>> import asyncio
     >>> FunctionSink(print).name

@@ -45,7 +45,16 @@ from semel.stores.sqlite.connection import (
     store_error,
     writes,
 )
-from semel.stores.sqlite.job import FlowJob, Job, RequestJob, advance_together, nothing, refuse_overdue, settle_jobs
+from semel.stores.sqlite.job import (
+    FlowJob,
+    Job,
+    RequestJob,
+    advance_together,
+    nothing,
+    refuse_all,
+    refuse_overdue,
+    settle_jobs,
+)
 from semel.stores.sqlite.readers import Reader, Readers
 from semel.stores.sqlite.store import FIND_KEPT_ANSWER, SqliteStore, look_first
 
@@ -415,8 +424,13 @@ class SqliteDriver:
     def _wake(self) -> None:
         with self._work:
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._serve, name="semel-sqlite-writer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="semel-sqlite-writer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # this process may have no more threads; the next call tries again
+                    refuse_all(self._queue)
+                    return
+                self._thread = thread
             self._work.notify()
 
     def _serve(self) -> None:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_LOOP: Final = object()
+_BUSY: Final = "SQLite: the database was busy for too long; retry with the same key"
+_NO_THREAD: Final = (
+    "SQLite: this process can start no more threads, and nothing was written. Raise the limit of threads (ulimit -u, "
+    "the container's pids limit), or start fewer; retry with the same key"
+)
 
 
 class FlowJob(Generic[T]):
@@ -225,13 +230,21 @@ def _nothing_to_lend() -> Any:
 def refuse_overdue(queue: deque[Job]) -> None:
     """Refuse a flow that waited too long for its turn: it has written nothing."""
     now = time.monotonic()
-    overdue = [job for job in list(queue) if job.deadline <= now]
-    for job in overdue:
+    _refuse(queue, [job for job in list(queue) if job.deadline <= now], _BUSY)
+
+
+def refuse_all(queue: deque[Job]) -> None:
+    """Refuse whatever waits for a thread that does not begin: nothing of it was written."""
+    _refuse(queue, list(queue), _NO_THREAD)
+
+
+def _refuse(queue: deque[Job], jobs: Sequence[Job], why: str) -> None:
+    for job in jobs:
         try:
             queue.remove(job)
         except ValueError:
             continue  # another thread has taken it in the meantime
-        job.fail(StoreUnavailable("SQLite: the database was busy for too long; retry with the same key"))
+        job.fail(StoreUnavailable(why))
         settle_jobs([job])
 
 

@@ -1,0 +1,104 @@
+"""A process that may start no more threads, for a moment: its calls are refused or done, none waits for ever.
+
+The limit of a container counts threads. A thread that did not start was once taken for one that runs: from then on
+nobody renewed a lease, or wrote what an event loop had queued.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import Engine, Permit, Policy
+from semel.core.model import Answer
+from semel.errors import StoreUnavailable
+from semel.stores import shield
+from semel.stores.shield import THREAD_NAME, run_shielded
+from semel.stores.urls import connect_backend
+from tests.engine.shells import MADE, Shell, command
+from tests.servers.redis import eventually
+
+_start = threading.Thread.start
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """``with limit("semel-upkeep"):`` no thread of that name begins, as the interpreter says it."""
+
+    @contextmanager
+    def limited(name: str) -> Iterator[None]:
+        def start(thread: threading.Thread) -> None:
+            if thread.name == name:
+                raise RuntimeError("can't start new thread")
+            _start(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            yield
+
+    return limited
+
+
+def refused(act: Callable[[], object]) -> str:
+    """What it is refused with."""
+    with pytest.raises(StoreUnavailable) as error:
+        act()
+    return str(error.value)
+
+
+def test_a_call_is_done_by_the_thread_that_found_no_second_one(
+    limit: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shield, "_threads", shield._Threads())  # none of which is idle
+    ended: list[int] = []
+    with limit(THREAD_NAME):
+        threading.Thread(target=lambda: ended.append(run_shielded(lambda: 1)), daemon=True).start()
+        eventually(lambda: ended == [1], 5.0)
+
+
+@pytest.mark.parametrize("effects", ["external", "idempotent"])
+def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effects: str) -> None:
+    runs: list[int] = []
+
+    def handle(permit: Permit) -> Answer:
+        runs.append(permit.attempt)
+        return MADE
+
+    pay = command(policy=Policy(effects=effects))
+    with closing(Engine.connect("memory://")) as engine:
+        engine.migrate()
+        with limit("semel-upkeep"):
+            assert "no more threads" in refused(lambda: engine.run(pay, handle))
+        assert (runs, engine.core.live) == ([], {})
+        assert engine.run(pay, handle, wait_seconds=10).answer == MADE  # its key was given up, and is free
+        assert engine._upkeep._thread is not None
+        assert engine._upkeep._thread.is_alive()
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_atomic_command_is_refused_and_runs_later(limit: Callable[[str], Any], tmp_path: Path, mode: Any) -> None:
+    pay = command(policy=Policy(effects="atomic"))
+    shell = Shell(mode, connect_backend(f"sqlite:///{tmp_path}/semel.db"))
+    shell.open()
+    shell.engine.backend.driver.close()  # its thread has ended
+    with limit("semel-sqlite-writer"):
+        assert "no more threads" in refused(lambda: shell.run(pay, lambda permit: MADE))
+    assert shell.run(pay, lambda permit: MADE).answer == MADE
+    shell.close()
+
+
+def test_an_event_loop_is_told_that_nobody_writes_for_it(limit: Callable[[str], Any], tmp_path: Path) -> None:
+    shell = Shell("async", connect_backend(f"sqlite:///{tmp_path}/semel.db"))
+    shell.open()
+    shell.engine.backend.driver.close()
+    shell.engine.backend.driver._commit_seconds = 1.0  # commits are slow: they are left to the thread
+    with limit("semel-sqlite-writer"):
+        assert "no more threads" in refused(lambda: shell.run(command(), lambda permit: MADE))
+    assert shell.run(command(), lambda permit: MADE).answer == MADE
+    shell.close()
