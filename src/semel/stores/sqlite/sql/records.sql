@@ -205,10 +205,11 @@ WHERE state IN (1, 2, 6) AND state IN (1, 2)
     AND (state = 2 OR lease_until > :now OR (:kind <> 'reaper' AND request IS NOT NULL));
 
 -- name: find_lapsed
--- Ids of PROCESSING records whose lease is over: the reaper's work, oldest lease first.
+-- Ids of PROCESSING records whose lease is over, oldest lease first: the reaper's work. SQLite uses a partial index only
+-- where its condition is repeated.
 SELECT id
 FROM semel_record
-WHERE state = 2 AND lease_until <= :now
+WHERE state IN (1, 2, 6) AND state = 2 AND lease_until <= :now
     AND (effects <> 2 OR dedup_until <= :now OR lapses + (lease_until > 0) >= attempts_max)
 ORDER BY lease_until
 LIMIT :limit;
