@@ -9,6 +9,8 @@ import pytest
 
 from semel.core.model import State
 from semel.engine.async_engine import AsyncEngine
+from semel.http.asgi import middleware
+from semel.http.exchange import Exchange
 from tests.web.asgi_calls import Client, answer, call, on_a_loop, protect, scope_of, settle_down, states
 from tests.web.driving import BODY, asgi_call, response_of
 
@@ -120,6 +122,43 @@ def test_preferred_waiting_is_bounded() -> None:
             await asgi_call(web, scope, [BODY])
         assert asked == [3, 5, 7, None, 1]
 
+    on_a_loop(test)
+
+
+def test_a_body_that_comes_later_in_one_piece_is_read_like_one_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        asked: list[Any] = []
+        given: list[bytes] = []
+        claim = engine.claim
+
+        async def noting(command: Any, *, wait_seconds: float | None = None) -> Any:
+            asked.append(type(command))
+            return await claim(command, wait_seconds=wait_seconds)
+
+        engine.claim = noting  # type: ignore[method-assign]
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            given.append((await receive())["body"])
+            await answer(send)
+
+        async def late() -> Any:
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": BODY}
+
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        web = protect(app, engine)
+        await call(web)
+        await web(scope_of(), late, send)  # the same command, given by a connection that was slower
+        await web(scope_of("another-key-of-the-same-client"), late, send)
+        assert [message.get("status") for message in sent] == [201, None, 201, None]
+        assert given == [BODY, BODY]
+        assert asked == [Exchange, Exchange, Exchange]  # no command beside the request, no spool
+
+    monkeypatch.setattr(middleware, "Spool", None)
     on_a_loop(test)
 
 

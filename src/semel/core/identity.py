@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from binascii import hexlify
 from functools import lru_cache
 from struct import Struct
 
@@ -18,8 +19,7 @@ KEY_HASH_BYTES = 8
 _ID, _KEY_HASH = slice(ID_BYTES), slice(KEY_HASH_BYTES)
 _sha256 = hashlib.sha256
 _SCOPES_MAX = 1024
-UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"  # of its parts
-UUID_PARTS = Struct(">IHHHHI").unpack
+UUID_PARTS = Struct("8s4s4s4s12s").unpack  # of its digits, which dashes join
 _UUID7 = 0x7 << 76 | 0x2 << 62  # version and variant
 _UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
@@ -96,7 +96,7 @@ def uuid_text(raw: bytes) -> str:
     '00000000-0000-0000-0000-000000000000'
     """
     if len(raw) == 16:
-        return UUID_FORM % UUID_PARTS(raw)
+        return b"-".join(UUID_PARTS(hexlify(raw))).decode()
     h = raw.hex()  # of a damaged record, which is shown as it is
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 

@@ -73,7 +73,7 @@ class KeyGate:
         headers, body = refusal(kind, self._problems)
         fields = [*headers, (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": kind.status, "headers": fields})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
 
     def _check(self, scope: Scope) -> Kind | bool:
         """The refusal of a request; True if it has a valid key, False if it has none and needs none."""

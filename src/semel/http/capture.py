@@ -162,10 +162,10 @@ class Capture:
     """
 
     # What few answers change is an attribute of the class.
-    _head = _NO_HEAD
-    _body = b""
-    _more: list[bytes] | None = None  # pieces behind it, of a body that comes in several
-    _size = 0
+    _answer_head = _NO_HEAD
+    _first_piece = b""
+    _later_pieces: list[bytes] | None = None  # pieces behind it, of a body that comes in several
+    _answer_bytes = 0
     ended = False
 
     def __init__(self, keeping: Keeping) -> None:
@@ -174,22 +174,22 @@ class Capture:
     @property
     def started(self) -> bool:
         """Whether the application has begun to answer."""
-        return self._head is not _NO_HEAD
+        return self._answer_head is not _NO_HEAD
 
     @property
     def status(self) -> int:
         """The application's status; 0 before it has begun to answer."""
-        return self._head.status
+        return self._answer_head.status
 
     @property
     def headers(self) -> _Headers:
         """The application's own headers."""
-        return self._head.headers
+        return self._answer_head.headers
 
     @property
     def endless(self) -> bool:
         """Whether the application announced a stream without an end."""
-        return self._head.endless
+        return self._answer_head.endless
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Take the head. False: its body is announced as too long, or as endless."""
@@ -200,66 +200,66 @@ class Capture:
             head = None
         if head is None:
             head = keeping.read(status, lines)
-        self._head = head
+        self._answer_head = head
         return head.fits
 
     def restart(self) -> None:
         """The application thought better of its head, before anything has left (WSGI's ``exc_info``)."""
-        self._size, self._head = 0, _NO_HEAD
-        self._body, self._more = b"", None
+        self._answer_bytes, self._answer_head = 0, _NO_HEAD
+        self._first_piece, self._later_pieces = b"", None
 
     def add(self, chunk: bytes) -> bool:
         """Take a piece of the body. False: with it the body is too long; it is held all the same."""
-        if self._head.bodyless:
+        if self._answer_head.bodyless:
             return True
         if type(chunk) is not bytes:  # a buffer, which the application may fill again
             chunk = bytes(chunk)
-        size = self._size
+        size = self._answer_bytes
         if not size:
-            self._body = chunk
-        elif self._more is None:
-            self._more = [chunk]
+            self._first_piece = chunk
+        elif self._later_pieces is None:
+            self._later_pieces = [chunk]
         elif chunk:
-            self._more.append(chunk)
-        self._size = size = size + len(chunk)
+            self._later_pieces.append(chunk)
+        self._answer_bytes = size = size + len(chunk)
         return size <= self._keeping.body_bytes_max
 
     def count(self, chunk: bytes) -> None:
         """A piece of the body went by that is not held here."""
-        self._size += len(chunk)
+        self._answer_bytes += len(chunk)
 
     def end(self) -> None:
         """The application has sent the last of the body."""
         self.ended = True
-        if self._size > self._head.sent_max:
+        if self._answer_bytes > self._answer_head.sent_max:
             self.cut_surplus()
 
     def cut_surplus(self) -> None:
         """Drop what the body has beyond its announced length: a server sends it to no client."""
-        most = self._head.sent_max
-        self._body, self._more, self._size = self.body[:most], None, most
+        most = self._answer_head.sent_max
+        self._first_piece, self._later_pieces, self._answer_bytes = self.body[:most], None, most
 
     @property
     def complete(self) -> bool:
         """Whether the body has ended, and is not shorter than the application announced it."""
-        return self.ended and self._size >= self._head.announced
+        return self.ended and self._answer_bytes >= self._answer_head.announced
 
     @property
     def body(self) -> bytes:
         """What is held of the body."""
-        if self._more is not None:
-            self._body, self._more = b"".join((self._body, *self._more)), None
-        return self._body
+        if self._later_pieces is not None:
+            self._first_piece, self._later_pieces = b"".join((self._first_piece, *self._later_pieces)), None
+        return self._first_piece
 
     def release(self) -> list[bytes]:
         """The pieces so far, which are no longer held."""
-        pieces = [piece for piece in (self._body, *(self._more or ())) if piece]
-        self._body, self._more = b"", None
+        pieces = [piece for piece in (self._first_piece, *(self._later_pieces or ())) if piece]
+        self._first_piece, self._later_pieces = b"", None
         return pieces
 
     def to_store(self) -> Answer:
         """The answer as the store gets it. The log hears once of what is left out."""
-        head = self._head
+        head = self._answer_head
         if head.dropped:
             self._keeping.tell_dropped(head.dropped)
         return Answer(self.status, head.kept, self.body)

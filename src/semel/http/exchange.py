@@ -311,11 +311,11 @@ class Exchange:
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
-    _size = 0
+    _request_bytes = 0
     _hashing: Hashing | None = None
-    _body = b""
-    _spool: Spool | None = None
-    _head: bytes | None = None
+    _request_body = b""
+    _request_spool: Spool | None = None
+    _packed_head: bytes | None = None
     # What a command has: an ordinary request is claimed as it is, and Permit.command makes a command of it.
     fingerprint: bytes
     recipe: str
@@ -373,7 +373,7 @@ class Exchange:
 
     def resumable(self, head: bytes, prefer: bytes | None) -> None:
         """The operation ends without its client: keep the request, and heed ``Prefer: respond-async``."""
-        self._head = head
+        self._packed_head = head
         self.wants_async = prefer is not None and prefers_async((prefer,))
         if self.wants_async and self.wait_seconds is None:
             self.wait_seconds = 0
@@ -391,7 +391,7 @@ class Exchange:
         fingerprint = self._entry.digest(self._params, self._query, body)
         if fingerprint is None:
             return None
-        self._body = body
+        self._request_body = body
         self.fingerprint = fingerprint
         self.recipe = self.route.recipe
         return self  # type: ignore[return-value]  # it has what a command has
@@ -409,7 +409,7 @@ class Exchange:
             self.refusal = too_large(route)
             if len(body) > RETRY_BYTES_MAX:
                 return self._surface.problems.of_error(self.refusal)
-        self._body = body
+        self._request_body = body
         try:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
@@ -421,11 +421,11 @@ class Exchange:
 
     def feed(self, chunk: bytes) -> Answer | None:
         """Take a piece of the body; an answer refuses it, and the rest need not be read."""
-        self._size += len(chunk)
+        self._request_bytes += len(chunk)
         try:
-            if self._size > self.route.policy.body_bytes_max:
+            if self._request_bytes > self.route.policy.body_bytes_max:
                 self.refusal = too_large(self.route)
-                if self._size > RETRY_BYTES_MAX:
+                if self._request_bytes > RETRY_BYTES_MAX:
                     raise self.refusal
             if self._hashing is None:
                 self._hashing = self.route.fingerprinter.begin(self._counting(self.route.fingerprinter))
@@ -438,7 +438,7 @@ class Exchange:
         """The command of a request whose body was fed, and is held in ``spool``; or the answer that refuses it."""
         if self._hashing is None:
             return _make_lasting(self.command(b""))
-        self._spool = spool
+        self._request_spool = spool
         try:
             self._check_json(spool.size, spool.chunks())
             fingerprint = self._hashing.finish()
@@ -508,9 +508,11 @@ class Exchange:
 
     def _request(self) -> bytes | None:
         """What a run without the client needs; None where there is never one."""
-        if self._head is None:
+        if self._packed_head is None:
             return None
-        return self._head + (self._body if self._spool is None else b"".join(self._spool.chunks()))
+        return self._packed_head + (
+            self._request_body if self._request_spool is None else b"".join(self._request_spool.chunks())
+        )
 
     def _names(self) -> tuple[str, str | None]:
         """The key and the business reference, where they come with the request. Raises RequestError."""
@@ -519,9 +521,9 @@ class Exchange:
         for source in declared:
             source.check_parameters((name for name, _ in params), route.name)
         if any(source.kind != "path" for source in declared):
-            if max(self._size, len(self._body)) > NAMING_BYTES_MAX:
+            if max(self._request_bytes, len(self._request_body)) > NAMING_BYTES_MAX:
                 raise RequestTooLarge(f"A body that names its command has at most {NAMING_BYTES_MAX} bytes; send less.")
-            body = self._body if self._spool is None else b"".join(self._spool.chunks())
+            body = self._request_body if self._request_spool is None else b"".join(self._request_spool.chunks())
         reference = None if route.reference_from is None else route.reference_from.reference(params, body, media)
         if route.key_from is None:
             return self.key, reference
@@ -537,7 +539,7 @@ class Exchange:
 
     def _fingerprints_under(self, recipe_id: str) -> tuple[bytes, ...] | None:
         maker, counts_path = self.route.known.get(recipe_id, (None, False))
-        if maker is None or (self._spool is not None and self._spool.closed):
+        if maker is None or (self._request_spool is not None and self._request_spool.closed):
             return None
         facts = self._counting(maker)
         if self.route.counts_path and not counts_path:
@@ -549,10 +551,10 @@ class Exchange:
 
     def _fingerprint(self, maker: Fingerprinter, facts: Facts) -> bytes:
         # One with further facts is not a fingerprint under the other of the maker's two ids, and equal to none of them.
-        if self._spool is None:
-            return maker.digest(facts, self._body)
+        if self._request_spool is None:
+            return maker.digest(facts, self._request_body)
         hashing = maker.begin(facts)
-        for chunk in self._spool.chunks():
+        for chunk in self._request_spool.chunks():
             hashing.feed(chunk)
         return hashing.finish()
 
@@ -567,7 +569,7 @@ class Exchange:
         if isinstance(verdict, Proceed):
             # Read again after a refused settlement, and yet still ours: its meaning is open.
             return _with(problems.unknown(verdict.grant.operation_id), lifetime)
-        if isinstance(verdict, InProgress) and verdict.own and self._head is not None:
+        if isinstance(verdict, InProgress) and verdict.own and self._packed_head is not None:
             return self.answer_accepted(verdict.operation_id, verdict.state)  # it comes to its end without its client
         answer = problems.of_verdict(verdict)
         # Where another command has the business reference, or the record cannot be read, the key gets no answer; where

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from binascii import hexlify
 from collections.abc import Iterable, Iterator
 from struct import error as StructError
 from typing import Final
 
-from semel.core.identity import UUID_FORM, UUID_PARTS
+from semel.core.identity import UUID_PARTS
 from semel.policy import NEVER_REPLAYED
 
 BODYLESS_STATUSES: Final = frozenset({204, 205, 304})
@@ -154,25 +155,26 @@ class Honoured:
      (b'link', b'</operations/00000000-0000-0000-0000-000000000000>; rel="status"'))
     """
 
-    __slots__ = ("_link", "lifetime")
+    __slots__ = ("_link", "_link_end", "lifetime")
 
     def __init__(
         self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
     ) -> None:
         self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
-        self._link = b""  # a form for the parts of an operation's id
+        self._link = b""  # up to the operation's id
         if operations_path is not None:
-            target = operations_path.replace("%", "%%").replace(_ID, UUID_FORM, 1)
-            self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
+            before, _, after = operations_path.partition(_ID)
+            self._link, self._link_end = f"<{before}".encode(), f'{after}>; rel="{OPERATION_RELATION}"'.encode()
 
     def after(self, headers: Headers, operation_id: bytes) -> list[tuple[bytes, bytes]]:
         """These headers, and then those of an answer about this operation."""
         if not self._link:
             return [*headers, *self.lifetime]
         try:
-            return [*headers, *self.lifetime, (b"link", self._link % UUID_PARTS(operation_id))]
+            link = self._link + b"-".join(UUID_PARTS(hexlify(operation_id))) + self._link_end
         except StructError:  # of a damaged record: no status is found by what is not an id
             return [*headers, *self.lifetime]
+        return [*headers, *self.lifetime, (b"link", link)]
 
     def headers(self, operation_id: bytes) -> Headers:
         """The headers of an answer about this operation."""

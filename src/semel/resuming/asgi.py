@@ -39,7 +39,7 @@ class ResumedCall(RouteCall):
 
     def __init__(self, permit: Permit | None, take: Callable[[Message], None]) -> None:
         self._permit = permit
-        self._failure = self._own_status = None
+        self._endpoint_error = self._endpoint_error_status = None
         self.take = take
         self.reached = False
         self.inside = False  # whether the request came to a capture
@@ -70,12 +70,12 @@ class ResumedCall(RouteCall):
     @property
     def own_status(self) -> int | None:
         """The status of the exception, where it is an answer itself."""
-        return self._own_status
+        return self._endpoint_error_status
 
     @property
     def failure(self) -> BaseException | None:
         """The endpoint's exception, however the framework answered it."""
-        return self._failure
+        return self._endpoint_error
 
 
 class ResumedApp:

@@ -18,7 +18,7 @@ from semel.core.outcomes import Outcome, Succeeded
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
-from semel.http.asgi.disconnects import is_disconnect
+from semel.http.asgi.disconnects import Listener, is_disconnect
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers
@@ -59,25 +59,25 @@ class AsgiCall(Capture):
     """
 
     # What most requests do not change is an attribute of the class.
-    _message: Message | None = None
-    _spool: Spool | None = None
-    _read_at = 0
+    _request_message: Message | None = None
+    _request_spool: Spool | None = None
+    _spool_read_at = 0
     _permit: Permit | None = None
-    _mode = _HOLD
-    _start: Message | None = None
-    _ended: asyncio.Event | None = None
-    _task: asyncio.Task[Any] | None = None
-    _ends: float | None = None  # of a call without a permit: when it is too late for its answer
-    _gone = False
-    _lost = False
-    _failure: BaseException | None = None  # what the endpoint itself raised, where that is known
-    _own_status: int | None = None
-    _accepted = False  # the client has its 202; the answer is for those who ask later
+    _answer_mode = _HOLD
+    _start_message: Message | None = None
+    _end_event: asyncio.Event | None = None
+    _task_to_cancel: asyncio.Task[Any] | None = None
+    _unclaimed_deadline: float | None = None  # of a call without a permit: when it is too late for its answer
+    _client_gone = False
+    _cancelled_as_lost = False
+    _endpoint_error: BaseException | None = None  # what the endpoint itself raised, where that is known
+    _endpoint_error_status: int | None = None
+    _answered_202 = False  # the client has its 202; the answer is for those who ask later
 
     _exchange: Exchange
 
-    def __init__(self, place: HostMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-        self._place = place
+    def __init__(self, middleware: HostMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        self._middleware = middleware
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -98,20 +98,26 @@ class AsgiCall(Capture):
     def _heed_loss(self, route: Route, permit: Permit) -> None:
         """An IDEMPOTENT handler is cancelled when another attempt is granted its record."""
         if route.idempotent:
-            self._task = asyncio.current_task()
+            self._task_to_cancel = asyncio.current_task()
             permit.when_lost(self._cancel)
 
     @property
     def _deadline(self) -> float:
         """From when on, in monotonic seconds, the handler is not waited for."""
-        if self._ends is not None:
-            return self._ends
+        if self._unclaimed_deadline is not None:
+            return self._unclaimed_deadline
         assert self._permit is not None
         return self._permit.deadline_monotonic
 
+    def listen(self) -> Listener:
+        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
+        listener = Listener(self._send)
+        self._send = listener.send
+        return listener
+
     async def _accept(self, permit: Permit) -> None:
         """Tell a client that does not wait where to look; the handler goes on."""
-        self._accepted = True
+        self._answered_202 = True
         try:
             starts = permit.asked.policy.terms.starts
             await send_answer(self._send, self._exchange.answer_accepted(permit.execution_id, starts))
@@ -120,68 +126,85 @@ class AsgiCall(Capture):
                 raise
 
     def _cancel(self) -> None:
-        if self._task is not None:
-            self._lost = True
-            self._task.cancel()
+        if self._task_to_cancel is not None:
+            self._cancelled_as_lost = True
+            self._task_to_cancel.cancel()
 
     async def _conclude(self, permit: Permit, error: BaseException | None) -> None:
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
-        if self._task is not None:
+        if self._task_to_cancel is not None:
             self._stop_cancelling(permit)
-        exchange, engine, head = self._exchange, self._place.engine, self._head
-        stored: Answer | None = None
-        if error is None and head.succeeds and self.ended and self._size >= head.announced and self._failure is None:
-            stored = _new(Answer, (head.status, head.kept, self._body if self._more is None else self.body))
-        if stored is not None and engine.core.succeed_at_once(permit, stored):  # as nearly every command ends
-            headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
-            try:
-                await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
-                await self._send({"type": "http.response.body", "body": self._body})
-            except Exception as refused:
-                if not is_disconnect(refused):
-                    raise
-            return
+        head, success = self._answer_head, None
+        if (
+            error is None
+            and head.succeeds
+            and self.ended
+            and self._answer_bytes >= head.announced
+            and self._endpoint_error is None
+        ):
+            body = self._first_piece if self._later_pieces is None else self.body
+            success = _new(Answer, (head.status, head.kept, body))
+            if self._middleware.engine.core.succeed_at_once(permit, success):  # as nearly every command ends
+                headers = self._exchange.route.honoured.after(head.headers, permit.claim.operation_id)
+                try:
+                    await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+                    await self._send({"type": "http.response.body", "body": body, "more_body": False})
+                except Exception as refused:
+                    if not is_disconnect(refused):
+                        raise
+                return
+        try:
+            await self._settle(permit, error, success)
+        finally:
+            error = None  # it holds this frame
+
+    async def _settle(self, permit: Permit, error: BaseException | None, success: Answer | None) -> None:
+        """As :meth:`_conclude`, where the store is waited for, or the application has not proven that all is done.
+
+        Parameters: ``success`` what is stored of an answer that proves it.
+        """
+        exchange, engine = self._exchange, self._middleware.engine
         if not permit.kept:
-            stored = None
-        if error is None and not self.complete and (self._mode is _HOLD or self.ended or not self.started):
+            success = None
+        if error is None and not self.complete and (self._answer_mode is _HOLD or self.ended or not self.started):
             error = IncompleteAnswer(CUT if self.ended else UNFINISHED)
         try:
             outcome: Outcome
-            if stored is not None:
-                outcome = Succeeded(stored)
+            if success is not None:
+                outcome = Succeeded(success)
             else:
-                outcome = exchange.outcome(permit, self, error, self._failure, self._own_status)
+                outcome = exchange.outcome(permit, self, error, self._endpoint_error, self._endpoint_error_status)
             answer: Answer | None
             try:
                 reply = await engine.settle(permit, outcome)
-                if type(reply) is not Superseded and stored is not None and permit.steps is None:
+                if type(reply) is not Superseded and success is not None and permit.steps is None:
                     answer = self.first(exchange.route.honoured.headers(permit.execution_id))
                 else:
                     verdict = await engine.reread(permit) if type(reply) is Superseded else None
-                    answer = exchange.last_answer(permit, self, outcome, error, verdict, failure=self._failure)
+                    answer = exchange.last_answer(permit, self, outcome, error, verdict, failure=self._endpoint_error)
             except SemelError as unconfirmed:
-                answer = exchange.last_answer(permit, self, outcome, error, None, unconfirmed, self._failure)
+                answer = exchange.last_answer(permit, self, outcome, error, None, unconfirmed, self._endpoint_error)
             if answer is None:
                 self._point(exchange.honours(permit, permit.outcome(outcome)))
-            elif self._mode is not _THROUGH and not self._accepted:
+            elif self._answer_mode is not _THROUGH and not self._answered_202:
                 try:
                     await send_answer(self._send, answer)
                 except Exception as refused:
                     if not is_disconnect(refused):
                         raise
                     # The client is gone; its retry will be given this answer.
-            if error is not None and not (self._lost and isinstance(error, asyncio.CancelledError)):
+            if error is not None and not (self._cancelled_as_lost and isinstance(error, asyncio.CancelledError)):
                 raise error
         finally:
             error = None  # it holds this frame
 
     def _stop_cancelling(self, permit: Permit) -> None:
         """The handler has ended: a permit that is lost from here on cancels nothing."""
-        assert self._task is not None
+        assert self._task_to_cancel is not None
         permit.when_lost(_nothing)
-        if self._lost:
-            self._task.uncancel()
-        self._task = None  # it will hold what the application raised, and that holds this call
+        if self._cancelled_as_lost:
+            self._task_to_cancel.uncancel()
+        self._task_to_cancel = None  # it will hold what the application raised, and that holds this call
 
     def _point(self, headers: Headers) -> None:
         """The application raised, and its server answers: ``headers`` say where the operation's status is."""
@@ -190,9 +213,9 @@ class AsgiCall(Capture):
 
     async def receive(self) -> Message:
         """The body once more, and what comes after it."""
-        message = self._message
+        message = self._request_message
         if message is not None:
-            self._message = None
+            self._request_message = None
             return message
         piece = await self._next_piece()
         return piece if piece is not None else await self._after_body()
@@ -204,11 +227,11 @@ class AsgiCall(Capture):
 
     async def _until_it_may_know(self) -> None:
         if not self.ended and not self.endless:
-            if self._ended is None:
-                self._ended = asyncio.Event()
+            if self._end_event is None:
+                self._end_event = asyncio.Event()
             try:
                 async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                    await self._ended.wait()
+                    await self._end_event.wait()
             except TimeoutError:
                 pass  # past its deadline the handler is not waited for: it may learn of the disconnect
 
@@ -216,27 +239,27 @@ class AsgiCall(Capture):
         """Take a part of the answer."""
         kind = message["type"]
         if kind == "http.response.start":
-            if self._start is not None:
+            if self._start_message is not None:
                 raise RuntimeError("the application started its response twice")
             fits = self.start(message["status"], message.get("headers", ()))
-            self._start = message
+            self._start_message = message
         elif kind == "http.response.body":
-            if self._start is None:
+            if self._start_message is None:
                 raise RuntimeError("the application sent a body before it started its response")
             if self.ended:
                 return
-            if self._mode is not _HOLD:
+            if self._answer_mode is not _HOLD:
                 await self._continue(message)
                 return
             fits = self.add(message.get("body", b""))
             if not message.get("more_body"):
                 self.ended = True
-                if self._size > self._head.sent_max:
+                if self._answer_bytes > self._answer_head.sent_max:
                     self.cut_surplus()
-                if self._ended is not None:
-                    self._ended.set()
+                if self._end_event is not None:
+                    self._end_event.set()
         else:
-            if kind == "http.response.debug" or self._mode is _Mode.THROUGH:
+            if kind == "http.response.debug" or self._answer_mode is _Mode.THROUGH:
                 await self._send(message)
             return
         if not fits:
@@ -245,8 +268,8 @@ class AsgiCall(Capture):
     def end(self) -> None:
         """The application has sent the last of the body."""
         self.ended = True
-        if self._ended is not None:
-            self._ended.set()
+        if self._end_event is not None:
+            self._end_event.set()
 
     async def _let_go(self, *, more: bool) -> None:
         """The answer cannot be held: mark that first, then let it flow; never of an ATOMIC command."""
@@ -254,22 +277,22 @@ class AsgiCall(Capture):
         assert permit is not None
         if self._exchange.route.atomic:
             permit.kept = False
-            self._mode = _Mode.DROP
+            self._answer_mode = _Mode.DROP
             raise AnswerTooLarge("the answer of an ATOMIC command is longer than answer_bytes_max; it is rolled back")
-        if self.endless and self._ended is not None:
-            self._ended.set()
+        if self.endless and self._end_event is not None:
+            self._end_event.set()
         try:
-            marked_so = await self._place.engine.mark_not_kept(permit)
+            marked_so = await self._middleware.engine.mark_not_kept(permit)
         except StoreError:
             marked_so = False
         chunks = self.release()
-        if not marked_so or self._accepted:
-            self._mode = _Mode.DROP
+        if not marked_so or self._answered_202:
+            self._answer_mode = _Mode.DROP
             return
-        self._mode = _Mode.THROUGH
-        assert self._start is not None
+        self._answer_mode = _Mode.THROUGH
+        assert self._start_message is not None
         headers = [*self.headers, *self._exchange.honours(permit)]
-        await self._forward({**self._start, "headers": headers})
+        await self._forward({**self._start_message, "headers": headers})
         if chunks or not more:
             await self._forward({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
 
@@ -277,11 +300,11 @@ class AsgiCall(Capture):
         self.count(message.get("body", b""))
         if not message.get("more_body", False):
             self.end()
-        if self._mode is _Mode.THROUGH:
+        if self._answer_mode is _Mode.THROUGH:
             await self._forward(message)
 
     async def _forward(self, message: Message) -> None:
-        if self._gone and time.monotonic() < self._deadline:
+        if self._client_gone and time.monotonic() < self._deadline:
             return
         try:
             await self._send(message)
@@ -289,32 +312,36 @@ class AsgiCall(Capture):
             # A stream without an end would never learn that its client has gone.
             if not is_disconnect(refused) or self.endless or time.monotonic() >= self._deadline:
                 raise
-            self._gone = True
+            self._client_gone = True
 
     # --- the body -----------------------------------------------------------------------------
 
     async def _next_piece(self) -> Message | None:
-        spool = self._spool
-        if spool is None or self._read_at < 0:
+        spool = self._request_spool
+        if spool is None or self._spool_read_at < 0:
             return None
-        chunk = (await asyncio.to_thread(spool.read, self._read_at)) if spool.on_disk else spool.read(self._read_at)
-        self._read_at += len(chunk)
-        more = self._read_at < spool.size
+        chunk = (
+            (await asyncio.to_thread(spool.read, self._spool_read_at))
+            if spool.on_disk
+            else spool.read(self._spool_read_at)
+        )
+        self._spool_read_at += len(chunk)
+        more = self._spool_read_at < spool.size
         if not more:
-            self._read_at = -1
+            self._spool_read_at = -1
         return {"type": "http.request", "body": chunk, "more_body": more}
 
     def _close_spool(self) -> None:
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
+        if self._request_spool is not None:
+            self._request_spool.close()
+            self._request_spool = None
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer in two messages."""
     status, headers, body = answer
     await send({"type": "http.response.start", "status": status, "headers": [*headers]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def with_mark(send: Send, mark: tuple[bytes, bytes]) -> Send:

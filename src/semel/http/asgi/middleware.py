@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
 from semel.core.model import Answer
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.opening import open_or_close_async
 from semel.engine.permit import Permit
+from semel.engine.result import Refusal
 from semel.errors import ConfigurationError, SemelError
 from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer, with_mark
-from semel.http.asgi.disconnects import KeptAlive, Listener
+from semel.http.asgi.disconnects import KeptAlive
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.scope import capture_scope
@@ -85,41 +86,43 @@ class SemelMiddleware:
         found = self._exact.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]  # or nothing is found
         if found is None or scope.get("root_path") or CALL_KEY in scope:
             if _place(scope) in self._passing and self._marking.isdisjoint(dict(scope["headers"])):
-                await self.app(scope, receive, send)
-                return
+                return await self.app(scope, receive, send)
             found = self._find_template(scope) or await self._find(scope, receive, send)
             if found is None:
-                return  # it is served
+                return None  # it is served
         route, params = found
         query = scope.get("query_string", b"")
         exchange = open_exchange(self.surface, route, params, scope["method"], query, scope["headers"], scope)
         if type(exchange) is not Exchange:
-            await self._end(exchange, scope, receive, send)
-            return
+            return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
-            return
+            return None
         receiving = receive().__await__()
-        awaited = message = spool = None
+        until = 0.0
         try:
             awaited = next(receiving)
         except StopIteration as received:  # it was there, as nearly every body
             message = received.value
-        if message is None or message.get("more_body") or message["type"] != "http.request":
-            spool = Spool()
-            command = await self._read(exchange, scope, receive, receiving, awaited, message, spool)
-            message = None
         else:
+            try:
+                message, until = await self.body_clock.wait(receiving, awaited)
+            except TimeoutError:
+                return await send_answer(send, exchange.body_too_slow(scope))
+        command: Command | Answer | None
+        spool = None
+        if message["type"] == "http.request" and not message.get("more_body"):
             body = message.get("body", b"")
             command = exchange.plain_command(body) or await command_of(exchange, body)
+        else:
+            spool = Spool()
+            command = await self._read(exchange, scope, receive, message, until, spool)
+            message = None
         if command is not exchange and not isinstance(command, Command):  # type: ignore[comparison-overlap]
-            if command is not None:
-                await send_answer(send, command)
-            return
+            return None if command is None else await send_answer(send, command)
         try:
             permit = await self.engine.claim(command, wait_seconds=exchange.wait_seconds)
         except UNCLAIMED as error:
-            await DeclaredCall(self, scope, receive, send, message, spool).run_unclaimed(exchange, error)
-            return
+            return await DeclaredCall(self, scope, receive, send, message, spool).run_unclaimed(exchange, error)
         except BaseException:
             if spool is not None:
                 spool.close()
@@ -127,15 +130,11 @@ class SemelMiddleware:
         if not isinstance(permit, Permit):
             if spool is not None:
                 spool.close()
-            answer = exchange.present(permit)
-            if exchange.allowed_at is None or await self._allows_still(exchange, scope, send):
-                await send_answer(send, answer)
-        elif self.kept_alive.is_needless(asyncio.current_task()):
-            await DeclaredCall(self, scope, receive, send, message, spool).run(exchange, permit)
-        else:
-            listener = Listener(send)
-            call = DeclaredCall(self, scope, receive, listener.send, message, spool)
-            await self.kept_alive.shield(call.run(exchange, permit), listener)
+            return await self._refuse(exchange, permit, scope, send)
+        call = DeclaredCall(self, scope, receive, send, message, spool)
+        if self.kept_alive.is_needless(asyncio.current_task()):
+            return await call.run(exchange, permit)
+        return await self.kept_alive.shield(call.run(exchange, permit), call.listen())
 
     def _find_template(self, scope: Scope) -> tuple[Route, Params] | None:
         """The operation with parameters in its path, of an application that is not mounted."""
@@ -171,32 +170,25 @@ class SemelMiddleware:
         await send_answer(send, self.surface.problems.not_allowed())
         return False
 
-    async def _allows_still(self, exchange: Exchange, scope: Scope, send: Send) -> bool:
-        """As :meth:`_allows`, after the claim, which may have waited."""
-        return not exchange.must_ask_again() or await self._allows(exchange, scope, send)
+    async def _refuse(self, exchange: Exchange, verdict: Refusal, scope: Scope, send: Send) -> None:
+        """Answer a request that was granted no permit: with the first answer, mostly. What was allowed is asked again
+        where the claim has waited.
+        """
+        status, headers, body = exchange.present(verdict)
+        if exchange.allowed_at is None or not exchange.must_ask_again() or await self._allows(exchange, scope, send):
+            await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _read(
-        self,
-        exchange: Exchange,
-        scope: Scope,
-        receive: Receive,
-        receiving: Generator[Any, None, Message],
-        awaited: Any,
-        message: Message | None,
-        spool: Spool,
+        self, exchange: Exchange, scope: Scope, receive: Receive, piece: Message, until: float, spool: Spool
     ) -> Command | Answer | None:
-        """The command of a body that was not there as a whole; None where its client went away before its end.
+        """The command of a body that comes in pieces; None where its client goes away before its end.
 
-        Parameters: ``receiving`` the first call of ``receive``, which waits for ``awaited`` or has given the
-        ``message``; ``spool`` holds the body where there is a command, and is closed where there is none.
+        Parameters: ``piece`` the first one; ``until`` when the others may come, as the clock of bodies says; ``spool``
+        holds the body where there is a command, and is closed where there is none.
         """
         command: Command | Answer | None = None
-        until = 0.0
         try:
-            if message is not None:
-                piece = message
-            else:
-                piece, until = await self.body_clock.wait(receiving, awaited)
             while piece["type"] == "http.request":
                 chunk = piece.get("body", b"")
                 command = exchange.feed(chunk)
@@ -313,19 +305,19 @@ class DeclaredCall(AsgiCall):
 
     def __init__(
         self,
-        place: SemelMiddleware,
+        middleware: SemelMiddleware,
         scope: Scope,
         receive: Receive,
         send: Send,
         message: Message | None,
         spool: Spool | None,
     ) -> None:
-        self._place: SemelMiddleware = place
+        self._middleware: SemelMiddleware = middleware
         self._scope = capture_scope(scope) if scope.get("extensions") else scope
         self._receive = receive
         self._send = send
-        self._message = message
-        self._spool = spool
+        self._request_message = message
+        self._request_spool = spool
 
     async def run(self, exchange: Exchange, permit: Permit) -> None:
         """Run the application under the permit, settle and answer."""
@@ -333,7 +325,7 @@ class DeclaredCall(AsgiCall):
         try:
             self._begin(exchange, permit)
             if exchange.route.is_simple:
-                await self._place.app(self._scope, self.receive, self.send)
+                await self._middleware.app(self._scope, self.receive, self.send)
             else:
                 await self._run_otherwise(permit)
         except GeneratorExit:
@@ -341,7 +333,7 @@ class DeclaredCall(AsgiCall):
         except BaseException as raised:  # noqa: BLE001 -- classified and settled, then raised again
             error = raised
         finally:
-            if self._spool is not None:
+            if self._request_spool is not None:
                 self._close_spool()
         try:
             await self._conclude(permit, error)
@@ -354,7 +346,7 @@ class DeclaredCall(AsgiCall):
         self._heed_loss(route, permit)
         if self._exchange.wants_async:
             await self._accept(permit)
-        call = self._place.app(self._scope, self.receive, self.send)
+        call = self._middleware.app(self._scope, self.receive, self.send)
         await (run_within(call, max(0.0, self._deadline - time.monotonic())) if route.atomic else call)
 
     async def run_unclaimed(self, exchange: Exchange, error: SemelError) -> None:
@@ -363,18 +355,18 @@ class DeclaredCall(AsgiCall):
             refused = exchange.answer_unclaimed(error)
             if isinstance(refused, Unprotected):
                 assert refused.mark is not None
-                await self._place.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))
+                await self._middleware.app(self._scope, self._receive_unprotected, with_mark(self._send, refused.mark))
             else:
                 await send_answer(self._send, refused)
         finally:
             self._close_spool()
 
     async def _receive_unprotected(self) -> Message:
-        message = self._message
+        message = self._request_message
         if message is None:
             piece = await self._next_piece()
             return piece if piece is not None else await self._receive()
-        self._message = None
+        self._request_message = None
         return message
 
 

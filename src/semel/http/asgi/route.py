@@ -51,27 +51,27 @@ ANSWER_SECONDS: Final = 1.0  # after an ATOMIC handler's deadline, for the frame
 class RouteCall(AsgiCall):
     """One request of an application whose endpoints claim for themselves."""
 
-    _instead: Answer | None = None  # leaves in place of what the application answers
-    _theirs: Headers = ()  # the headers of what it answers
-    _refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
-    _too_long = False  # for any command; the body is no longer kept
-    _until = 0.0
-    _leaked = False
-    _cut = False
-    _told = False
+    _own_answer: Answer | None = None  # leaves in place of what the application answers
+    _replaced_headers: Headers = ()  # the headers of what it answers
+    _body_refusal: Answer | None = None  # sent in place of whatever the application makes of a body that ends
+    _body_too_long = False  # for any command; the body is no longer kept
+    _body_until = 0.0
+    _body_leaked = False
+    _body_cut = False
+    _body_end_told = False
     _limit: Limit | None = None
     _mark: tuple[bytes, bytes] | None = None
-    _whole = False
-    _is_through = True  # the application's answer goes through as it is
+    _body_whole = False
+    _passes_through = True  # the application's answer goes through as it is
 
     def __init__(
         self,
-        place: CaptureMiddleware,
+        middleware: CaptureMiddleware,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        self._place: CaptureMiddleware = place
+        self._middleware: CaptureMiddleware = middleware
         self._scope = capture_scope(scope) if scope.get("extensions") else scope
         self._receive = receive
         self._send = send
@@ -79,11 +79,9 @@ class RouteCall(AsgiCall):
         self.runner = asyncio.current_task()  # that runs the application
 
     def listen(self) -> Listener:
-        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
+        """As of any call; who runs the application is known once it runs."""
         self.runner = None
-        listener = Listener(self._send)
-        self._send = listener.send
-        return listener
+        return super().listen()
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""
@@ -94,36 +92,36 @@ class RouteCall(AsgiCall):
         error: BaseException | None = None
         try:
             try:
-                await self._place.app(scope, self.receive, self.send)
+                await self._middleware.app(scope, self.receive, self.send)
             except GeneratorExit:
                 raise  # the loop is gone: nothing can be awaited any more, and the lease will lapse
             except BaseException as raised:
-                replaced = self._instead is not None or self._refusal is not None
+                replaced = self._own_answer is not None or self._body_refusal is not None
                 if self._permit is None and not (replaced and isinstance(raised, Exception)):
                     raise
                 error = raised
             finally:
-                if self._spool is not None:
+                if self._request_spool is not None:
                     self._close_spool()
-            if not self._is_through:
-                self._message = None  # what the application has not read
+            if not self._passes_through:
+                self._request_message = None  # what the application has not read
                 if self._limit is not None:
                     error, self._limit = self._limit.end(error), None
                 if self._permit is not None:
                     await self._conclude(self._permit, error)
-                elif self._instead is not None:
-                    await self._answer_instead(self._instead, error)
-                elif self._refusal is not None:
-                    await send_answer(self._send, self._refusal)
+                elif self._own_answer is not None:
+                    await self._answer_instead(self._own_answer, error)
+                elif self._body_refusal is not None:
+                    await send_answer(self._send, self._body_refusal)
         finally:
             # Each of these would close a reference cycle, and leave the whole request to the collector.
             scope.pop(CALL_KEY, None)
-            error = self._failure = self.runner = None
+            error = self._endpoint_error = self.runner = None
 
     async def _answer_instead(self, answer: Answer, error: BaseException | None) -> None:
         """Send Semel's own answer, whatever the application has made of it; then raise what the application raised."""
         try:
-            await send_answer(self._send, instead_of(self._theirs, answer))
+            await send_answer(self._send, instead_of(self._replaced_headers, answer))
         except Exception as refused:
             if not is_disconnect(refused):
                 raise
@@ -139,12 +137,12 @@ class RouteCall(AsgiCall):
         self, surface: HttpSettings, route: Route, params: Params, request: Mapping[str, Any]
     ) -> Permit | Answer | None:
         """Claim for the endpoint: its permit, the answer that leaves instead, or None to run unprotected."""
-        if self._permit is not None or self._instead is not None:
+        if self._permit is not None or self._own_answer is not None:
             raise ConfigurationError(
                 f"the operation {route.name!r} was called by another operation's handler; a request is one command: "
                 "declare only one of the two"
             )
-        if self._leaked:
+        if self._body_leaked:
             raise ConfigurationError(
                 f"the body of a request to {route.name!r} was read by an endpoint that is not the declared one; "
                 "write @semel.command outside of what reads the body, or use functools.wraps there"
@@ -157,19 +155,19 @@ class RouteCall(AsgiCall):
         opened = open_exchange(surface, route, params, scope["method"], query, scope["headers"], request)
         if not isinstance(opened, Exchange):
             return self._end_unclaimed(route, opened)
-        if self._too_long:
+        if self._body_too_long:
             return self._hold(route, surface.problems.of_error(too_large(route)))
         command = await self._command(surface, opened)
         if command is not opened and isinstance(command, Answer):  # type: ignore[comparison-overlap]
             return self._hold(route, command)
         try:
-            permit = await self._place.engine.claim(command, wait_seconds=opened.wait_seconds)
+            permit = await self._middleware.engine.claim(command, wait_seconds=opened.wait_seconds)
         except UNCLAIMED as error:
             return self._end_unclaimed(route, opened.answer_unclaimed(error))
         if not isinstance(permit, Permit):
             return self._hold(route, opened.present(permit))
         self._begin(opened, permit)
-        self._is_through = False
+        self._passes_through = False
         if route.is_simple:
             return permit
         self._heed_loss(route, permit)
@@ -186,29 +184,29 @@ class RouteCall(AsgiCall):
         """The request claims nothing: the answer that leaves, or None to run unprotected."""
         if isinstance(end, Answer):
             return self._hold(route, end)
-        self._mark, self._is_through = end.mark, end.mark is None
+        self._mark, self._passes_through = end.mark, end.mark is None
         return None
 
     def _hold(self, route: Route, answer: Answer) -> Answer:
         """From here on the application's own answer is dropped: this one leaves once it has returned."""
-        self._instead, self._is_through = answer, False
-        self._ends = time.monotonic() + route.policy.deadline_seconds
-        self._ended = None
+        self._own_answer, self._passes_through = answer, False
+        self._unclaimed_deadline = time.monotonic() + route.policy.deadline_seconds
+        self._end_event = None
         return answer
 
     @property
     def has_claimed(self) -> bool:
         """Whether an endpoint has claimed, whatever it was given."""
-        return self._permit is not None or self._instead is not None
+        return self._permit is not None or self._own_answer is not None
 
     def note_failure(self, error: BaseException, own_status: int | None = None) -> None:
         """The endpoint raised this, whatever the framework makes of it; ``own_status`` where it is an answer itself."""
-        self._failure = error
-        self._own_status = own_status
+        self._endpoint_error = error
+        self._endpoint_error_status = own_status
 
     def note(self, error: BaseException) -> None:
         """The framework met this exception after the claim; what the endpoint itself raised counts for more."""
-        if self.has_claimed and self._failure is None:
+        if self.has_claimed and self._endpoint_error is None:
             self.note_failure(error)
 
     async def outlive_client(self) -> None:
@@ -222,66 +220,66 @@ class RouteCall(AsgiCall):
 
     async def receive(self) -> Message:
         """The body, kept for the fingerprint unless no claim can follow; then as ``AsgiCall`` does."""
-        message, spool = self._message, self._spool
+        message, spool = self._request_message, self._request_spool
         if message is not None:
-            self._message = None
+            self._request_message = None
             return message
         if spool is None:
-            if self._whole:
+            if self._body_whole:
                 return await (self._after_body() if self.has_claimed else self._receive())
-            if self._too_long or self._refusal is not None:
+            if self._body_too_long or self._body_refusal is not None:
                 return await self._receive()
-            if not self._place.may_claim(self._scope.get("endpoint")):
-                self._leaked = True
+            if not self._middleware.may_claim(self._scope.get("endpoint")):
+                self._body_leaked = True
                 return await self._receive()
-            spool = self._spool = Spool()
-            if self._place.bodies.announces_too_much(self._scope):
-                return self._refuse(self._place.bodies.too_long(self._scope))
-        if self._read_at < spool.size:
-            chunk = await _read(spool, self._read_at)
-            self._read_at += len(chunk)
-            self._told = self._whole and self._read_at == spool.size
-            return {"type": "http.request", "body": chunk, "more_body": not self._told}
-        if not self._whole:
+            spool = self._request_spool = Spool()
+            if self._middleware.bodies.announces_too_much(self._scope):
+                return self._refuse(self._middleware.bodies.too_long(self._scope))
+        if self._spool_read_at < spool.size:
+            chunk = await _read(spool, self._spool_read_at)
+            self._spool_read_at += len(chunk)
+            self._body_end_told = self._body_whole and self._spool_read_at == spool.size
+            return {"type": "http.request", "body": chunk, "more_body": not self._body_end_told}
+        if not self._body_whole:
             return await self._next_of(spool)
-        if not self._told:  # the body is empty, or its end came with the claim
-            self._told = True
+        if not self._body_end_told:  # the body is empty, or its end came with the claim
+            self._body_end_told = True
             return {"type": "http.request", "body": b"", "more_body": False}
         return await (self._after_body() if self.has_claimed else self._receive())
 
     async def _next_of(self, spool: Spool) -> Message:
         """The next piece, unless a command's body has become too long or too slow with it."""
-        bytes_max, is_declared = self._place.bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
+        bytes_max, is_declared = self._middleware.bodies.bytes_max(self._scope.get("endpoint"), self._scope["method"])
         try:
             message = await self._pull(spool, is_command=is_declared)
         except TimeoutError:
-            return self._refuse(body_too_slow(self._place.bodies.surface, self._scope))
-        self._read_at = spool.size
-        self._told = self._whole
+            return self._refuse(body_too_slow(self._middleware.bodies.surface, self._scope))
+        self._spool_read_at = spool.size
+        self._body_end_told = self._body_whole
         if spool.size > max(bytes_max, RETRY_BYTES_MAX):
             if is_declared:
-                return self._refuse(self._place.bodies.too_long(self._scope))
-            self._too_long = True
+                return self._refuse(self._middleware.bodies.too_long(self._scope))
+            self._body_too_long = True
             self._close_spool()
         return message
 
     def _refuse(self, answer: Answer) -> Message:
-        self._refusal, self._is_through = answer, False
+        self._body_refusal, self._passes_through = answer, False
         self._close_spool()
         return {"type": "http.disconnect"}
 
     def send(self, message: Message) -> Awaitable[None]:  # type: ignore[override]  # no coroutine around another
         """Hold the answer of a granted command; drop one that Semel's own replaces; let every other one through."""
-        if self._is_through:
+        if self._passes_through:
             return self._send(message)
         return self._send_ungranted(message) if self._permit is None else AsgiCall.send(self, message)
 
     async def _send_ungranted(self, message: Message) -> None:
-        if self._refusal is not None:
+        if self._body_refusal is not None:
             return
-        if self._instead is not None:
+        if self._own_answer is not None:
             if message["type"] == "http.response.start":
-                self._theirs = tuple(message.get("headers", ()))
+                self._replaced_headers = tuple(message.get("headers", ()))
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 self.end()
             return
@@ -296,7 +294,7 @@ class RouteCall(AsgiCall):
     async def _pull(self, spool: Spool, *, is_command: bool) -> Message:
         """The next piece from the client, into the spool. Raises TimeoutError: a command's body takes too long."""
         if is_command:
-            message, self._until = await self._place.bodies.clock.next_of(self._receive, self._until)
+            message, self._body_until = await self._middleware.bodies.clock.next_of(self._receive, self._body_until)
         else:
             message = await self._receive()
         await self._keep(spool, message)
@@ -309,13 +307,13 @@ class RouteCall(AsgiCall):
                 await asyncio.to_thread(spool.write, message.get("body", b""))
             else:
                 spool.write(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
+            self._body_whole = not message.get("more_body", False)
         else:
-            self._whole = self._cut = True
+            self._body_whole = self._body_cut = True
 
     async def _command(self, surface: HttpSettings, exchange: Exchange) -> Command | Answer:
         """Read what the application has left unread, and fingerprint the whole."""
-        spool, limit = self._spool, exchange.route.bytes_read_max
+        spool, limit = self._request_spool, exchange.route.bytes_read_max
         try:
             if spool is None:
                 receiving = self._receive().__await__()
@@ -324,18 +322,18 @@ class RouteCall(AsgiCall):
                 except StopIteration as received:  # it was there, as nearly every body
                     message = received.value
                 else:
-                    message, self._until = await self._place.bodies.clock.wait(receiving, awaited)
+                    message, self._body_until = await self._middleware.bodies.clock.wait(receiving, awaited)
                 if message["type"] == "http.request" and not message.get("more_body"):  # the whole, as of most
-                    self._message, self._whole = message, True  # the application is given it as it came
+                    self._request_message, self._body_whole = message, True  # the application is given it as it came
                     body = message.get("body", b"")
                     return exchange.plain_command(body) or await command_of(exchange, body)
-                spool = self._spool = Spool()
+                spool = self._request_spool = Spool()
                 await self._keep(spool, message)
-            while not self._whole and spool.size <= limit:
+            while not self._body_whole and spool.size <= limit:
                 await self._pull(spool, is_command=True)
         except TimeoutError:
             return exchange.body_too_slow(self._scope)
-        if self._cut:
+        if self._body_cut:
             return exchange.cut_short()  # the client went away in the middle: half a request is no command
         if spool.size > limit:
             return surface.problems.of_error(too_large(exchange.route))

@@ -64,7 +64,7 @@ class StaticApp:
         known = b", ".join(value for name, value in scope["headers"] if name == b"if-none-match")
         answer = _answer(scope["method"], scope["path"], known)
         await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
 
 class StaticWsgiApp:
