@@ -249,8 +249,8 @@ PRIVATE = (
         module="semel.cli.arguments",
         library="python",
         holder="argparse:ArgumentParser",
-        names=("_option_string_actions",),
-        look="Parser: suggestions for a mistyped option",
+        names=("_option_string_actions", "_actions"),
+        look="Parser: suggestions for a mistyped option; which option or argument holds a text that is none",
     ),
     Private(
         module="semel.cli.arguments",
