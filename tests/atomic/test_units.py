@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import Answer, NothingHappened, Permit, Policy
+from semel import Answer, Engine, NothingHappened, Permit, Policy
 from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError, PolicyError, StoreUnavailable
 from semel.testing.clock import SettableClock
@@ -356,3 +356,20 @@ def test_no_other_file_can_be_attached(shell: Shell, outside: Outside, tmp_path:
 
     assert shell.run(WHAT, handler).answer == MADE
     assert not other.exists()
+
+
+def test_a_command_inside_a_handler_is_told_that_it_cannot_run_there(shell: Shell) -> None:
+    """It waits for the transaction that its own caller holds open: to retry would help nobody."""
+    told: list[str] = []
+
+    def handler(permit: Permit) -> Answer:
+        within = Engine(shell.engine.backend)
+        with pytest.raises(StoreUnavailable) as refused:
+            within.run(command("inner"), never)
+        told.append(str(refused.value))
+        return MADE
+
+    shell.run(WHAT, handler)
+    assert "held the file's only write lock" in told[0]
+    assert "call it before or after" in told[0]
+    assert shell.run(command("inner"), lambda permit: MADE).answer == MADE

@@ -62,7 +62,7 @@ def test_a_call_is_done_by_the_thread_that_found_no_second_one(
 
 
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
-def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effects: str) -> None:
+def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effects: Any) -> None:
     runs: list[int] = []
 
     def handle(permit: Permit) -> Answer:

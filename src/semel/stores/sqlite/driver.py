@@ -104,6 +104,7 @@ class SqliteDriver:
 
     def _reset(self) -> None:
         self._gate = threading.Lock()
+        self._is_lent = False  # to an ATOMIC unit
         self._queue: deque[Job] = deque()
         self._readers = Readers(self.path, self.synchronous, self.clock, self.answering, self.check_file)
         self._writer: sqlite3.Connection | None = None
@@ -171,7 +172,7 @@ class SqliteDriver:
             else:
                 self._wake()
                 job.event.wait(BUSY_PAUSE_SECONDS)
-                refuse_overdue(self._queue)
+                refuse_overdue(self._queue, is_lent=self._is_lent)
         return job.result()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
@@ -415,6 +416,7 @@ class SqliteDriver:
 
     def release_gate(self) -> None:
         """End of an ATOMIC unit, say: whatever queued up meanwhile is next."""
+        self._is_lent = False
         self._gate.release()
         if self._queue or self._uncheckpointed >= COMMITS_PER_CHECKPOINT:
             self._wake()
@@ -441,7 +443,7 @@ class SqliteDriver:
                 if self._stopping:
                     return
             if not self._gate.acquire(timeout=0.05):
-                refuse_overdue(self._queue)
+                refuse_overdue(self._queue, is_lent=self._is_lent)
             elif self._lending_next():
                 self._lend(self._take_lending())
             elif self._queue:
@@ -457,10 +459,12 @@ class SqliteDriver:
             return
         try:
             assert isinstance(job, FlowJob)  # no other lends
+            self._is_lent = True
             job.finish(job.lend())
         except Exception as error:  # noqa: BLE001 - handed to the caller who asked for the gate
             if outlives_its_cause(error):
                 self.close_idle()
+            self._is_lent = False
             self._gate.release()
             job.fail(store_error(error, self.path) if isinstance(error, sqlite3.Error) else error)
         settle_jobs([job])

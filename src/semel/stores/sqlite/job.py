@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _NO_LOOP: Final = object()
 _BUSY: Final = "SQLite: the database was busy for too long; retry with the same key"
+_LENT: Final = (
+    "SQLite: a transaction of this process, of an ATOMIC handler or a message's, held the file's only write lock for "
+    "too long. A command that its handler calls can never run inside it: call it before or after. Any other: retry "
+    "with the same key"
+)
 _NO_THREAD: Final = (
     "SQLite: this process can start no more threads, and nothing was written. Raise the limit of threads (ulimit -u, "
     "the container's pids limit), or start fewer; retry with the same key"
@@ -227,10 +232,13 @@ def _nothing_to_lend() -> Any:
     raise AssertionError("only a lending job is asked to lend")
 
 
-def refuse_overdue(queue: deque[Job]) -> None:
-    """Refuse a flow that waited too long for its turn: it has written nothing."""
+def refuse_overdue(queue: deque[Job], *, is_lent: bool) -> None:
+    """Refuse a flow that waited too long for its turn: it has written nothing.
+
+    Parameters: ``is_lent`` whether a transaction of this process has the turn.
+    """
     now = time.monotonic()
-    _refuse(queue, [job for job in list(queue) if job.deadline <= now], _BUSY)
+    _refuse(queue, [job for job in list(queue) if job.deadline <= now], _LENT if is_lent else _BUSY)
 
 
 def refuse_all(queue: deque[Job]) -> None:
