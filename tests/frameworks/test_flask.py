@@ -18,6 +18,8 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
 
 from semel import AsyncEngine, Engine, Policy
 from semel.check.answers import CheckAnswer, answers
@@ -25,6 +27,7 @@ from semel.check.discovery import CheckedOperation, discover
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.caller import Caller, from_environ, single_caller
 from semel.http.exchange import AnswerTooLarge, IncompleteAnswer
+from semel.http.problems import Problems
 from semel.http.wsgi.route import RouteCall
 from semel.integrations.flask import Semel
 from tests.frameworks import flask_shop
@@ -773,3 +776,22 @@ def test_semel_check_finds_the_operations(shop: Shop) -> None:
 
 def answer_to(operation: CheckedOperation, question: str) -> CheckAnswer:
     return next(each for each in answers(operation) if each.question == question)
+
+
+def test_links_lead_to_where_the_status_is_served() -> None:
+    def link_of(*, at: str = "", problems: Problems | None = None, **more: Any) -> int:
+        app, engine = Flask("linked"), Engine.connect("memory://?persistence=none")
+        semel = Semel(app, engine, caller=single_caller, problems=problems or Problems(), **more)
+        app.post("/orders")(semel.command("orders.create")(lambda: "ordered"))
+        outer = DispatcherMiddleware(Flask("outer"), {at: app.wsgi_app}) if at else app.wsgi_app
+        client = Client(outer)
+        link = client.post(f"{at}/orders", headers={"Idempotency-Key": "key-1"}).headers["Link"]
+        return client.get(link[1 : link.index(">")]).status_code
+
+    elsewhere = Problems(operations_path="/eu/status/{id}")
+    assert link_of() == 200
+    assert link_of(problems=elsewhere) == 200
+    assert link_of(problems=elsewhere, operations_path="/status", at="/eu") == 200
+    assert link_of(operations_path=None) == 404
+    with pytest.raises(ConfigurationError, match=r"Problems\(operations_path='/ops/\{id\}'\)"):
+        link_of(operations_path="/ops")

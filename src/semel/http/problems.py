@@ -300,7 +300,7 @@ class Problems:
         """Where an application serves the status of operations: where its answers link to. None: nowhere.
 
         Parameters: ``given`` the path for it, below the place where the application is mounted; "/operations" stands
-        for that of the links.
+        for that of the links, and for nowhere without them.
 
         Raises ConfigurationError: the links lead elsewhere.
 
@@ -310,6 +310,8 @@ class Problems:
         '/status'
         """
         linked = self.operations_path
+        if linked is None and given == _PLACE:
+            return None
         if given is None or linked is None or not linked.startswith("/") or not linked.endswith(f"/{_ID}"):
             return given
         place = linked.removesuffix(f"/{_ID}")

@@ -83,8 +83,9 @@ class Semel:
     parameters or of the WSGI environ, asked inside the view: it returns a text, a number, a UUID or a
     :class:`~semel.http.caller.Caller`, or None where the caller is not known; ``tenant`` of texts, numbers and UUIDs;
     ``session`` the ``scoped_session`` that ATOMIC views write with: by default Flask-SQLAlchemy's, None for none;
-    ``serve_operations`` False where nothing shall be served at ``problems.operations_path``; ``waiters_max`` how many
-    threads may wait for running duplicates; further settings as :class:`~semel.http.settings.HttpSettings`.
+    ``operations_path`` where the status of operations is served: where the answers link to (None: by the application
+    itself, or nowhere); ``waiters_max`` how many threads may wait for running duplicates; further settings as
+    :class:`~semel.http.settings.HttpSettings`.
 
     Raises ConfigurationError: a missing caller, an engine of the other colour, a setting that cannot be used.
 
@@ -110,7 +111,7 @@ class Semel:
         caller: Callable[..., Caller | str | int | UUID | None] | None = None,
         tenant: str = "single",
         session: Any = _FIND,
-        serve_operations: bool = True,
+        operations_path: str | None = "/operations",
         waiters_max: int | None = None,
         **settings: Unpack[EndpointSettings],
     ) -> None:
@@ -130,7 +131,7 @@ class Semel:
         self.has_atomic_bulk = False
         self._options: dict[str, Any] = {"caller": read_caller(caller, tenant), **settings}
         self._session = session
-        self._serves = serve_operations
+        self._operations_path = operations_path
         self._waiters_max = waiters_max
         self._plain: dict[int, tuple[Any, str]] = {}  # views as they were before they were declared
         self._apps: weakref.WeakSet[Flask] = weakref.WeakSet()
@@ -352,7 +353,8 @@ class Semel:
             )
         if _EXTENSION in app.extensions:
             raise ConfigurationError(f"the application {app.name!r} has a Semel already; one protects it")
-        surface = HttpSettings.of(engine, self._options, ("tenant", "session", "serve_operations", "waiters_max"))
+        surface = HttpSettings.of(engine, self._options, ("tenant", "session", "operations_path", "waiters_max"))
+        place = surface.problems.check_place(self._operations_path)
         state = _State(self, app, engine, surface, self._session)
         for declared in self.declared.values():
             state.declare(declared)
@@ -367,8 +369,8 @@ class Semel:
             waiters_max=self._waiters_max,
         )
         _note_exceptions(app)
-        if self._serves:
-            _serve_operations(app, state)
+        if place is not None:
+            _serve_operations(app, state, place)
         app.cli.add_command(_commands)
 
     # --- serving ----------------------------------------------------------------------------------
@@ -589,12 +591,8 @@ def _note(sender: Any, exception: BaseException, **_: Any) -> None:
         call.note(exception)
 
 
-def _serve_operations(app: Flask, state: _State) -> None:
+def _serve_operations(app: Flask, state: _State, root: str) -> None:
     """The status of each operation, where the links of the answers lead."""
-    path = state.surface.problems.operations_path
-    if path is None or not path.startswith("/") or not path.endswith("/{id}"):
-        return
-    root = path.removesuffix("/{id}")
 
     def by_key() -> Response:
         query = request.environ.get("QUERY_STRING", "").encode("latin-1")

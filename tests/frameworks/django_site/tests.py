@@ -31,6 +31,7 @@ from rest_framework.authentication import BasicAuthentication
 from semel.cli.main import Project, main
 from semel.errors import ConfigurationError
 from semel.http.caller import Caller
+from semel.http.problems import Problems
 from semel.integrations import django as semel
 from semel.integrations.django.site import _caller_of, site
 from semel.stores.sql import django as databases
@@ -713,6 +714,11 @@ class StartTests(TestCase):  # type: ignore[misc]  # Django ships no types
         below = ["semel.integrations.django.middleware.SemelMiddleware", "django.middleware.gzip.GZipMiddleware"]
         with override_settings(MIDDLEWARE=below):
             assert {each.id for each in checks.run_checks()} >= {"semel.E004"}
+
+    def test_check_reports_links_that_lead_nowhere(self) -> None:
+        for path, found in (("/operations/{id}", False), ("/eu/operations/{id}", False), ("/status/{id}", True)):
+            with override_settings(SEMEL={**settings.SEMEL, "PROBLEMS": Problems(operations_path=path)}):
+                assert ("semel.W003" in {each.id for each in checks.run_checks()}) is found, path
 
     def test_settings_are_checked(self) -> None:
         wrong: dict[str, tuple[Any, str]] = {

@@ -78,14 +78,22 @@ def _status(here: Site) -> Iterator[CheckMessage]:
     path = here.place(here.database).surface.problems.operations_path
     if not here.declared or path is None or not path.startswith("/"):
         return
-    try:
-        resolve(path.replace("{id}", "00000000-0000-4000-8000-000000000000"))
-    except Resolver404:
+    # The project may be mounted: then the link has a path in front that no view sees.
+    within = [path[at:] for at, letter in enumerate(path) if letter == "/"][:-1] or [path]
+    if not any(map(_leads_to_a_view, within)):
         yield Warning(
             f"answers link to {path}, but no view is there",
             hint="Add path('operations/', include('semel.integrations.django.urls')) to urlpatterns.",
             id="semel.W003",
         )
+
+
+def _leads_to_a_view(path: str) -> bool:
+    try:
+        resolve(path.replace("{id}", "00000000-0000-4000-8000-000000000000"))
+    except Resolver404:
+        return False
+    return True
 
 
 def _authentication(here: Site) -> Iterator[CheckMessage]:
