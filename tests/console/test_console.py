@@ -636,6 +636,13 @@ def test_a_console_of_no_store_does_not_start(tmp_path: Path, capsys: pytest.Cap
     assert "mistyped.db' does not exist" in said.err
 
 
+def test_a_console_of_no_application_does_not_start(store: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--url", store.backend.url, "console", "--application", "no_such_module:app"]) == 2
+    said = capsys.readouterr()
+    assert "http://" not in said.out
+    assert "there is no module 'no_such_module'" in said.err
+
+
 def test_pages_read_a_bounded_number_of_rows(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a store of any size the pages read pages, never everything."""
     unknown(store, "lost")

@@ -125,6 +125,7 @@ def test_an_answer_from_outside_of_the_endpoint_does_not_count(url: str, run: Ru
         ("tests.steps.compleated", "--complete: there is no module"),
         (f"{HERE}:make_wsgy()", "has no 'make_wsgy'; did you mean 'make_wsgi'?"),
         ("tests.steps.dying", "declares no resumable operation"),
+        (f"{HERE}:__name__", f"--complete {HERE}:__name__ is of the type str, no ASGI or WSGI application"),
         (f"{HERE}:make_broken()", "the application's lifespan failed: RuntimeError: no such hall"),
     ],
 )

@@ -6,6 +6,7 @@ An ASGI application's lifespan is run as a server would, so that its handlers fi
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -92,6 +93,10 @@ async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
                 made = list(completers())
             elif is_wsgi(app):
                 made = list(_of_wsgi(app))
+            elif not _may_be_asgi(app):
+                raise UsageFailed(
+                    f"--complete {spec} is of the type {type(app).__name__}, no ASGI or WSGI application and no module"
+                )
             else:
                 state = await stack.enter_async_context(_lifespan(app, spec))
                 made = list(_of_asgi(app, lambda: state))
@@ -103,6 +108,17 @@ async def completing(app: Any, spec: str) -> AsyncIterator[Completing]:
         for engine in {id(each.engine): each.engine for each in made}.values():
             await _open(engine, stack)
         yield Completing(tuple(made), made[0].engine)
+
+
+def _may_be_asgi(app: Any) -> bool:
+    """Whether an object can be called as an ASGI application is; what its call returns is not known yet."""
+    try:
+        inspect.signature(app).bind({}, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature that can be seen
+        return callable(app)
+    return True
 
 
 async def _open(engine: Any, stack: AsyncExitStack) -> None:

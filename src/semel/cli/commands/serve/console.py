@@ -9,6 +9,7 @@ import socket
 import webbrowser
 from contextlib import suppress
 
+from semel.admin.effective import of_application
 from semel.cli.arguments import Commands, Parser, add_command, whole_number
 from semel.cli.exits import CommandFailed, Exit
 from semel.cli.open_store import connect, hide_password, url_of
@@ -49,6 +50,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
         from semel.console.loopback import Loopback
     except ImportError as error:
         raise CommandFailed(f"the console needs {error.name}; run: {install_command('console')}") from error
+    if options.application is not None:
+        of_application(options.application)  # a wrong name is reported here, not on a page
     engine = connect(options)
     try:
         try:
