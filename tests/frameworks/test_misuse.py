@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import grpc
@@ -30,6 +31,7 @@ from starlette.testclient import TestClient
 from strawberry.extensions import FieldExtension
 
 from semel import AsyncEngine, Engine, Policy
+from semel.errors import ConfigurationError
 from semel.http import refused
 from semel.http.caller import single_caller
 from semel.http.outage import Outage
@@ -40,6 +42,7 @@ from semel.integrations.litestar import Semel as LitestarSemel
 from semel.integrations.quart import Semel as QuartSemel
 from semel.integrations.starlette import Semel as StarletteSemel
 from semel.integrations.strawberry import Idempotent
+from semel.stores.sql import django as databases
 
 KEY: Final = {"Idempotency-Key": "key-1"}
 MEMORY: Final = "memory://?persistence=none"
@@ -416,3 +419,13 @@ def test_a_mistake_in_a_project_of_djangos_is_answered_with_its_remedy(
     mistake: str, expected: str, django: dict[str, str]
 ) -> None:
     assert re.search(expected, django[mistake], re.DOTALL), django[mistake]
+
+
+@pytest.mark.parametrize("vendor", ["mysql", "oracle"])
+def test_an_atomic_django_view_is_refused_where_its_transaction_cannot_be_joined(
+    vendor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = SimpleNamespace(vendor=vendor, settings_dict={"NAME": "shop"})
+    monkeypatch.setattr(databases, "connection_of", lambda alias: connection)
+    with pytest.raises(ConfigurationError, match=f"is {vendor}, whose transaction Semel cannot join in Django"):
+        databases.store_url_of("default")

@@ -13,7 +13,7 @@ import pytest
 from semel import Answer, Permit, Policy
 from semel.core.model import State
 from semel.errors import EarlyCommit, OutcomeUnknownError, StoreTimeout
-from semel.stores.mariadb import transaction
+from semel.stores.mariadb import protocol, transaction
 from tests.atomic.over_http import ask, check_rolled_back
 from tests.engine.shells import MADE, command, until
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never, writes_of
@@ -91,6 +91,22 @@ class TestPastTheDeadline(OnLoops):
             fellow.run(BRIEF, handler)
         for (id,) in sleeping(outside):
             outside.fetch(f"KILL CONNECTION {id}")
+
+    def test_a_session_of_another_node_is_left_alone(
+        self, fellow: Fellow, outside: Outside, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Behind one address of several servers: there, its number is somebody else's."""
+
+        async def handler(permit: Permit, db: Writes) -> Answer:
+            await db.insert()
+            monkeypatch.setattr(protocol, "GREETING", protocol.GREETING.replace("@@hostname", "'elsewhere'"))
+            await db.execute("SELECT SLEEP(20)")
+            return MADE
+
+        with pytest.raises(StoreTimeout, match="not known yet"):
+            fellow.run(BRIEF, handler)
+        [(id,)] = sleeping(outside)
+        outside.fetch(f"KILL CONNECTION {id}")
 
     def test_a_statement_left_to_another_task_is_stopped(self, fellow: Fellow, outside: Outside) -> None:
         async def handler(permit: Permit, db: Writes) -> Answer:

@@ -239,15 +239,16 @@ class AsyncmyUnit:
 
     async def _end_unanswered(self, deadline: Deadline) -> None:
         """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
-        connection, _ = self._taken
+        connection, greeting = self._taken
         was_cut = bool(connection.was_cut or connection.reading)
         self._ended = True
         self.left_writes |= connection.left_writes
         await close(connection)
         try:
-            other, _ = await self._pool.open_another(deadline)
+            other, met = await self._pool.open_another(deadline)
             try:
-                asked = witness_end(connection.thread_id() if was_cut else None, deadline.before_sending())
+                session = connection.thread_id() if was_cut else None
+                asked = witness_end(session, deadline.before_sending(), is_there=met.server == greeting.server)
                 has_ended, may_remain = await run_within(perform(other, asked), deadline.for_answer())
             finally:
                 await close(other)

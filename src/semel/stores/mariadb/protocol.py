@@ -29,7 +29,8 @@ Conversation = Generator[str, list[Result], T]
 # UTC_TIMESTAMP knows no time zone and no summer time, and does not change while a statement runs.
 SERVER_CLOCK: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 GREETING: Final = (
-    "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE()"
+    "SELECT @@version, @@max_allowed_packet, @@innodb_rollback_on_timeout, @@character_set_results, DATABASE(), "
+    "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
 )
 VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
@@ -92,6 +93,7 @@ class Greeting(NamedTuple):
     rolls_back_on_timeout: bool
     charset: str
     database: str | None  # in which its transactions are
+    server: str  # of several behind one address, such as the nodes of a cluster
 
 
 def greet(server: MariadbServer | None) -> Conversation[Greeting]:
@@ -106,14 +108,15 @@ def greet(server: MariadbServer | None) -> Conversation[Greeting]:
             raise another_server("no MariaDB") from error
         raise
     assert isinstance(rows, list)
-    version, packet_max, rolls_back, charset, database = rows[0]
+    version, packet_max, rolls_back, charset, database, name = rows[0]
     told = str(version)
     number = _VERSION.match(told)
     if "mariadb" not in told.lower() or number is None or (int(number[1]), int(number[2])) < VERSION_LEAST:
         raise another_server(told if "mariadb" in told.lower() else f"MySQL {told}")
     if server is not None:
         yield server.session()
-    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), None if database is None else str(database))
+    where = None if database is None else str(database)
+    return Greeting(int(packet_max or 0), bool(rolls_back), str(charset), where, str(name))
 
 
 # --- statements written out ---------------------------------------------------------------

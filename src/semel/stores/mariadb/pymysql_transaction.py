@@ -263,7 +263,7 @@ class PymysqlUnit:
 
     def _end_unanswered(self, deadline: Deadline) -> None:
         """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
-        connection, _ = self._taken
+        connection, greeting = self._taken
         self._ended = True
         self.left_writes |= connection.left_writes
         if connection.speaking.locked():
@@ -271,9 +271,10 @@ class PymysqlUnit:
         close(connection)
         was_cut = connection.was_cut
         try:
-            other, _ = self._pool.open_another(deadline)
+            other, met = self._pool.open_another(deadline)
             try:
-                asked = witness_end(connection.thread_id() if was_cut else None, deadline.before_sending())
+                session = connection.thread_id() if was_cut else None
+                asked = witness_end(session, deadline.before_sending(), is_there=met.server == greeting.server)
                 has_ended, may_remain = perform(other, asked, deadline)
             finally:
                 close(other)

@@ -135,16 +135,17 @@ class Transaction:
         return True
 
 
-def witness_end(session: int | None, seconds: float) -> Conversation[tuple[bool, bool]]:
+def witness_end(session: int | None, seconds: float, *, is_there: bool) -> Conversation[tuple[bool, bool]]:
     """Whether a handler's session has ended, whose ROLLBACK was not answered, and whether writes of it may remain.
 
     On another connection of the same user, who may stop his own sessions. A server does not notice that its client
     has gone while it is at a statement. Where a session is listed no more, its transaction is rolled back.
 
-    Parameters: ``session`` to be stopped; None where the server has ended it. ``seconds`` to wait for its end.
+    Parameters: ``session`` to be stopped; None where the server has ended it. ``is_there`` whether this connection is
+    to the session's own server: another one would stop somebody else's. ``seconds`` to wait for its end.
     """
-    has_ended = True
-    if session is not None:
+    has_ended = session is None
+    if session is not None and is_there:
         [rows, *_] = yield _STOP.format(id=session, turns=max(1, int(seconds / POLL_SECONDS)), pause=POLL_SECONDS)
         assert isinstance(rows, list)
         has_ended = not rows[0][0]
