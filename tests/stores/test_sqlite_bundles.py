@@ -36,6 +36,7 @@ from semel.quota import Quota
 from semel.stores.backend import Backend
 from semel.stores.memory.driver import LocalDriver
 from semel.stores.memory.store import MemoryStore
+from semel.stores.sqlite.connection import open_connection
 from semel.testing.attempts import IDEMPOTENT, OK, attempt, settlement
 from semel.testing.clock import SettableClock
 from semel.testing.faults import KINDS, Crash, Fault, Faults, Kind, When, every_fault, faulty_sqlite
@@ -44,12 +45,16 @@ from tests.servers.files import migrated_file
 
 
 class Tick:
-    """A store on SQLite whose asks are recorded, and requests that come to it in one tick of one loop."""
+    """A store on SQLite whose asks are recorded, and requests that come to it in one tick of one loop.
 
-    def __init__(self, path: Path, *, before: Callable[[str], None] | None = None) -> None:
+    Parameters: ``slow`` whether commits are believed to be slow, so that a thread makes them; else the loop does.
+    """
+
+    def __init__(self, path: Path, *, before: Callable[[str], None] | None = None, slow: bool = False) -> None:
         if not path.exists():
             migrated_file(path)
         self.path = path
+        self.slow = slow
         self.clock = SettableClock()
         self.said: list[str] = []
         self.before = before
@@ -70,7 +75,7 @@ class Tick:
     def at_once(self, *requests: Claim | Settlement, looks: bool = False) -> list[Any]:
         """The replies, or errors, to requests of one tick."""
         self.said.clear()
-        self.driver._commit_seconds = 0.0  # however slow this machine is: the loop commits, not a thread beside it
+        self.driver._commit_seconds = 1.0 if self.slow else 0.0  # however slow this machine is
 
         async def main() -> list[Any]:
             return await gathered(self.backend, requests, looks=looks)
@@ -106,9 +111,9 @@ async def gathered(backend: Backend, requests: Sequence[Claim | Settlement], *, 
     return list(await asyncio.gather(*map(asked, requests), return_exceptions=True))
 
 
-@pytest.fixture
-def tick(tmp_path: Path) -> Tick:
-    return Tick(tmp_path / "semel.db")
+@pytest.fixture(params=[False, True], ids=["served by the loop", "served by the thread"])
+def tick(request: pytest.FixtureRequest, tmp_path: Path) -> Tick:
+    return Tick(tmp_path / "semel.db", slow=request.param)
 
 
 # --- as usual: one statement for each verb ---
@@ -514,8 +519,11 @@ def test_a_cancelled_caller_changes_nothing_for_the_others(tick: Tick) -> None:
     tick.close()
 
 
+@pytest.mark.parametrize("commit_seconds", [0.0, 1.0], ids=["served by the loop", "served by the thread"])
 @pytest.mark.parametrize(("kind", "when", "once"), KINDS, ids=lambda value: str(getattr(value, "value", value)))
-def test_a_tick_happens_whole_or_not_at_all(kind: Kind, when: When, once: bool, tmp_path: Path) -> None:
+def test_a_tick_happens_whole_or_not_at_all(
+    kind: Kind, when: When, once: bool, commit_seconds: float, tmp_path: Path
+) -> None:
     """Under every fault each request is written or it is not; who repeats it has it, and no claim is granted twice."""
     template = Tick(tmp_path / "template.db")
     done, open = template.grant("done"), template.grant("open")
@@ -527,6 +535,9 @@ def test_a_tick_happens_whole_or_not_at_all(kind: Kind, when: When, once: bool, 
         shutil.copyfile(tmp_path / "template.db", path)
         faults = Faults(fault)
         faulty = faulty_sqlite(str(path), SettableClock(), faults)
+        inner = faulty.backend.driver.inner
+        inner._writer = open_connection(str(path), "OFF")  # else the first tick is the writer thread's
+        inner._commit_seconds = commit_seconds
 
         async def main(backend: Backend = faulty.backend) -> list[Any]:
             return await gathered(backend, requests)
