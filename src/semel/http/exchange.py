@@ -206,7 +206,7 @@ class Entry(NamedTuple):
     scope: Scope
     method: str
     media_type: str
-    digest: Digest  # their fingerprints, where a plain operation's bodies are plain JSON
+    digest: Digest  # their fingerprints, where a plain operation's bodies are usual JSON
 
 
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
@@ -376,7 +376,7 @@ class Exchange:
     # --- the body ---------------------------------------------------------------------------
 
     def plain_command(self, body: bytes) -> Command | None:
-        """The command of an operation with nothing but a key, for a short body of plain JSON. None: :meth:`command`."""
+        """The command of an operation with nothing but a key, for a short body of usual JSON. None: :meth:`command`."""
         fingerprint = self._entry.digest(self._params, self._query, body)
         if fingerprint is None:
             return None
