@@ -299,6 +299,7 @@ class Exchange:
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
+    body_until = 0.0  # the rest of its body may come, by the loop's clock; 0 as long as it was not waited for
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _request_bytes = 0
     _hashing: Hashing | None = None
@@ -552,7 +553,7 @@ class Exchange:
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
         if isinstance(verdict, Replay):
-            return self._replay(verdict)
+            return self.replay(verdict)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
@@ -581,7 +582,8 @@ class Exchange:
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def _replay(self, verdict: Replay) -> Answer:
+    def replay(self, verdict: Replay) -> Answer:
+        """The first answer once more."""
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)
