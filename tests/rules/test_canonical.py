@@ -163,8 +163,44 @@ def test_the_fast_path_handles_usual_requests() -> None:
     document = {"id": "8e03978e-40d5-43dd-bc93-0894a57f9324", "at": "2024-02-29T12:00:00Z", "n": [-10, 0, 999]}
     for body in (json.dumps(document), json.dumps(document, indent=2), json.dumps(document, separators=(",", ":"))):
         assert quick(body.encode()) == canonical._exact(body.encode())
-    for body in ('{"a":1.5}', '{"a":-0}', '{"a":1234567890123456}', '{"a":1,"a":1}', '["\\n"]', '["é"]', "1", "[1"):
+    for body in (
+        '{"who":"Ana Pérez","how":"\\u00e9\\n\\"\\/","名":"😀"}',
+        '{"id":123456789012345678, "at": "1.50"}',
+    ):
+        assert quick(body.encode()) == canonical._exact(body.encode())
+    for body in ('{"a":1.5}', '{"a":-0}', '{"a":1234567890123456789}', '{"a":1,"a":1}', '["\\ud800"]', "1", "[1"):
         assert quick(body.encode()) is None
+
+
+def test_the_fast_path_leaves_what_it_cannot_be_sure_of() -> None:
+    quick = canonical.plain_reader()
+    assert quick is not None
+    for body in (
+        '{"דּ":1,"😀":2}',  # these two are sorted otherwise in UTF-16
+        '{"\\ufb33":1,"\\ud83d\\ude00":2}',
+        '{"a":1, "a":1, "b":"\\u003a"}',  # the colon of a dropped member is there again
+        '{"a":1,"\\u0061":2}',
+    ):
+        assert quick(body.encode()) is None, body
+
+
+def test_usual_json_has_any_numbers_and_passes_every_check_of_a_body() -> None:
+    for body in (b'{"b": 1.50, "a": [-0, 1e3, 1E-400, 12345678901234567890]}', '["é", "\\u00e9", 0.1]'.encode()):
+        assert canonical.usual_json(body, 64) == canonical._exact(body)
+        assert canonical.usual_json(body, 64) is not None
+        check_json(body, 64)
+    for body in (
+        b"[1e999]",
+        b"[" + b"9" * 5000 + b"]",
+        b'{"a":1.5,"a":1}',
+        b"[NaN]",
+        b'["\\ud800", 1.5]',
+        b"[1.5",
+        b"",
+    ):
+        assert canonical.usual_json(body, 64) is None
+    assert canonical.usual_json(b"[[[1.5]]]", 2) is None
+    assert canonical.usual_json(b"[" * 100_000 + b"]" * 100_000, 200_000) is None
 
 
 def test_another_module_named_orjson_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +222,7 @@ def test_another_module_named_orjson_is_not_used(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_risky_number_is_always_detected() -> None:
-    for number in ("1.5", "-1.5", "0e1", "10E2", "-0", "-0.0", "1" * 16, "-" + "9" * 20):
+    for number in ("1.5", "-1.5", "0e1", "10E2", "-0", "-0.0", "1" * 19, "-" + "9" * 20):
         for before in ("[", "[ ", "[\t", "[\n", "[\r", "[1,", '{"a":', '{"a": '):
             for after in ("", "]", ",1]", " ]", "\n}"):
                 assert canonical._PLAIN((before + number + after).encode()) is None
@@ -197,7 +233,17 @@ def test_plain_json_passes_every_check_of_a_body() -> None:
     for body in (b'{"a":[-10,0,999999999999999],"b":"NaN"}', b'[ "]", {"deep": [[]]} ]'):
         assert canonical.plain_json(body, 64) == canonical._exact(body)
         check_json(body, 64)
-    for body in (b"[NaN]", b"[1e999]", b'["\\ud800"]', b"[", b'{"a":1,"a":1}', b"\xef\xbb\xbf[]", b"7", b""):
+    for body in (
+        b"[NaN]",
+        b"[1e999]",
+        b'["\\ud800"]',
+        b"[",
+        b'{"a":1,"a":1}',
+        b"\xef\xbb\xbf[]",
+        b"7",
+        b"",
+        b'["\xff"]',
+    ):
         assert canonical.plain_json(body, 64) is None
     assert canonical.plain_json(b"[[[]]]", 2) is None
 
@@ -244,7 +290,10 @@ def agree(body: bytes, depth_max: int) -> None:
     assert canonical._exact(body) == expected
     quick = canonical.plain_reader()
     assert quick is not None
-    assert quick(body) in (None, expected)
+    for found in (quick(body, depth_max), canonical.usual_json(body, depth_max)):
+        assert found in (None, expected)
+        if found is not None:
+            check_json(body, depth_max)  # does not refuse it
 
 
 @PLAIN

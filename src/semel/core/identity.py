@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from binascii import hexlify
 from functools import lru_cache
 from struct import Struct
 
@@ -20,6 +19,8 @@ _ID, _KEY_HASH = slice(ID_BYTES), slice(KEY_HASH_BYTES)
 _sha256 = hashlib.sha256
 _SCOPES_MAX = 1024
 UUID_PARTS = Struct("8s4s4s4s12s").unpack  # of its digits, which dashes join
+_UUID_FORM = "%08x-%04x-%04x-%04x-%04x%08x"
+_uuid_numbers = Struct(">IHHHHI").unpack
 _UUID7 = 0x7 << 76 | 0x2 << 62  # version and variant
 _UUID7_RANDOM = (1 << 76) - 1 ^ 0x3 << 62
 
@@ -96,7 +97,7 @@ def uuid_text(raw: bytes) -> str:
     '00000000-0000-0000-0000-000000000000'
     """
     if len(raw) == 16:
-        return b"-".join(UUID_PARTS(hexlify(raw))).decode()
+        return _UUID_FORM % _uuid_numbers(raw)
     h = raw.hex()  # of a damaged record, which is shown as it is
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 

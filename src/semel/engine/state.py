@@ -184,21 +184,23 @@ class Core(CommandEvents):
     def plain_attempt(self, command: Command, id: bytes) -> Claim:
         """Make the claim of a command that has nothing besides its key, without an observer or a limit."""
         bits = os.urandom(26)  # for each attempt: what is drawn ahead would be taken twice by two copies of a machine
-        claimed = (
-            id,
-            bits[_NONCE],
-            command.scope,
-            key_hash(command.key, self.id_secret),
-            command.recipe,
-            command.fingerprint,
-            uuid7_bytes(time.time_ns() // 1_000_000, bits[_AFTER_NONCE]),
-            self.holder,
-            command.policy.terms,
-            None,
-            None,
-            None,
+        return _new(  # type: ignore[no-any-return]
+            Claim,
+            (
+                id,
+                bits[_NONCE],
+                command.scope,
+                key_hash(command.key, self.id_secret),
+                command.recipe,
+                command.fingerprint,
+                uuid7_bytes(time.time_ns() // 1_000_000, bits[_AFTER_NONCE]),
+                self.holder,
+                command.policy.terms,
+                None,
+                None,
+                None,
+            ),
         )
-        return _new(Claim, claimed)  # type: ignore[no-any-return]
 
     def _more(self, command: Command, id: bytes) -> tuple[Kept | None, bytes | None, Allowance | None]:
         """The parts of a claim besides its key: the row that outlives the key, the kept request, the caller's quota.

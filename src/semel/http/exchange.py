@@ -209,7 +209,7 @@ class Entry(NamedTuple):
     scope: Scope
     method: str
     media_type: str
-    digest: Digest  # their fingerprints, where a plain operation's bodies are plain JSON
+    digest: Digest  # their fingerprints, where a plain operation's bodies are usual JSON
 
 
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
@@ -310,6 +310,7 @@ class Exchange:
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
+    body_until = 0.0  # the rest of its body may come, by the loop's clock; 0 as long as it was not waited for
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _request_bytes = 0
     _hashing: Hashing | None = None
@@ -387,7 +388,7 @@ class Exchange:
     # --- the body ---------------------------------------------------------------------------
 
     def plain_command(self, body: bytes) -> Command | None:
-        """The command of an operation with nothing but a key, for a short body of plain JSON. None: :meth:`command`."""
+        """The command of an operation with nothing but a key, for a short body of usual JSON. None: :meth:`command`."""
         fingerprint = self._entry.digest(self._params, self._query, body)
         if fingerprint is None:
             return None
@@ -563,7 +564,7 @@ class Exchange:
     def present(self, verdict: Refusal | Verdict) -> Answer:
         """The answer to an attempt that may not proceed."""
         if isinstance(verdict, Replay):
-            return self._replay(verdict)
+            return self.replay(verdict)
         problems, lifetime = self._surface.problems, self.route.honoured.lifetime
         assert not isinstance(verdict, Unseal | Rebuild), "an engine gives what it withholds from a store's verdict"
         if isinstance(verdict, Proceed):
@@ -595,7 +596,8 @@ class Exchange:
         body = json.dumps(document).encode()
         return Answer(202, (*headers, (b"content-length", b"%d" % len(body))), body)
 
-    def _replay(self, verdict: Replay) -> Answer:
+    def replay(self, verdict: Replay) -> Answer:
+        """The first answer once more."""
         (status, headers, body), operation_id, _ = verdict
         route = self.route
         kept = _replay_headers(headers, route.surface.replayed, route.keeping.keeps_caching)

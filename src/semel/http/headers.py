@@ -140,6 +140,7 @@ def _preferences(lines: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
 OPERATION_RELATION: Final = "status"  # RFC 8631: a resource that tells the context's status
 Headers = tuple[tuple[bytes, bytes], ...]
 _ID: Final = "{id}"
+_join: Final = b"-".join
 
 
 class Honoured:
@@ -155,26 +156,25 @@ class Honoured:
      (b'link', b'</operations/00000000-0000-0000-0000-000000000000>; rel="status"'))
     """
 
-    __slots__ = ("_link", "_link_end", "lifetime")
+    __slots__ = ("_link", "lifetime")
 
     def __init__(
         self, name: str | None = None, lifetime_seconds: float = 0.0, operations_path: str | None = None
     ) -> None:
         self.lifetime: Headers = () if name is None else ((name.lower().encode(), b"%d" % int(lifetime_seconds)),)
-        self._link = b""  # up to the operation's id
+        self._link = b""  # a form for an operation's id
         if operations_path is not None:
-            before, _, after = operations_path.partition(_ID)
-            self._link, self._link_end = f"<{before}".encode(), f'{after}>; rel="{OPERATION_RELATION}"'.encode()
+            target = operations_path.replace("%", "%%").replace(_ID, "%b", 1)
+            self._link = f'<{target}>; rel="{OPERATION_RELATION}"'.encode()
 
     def after(self, headers: Headers, operation_id: bytes) -> list[tuple[bytes, bytes]]:
         """These headers, and then those of an answer about this operation."""
         if not self._link:
             return [*headers, *self.lifetime]
         try:
-            link = self._link + b"-".join(UUID_PARTS(hexlify(operation_id))) + self._link_end
+            return [*headers, *self.lifetime, (b"link", self._link % _join(UUID_PARTS(hexlify(operation_id))))]
         except StructError:  # of a damaged record: no status is found by what is not an id
             return [*headers, *self.lifetime]
-        return [*headers, *self.lifetime, (b"link", link)]
 
     def headers(self, operation_id: bytes) -> Headers:
         """The headers of an answer about this operation."""

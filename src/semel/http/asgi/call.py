@@ -18,7 +18,7 @@ from semel.core.outcomes import Outcome, Succeeded
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import SemelError, StoreError
-from semel.http.asgi.disconnects import Listener, is_disconnect
+from semel.http.asgi.disconnects import is_disconnect
 from semel.http.capture import Capture
 from semel.http.exchange import CUT, UNFINISHED, AnswerTooLarge, Exchange, IncompleteAnswer
 from semel.http.headers import Headers
@@ -109,12 +109,6 @@ class AsgiCall(Capture):
         assert self._permit is not None
         return self._permit.deadline_monotonic
 
-    def listen(self) -> Listener:
-        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
-        listener = Listener(self._send)
-        self._send = listener.send
-        return listener
-
     async def _accept(self, permit: Permit) -> None:
         """Tell a client that does not wait where to look; the handler goes on."""
         self._answered_202 = True
@@ -134,7 +128,8 @@ class AsgiCall(Capture):
         """The application has returned, or raised ``error``: settle, send what may leave, and raise it again."""
         if self._task_to_cancel is not None:
             self._stop_cancelling(permit)
-        head, success = self._answer_head, None
+        exchange, engine, head = self._exchange, self._middleware.engine, self._answer_head
+        success: Answer | None = None  # what is stored of an answer that alone proves that all is done
         if (
             error is None
             and head.succeeds
@@ -144,8 +139,8 @@ class AsgiCall(Capture):
         ):
             body = self._first_piece if self._later_pieces is None else self.body
             success = _new(Answer, (head.status, head.kept, body))
-            if self._middleware.engine.core.succeed_at_once(permit, success):  # as nearly every command ends
-                headers = self._exchange.route.honoured.after(head.headers, permit.claim.operation_id)
+            if engine.core.succeed_at_once(permit, success):  # as nearly every command ends
+                headers = exchange.route.honoured.after(head.headers, permit.claim.operation_id)
                 try:
                     await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
                     await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -153,17 +148,6 @@ class AsgiCall(Capture):
                     if not is_disconnect(refused):
                         raise
                 return
-        try:
-            await self._settle(permit, error, success)
-        finally:
-            error = None  # it holds this frame
-
-    async def _settle(self, permit: Permit, error: BaseException | None, success: Answer | None) -> None:
-        """As :meth:`_conclude`, where the store is waited for, or the application has not proven that all is done.
-
-        Parameters: ``success`` what is stored of an answer that proves it.
-        """
-        exchange, engine = self._exchange, self._middleware.engine
         if not permit.kept:
             success = None
         if error is None and not self.complete and (self._answer_mode is _HOLD or self.ended or not self.started):

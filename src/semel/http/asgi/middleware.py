@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
-from semel.core.model import Answer
+from semel.core.model import Answer, Replay
 from semel.engine.async_engine import AsyncEngine
 from semel.engine.opening import open_or_close_async
 from semel.engine.permit import Permit
@@ -19,7 +19,7 @@ from semel.engine.result import Refusal
 from semel.errors import ConfigurationError, SemelError
 from semel.http.asgi.bodies import command_of, finish
 from semel.http.asgi.call import App, AsgiCall, Message, Receive, Scope, Send, send_answer, with_mark
-from semel.http.asgi.disconnects import KeptAlive
+from semel.http.asgi.disconnects import KeptAlive, Listener
 from semel.http.asgi.request import mount_of
 from semel.http.asgi.route import CALL_KEY
 from semel.http.asgi.scope import capture_scope
@@ -98,14 +98,13 @@ class SemelMiddleware:
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
             return None
         receiving = receive().__await__()
-        until = 0.0
         try:
             awaited = next(receiving)
         except StopIteration as received:  # it was there, as nearly every body
             message = received.value
         else:
             try:
-                message, until = await self.body_clock.wait(receiving, awaited)
+                message, exchange.body_until = await self.body_clock.wait(receiving, awaited)
             except TimeoutError:
                 return await send_answer(send, exchange.body_too_slow(scope))
         command: Command | Answer | None
@@ -115,7 +114,7 @@ class SemelMiddleware:
             command = exchange.plain_command(body) or await command_of(exchange, body)
         else:
             spool = Spool()
-            command = await self._read(exchange, scope, receive, message, until, spool)
+            command = await self._read(exchange, scope, receive, message, spool)
             message = None
         if command is not exchange and not isinstance(command, Command):  # type: ignore[comparison-overlap]
             return None if command is None else await send_answer(send, command)
@@ -131,10 +130,11 @@ class SemelMiddleware:
             if spool is not None:
                 spool.close()
             return await self._refuse(exchange, permit, scope, send)
-        call = DeclaredCall(self, scope, receive, send, message, spool)
         if self.kept_alive.is_needless(asyncio.current_task()):
-            return await call.run(exchange, permit)
-        return await self.kept_alive.shield(call.run(exchange, permit), call.listen())
+            return await DeclaredCall(self, scope, receive, send, message, spool).run(exchange, permit)
+        listener = Listener(send)
+        call = DeclaredCall(self, scope, receive, listener.send, message, spool)
+        return await self.kept_alive.shield(call.run(exchange, permit), listener)
 
     def _find_template(self, scope: Scope) -> tuple[Route, Params] | None:
         """The operation with parameters in its path, of an application that is not mounted."""
@@ -171,21 +171,19 @@ class SemelMiddleware:
         return False
 
     async def _refuse(self, exchange: Exchange, verdict: Refusal, scope: Scope, send: Send) -> None:
-        """Answer a request that was granted no permit: with the first answer, mostly. What was allowed is asked again
-        where the claim has waited.
-        """
-        status, headers, body = exchange.present(verdict)
+        """Answer a request that was granted no permit. ``may`` is asked again where the claim has waited."""
+        status, headers, body = exchange.replay(verdict) if type(verdict) is Replay else exchange.present(verdict)
         if exchange.allowed_at is None or not exchange.must_ask_again() or await self._allows(exchange, scope, send):
             await send({"type": "http.response.start", "status": status, "headers": [*headers]})
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _read(
-        self, exchange: Exchange, scope: Scope, receive: Receive, piece: Message, until: float, spool: Spool
+        self, exchange: Exchange, scope: Scope, receive: Receive, piece: Message, spool: Spool
     ) -> Command | Answer | None:
         """The command of a body that comes in pieces; None where its client goes away before its end.
 
-        Parameters: ``piece`` the first one; ``until`` when the others may come, as the clock of bodies says; ``spool``
-        holds the body where there is a command, and is closed where there is none.
+        Parameters: ``piece`` the first one; ``spool`` holds the body where there is a command, and is closed where
+        there is none.
         """
         command: Command | Answer | None = None
         try:
@@ -201,7 +199,7 @@ class SemelMiddleware:
                 if not piece.get("more_body", False):
                     command = await finish(exchange, spool)
                     break
-                piece, until = await self.body_clock.next_of(receive, until)
+                piece, exchange.body_until = await self.body_clock.next_of(receive, exchange.body_until)
         except TimeoutError:
             command = exchange.body_too_slow(scope)
         finally:  # cancelled, mostly; from the claim on, the spool is the application's

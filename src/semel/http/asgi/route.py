@@ -79,9 +79,11 @@ class RouteCall(AsgiCall):
         self.runner = asyncio.current_task()  # that runs the application
 
     def listen(self) -> Listener:
-        """As of any call; who runs the application is known once it runs."""
+        """Run in a task of its own from here on: to whom it sends its answer, for as long as there is anybody."""
         self.runner = None
-        return super().listen()
+        listener = Listener(self._send)
+        self._send = listener.send
+        return listener
 
     async def run_app(self) -> None:
         """Call the application; settle and answer if an endpoint was granted a permit on the way."""

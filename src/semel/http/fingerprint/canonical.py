@@ -30,11 +30,15 @@ _OPENING = frozenset(b"[{")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _WORDS = {None: "null", True: "true", False: "false"}
 
-# What orjson may be trusted with: ASCII without a backslash, and of numbers integers of at most 15 digits, not -0.
-# Every step is possessive, so that a document that does not match is refused in one linear pass.
+# What orjson may be trusted with: strings, and of numbers integers of at most 18 digits, not -0. Left out of strings
+# are U+E000 to U+FFFF, which UTF-16 sorts otherwise, and escapes that may be a colon's. Every step is possessive, so
+# that a document that does not match is refused in one linear pass. A string without escapes is tried first.
 _PLAIN = re.compile(
-    rb"""[{\[](?:[^"\\0-9\-\x80-\xff]++|"[^"\\\x80-\xff]*+"|0(?![0-9.eE])|-?[1-9][0-9]{0,14}+(?![0-9.eE]))*+"""
+    rb"""[{\[](?:[^"\\0-9\-\x80-\xff]++|"[^"\\\xee\xef]*+"|"[^"\\\xee\xef]*+(?:\\(?!u(?:003|[eEfF])).[^"\\\xee\xef]*+)++"|"""
+    rb"""(?:0|-?[1-9][0-9]{0,17}+)(?![0-9.eE]))*+""",
+    re.DOTALL,
 ).fullmatch
+_HUGE = re.compile(rb"[0-9]\.?[eE]\+?[0-9]{3}|[0-9]{200}").search  # may be too large for a double, or for an int
 
 
 def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
@@ -67,16 +71,32 @@ def canonical_json(body: bytes, *, depth_max: int = 64) -> bytes | None:
 
 
 def plain_json(body: bytes, depth_max: int) -> bytes | None:
-    """The canonical bytes of a document that all parsers read the same way; None if that is not certain.
+    r"""The canonical bytes of a document that all parsers read the same way; None if that is not certain.
 
-    Such a document is JSON that any handler can read and any answer can repeat: it holds no escape, no number beyond
-    15 digits, nothing beyond ASCII, no name twice, and at most ``depth_max`` arrays and objects.
+    Such a document is JSON that any handler can read and any answer can repeat: it holds no number but integers of at
+    most 18 digits, no name twice, no half of a surrogate pair, and at most ``depth_max`` arrays and objects.
 
-    >>> plain_json(b'{"b": 1, "a": []}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
-    (b'{"a":[],"b":1}', None, None)
+    >>> plain_json(b'{"b": 1, "a": ["\\u0041"]}', 64), plain_json(b'{"b": 1.0}', 64), plain_json(b"[[]]", 1)
+    (b'{"a":["A"],"b":1}', None, None)
     """
     read = plain_reader()
     return None if read is None else read(body, depth_max)
+
+
+def usual_json(body: bytes, depth_max: int) -> bytes | None:
+    """As :func:`plain_json`, with numbers of any form that is far from the limits of a double; it takes longer.
+
+    It passes every check of `json_check` as well: what is read here is strict JSON in UTF-8, and nothing beyond it.
+
+    >>> usual_json(b'{"b": 1.50}', 64), usual_json(b"[1e300]", 64), usual_json(b"[[]]", 1)
+    (b'{"b":1.50}', None, None)
+    """
+    if body.count(b"{") + body.count(b"[") > depth_max or _HUGE(body) is not None:
+        return None
+    try:
+        return _exact(body)
+    except RequestTooLarge:
+        return None
 
 
 def select_members(body: bytes, members: tuple[str, ...], *, depth_max: int = 64) -> bytes | None:
@@ -238,16 +258,16 @@ def plain_reader() -> Callable[..., bytes | None] | None:
     plain = _PLAIN
 
     def quick(body: bytes, depth_max: int = sys.maxsize) -> bytes | None:
-        """Exactly what `_exact` returns, or None where that is not certain.
+        r"""Exactly what `_exact` returns, or None where that is not certain.
 
-        Why it is the same: `loads` takes nothing but JSON. In an ASCII body without a backslash every string is its
-        own value, contains nothing that must be escaped (controls, the quote and the backslash cannot occur; no encoder
-        escapes DEL) and is written back as it was. No number is risky: each is an integer of at most 15 digits, other
-        than -0, so it is exact as an int, has no leading zero, and is written back as it was. Structure is
-        written without whitespace, and ASCII names sort alike as bytes and as UTF-16. So the two can only differ by
-        members that were dropped because their name came again. Each such member takes at least its own colon with
-        it, and nothing adds one: equal counts of colons prove that none was dropped, whatever the whitespace. Equal
-        lengths prove it as well, since nothing ever becomes longer.
+        Why it is the same: `loads` takes nothing but JSON in UTF-8, and no half of a surrogate pair. A string is
+        written with the same escapes by both: those of RFC 8785, and no others. An integer of at most 18 digits, other
+        than -0, is exact as an int, has no leading zero, and is written back as it was. Structure is written without
+        whitespace. Without characters from U+E000 to U+FFFF, names sort alike as UTF-8 and as UTF-16.
+
+        So the two can only differ by members that were dropped because their name came again. Each such member takes at
+        least its own colon with it, and nothing adds one: equal counts of colons prove that none was dropped, whatever
+        the whitespace. Equal lengths prove it as well, since nothing ever becomes longer.
         """
         if body.count(b"{") + body.count(b"[") > depth_max:  # also those within strings: no way to be too deep
             return None
@@ -261,5 +281,6 @@ def plain_reader() -> Callable[..., bytes | None] | None:
         return out if len(out) == len(body) or out.count(b":") == body.count(b":") else None
 
     # The proof rests on orjson being orjson; something else under that name must not change fingerprints.
-    probe, expected = b'{"b":[-1,"\x7f/"],"a":{"z":null,"y":0}}', b'{"a":{"y":0,"z":null},"b":[-1,"\x7f/"]}'
+    probe = b'{"b":[-1,"\x7f\\/\\u00E9\\u001F\xe2\x82\xac"],"a":{"z":null,"y":0}}'
+    expected = b'{"a":{"y":0,"z":null},"b":[-1,"\x7f/\xc3\xa9\\u001f\xe2\x82\xac"]}'
     return quick if quick(probe, 64) == expected else None

@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple, Protocol
 
 from semel.errors import InvalidBody, PolicyError, RequestTooLarge
-from semel.http.fingerprint.canonical import canonical_json, plain_reader, select_members
+from semel.http.fingerprint.canonical import canonical_json, plain_reader, select_members, usual_json
 from semel.http.fingerprint.multipart import MultipartDigest, form_canonical, parse_media_type
 from semel.recipe import (
     Body,
@@ -226,18 +226,17 @@ class Fingerprinter:
     def prepare(self, facts: Facts, bytes_max: int = sys.maxsize) -> Subject | None:
         """The part shared by requests that differ only in path, query and body.
 
-        None if no body is plain JSON, or none can be read as such.
+        None where no body is JSON that counts as a whole.
 
         Parameters: ``facts`` of one of them, without headers that count, Content-Digest and Content-Encoding;
         ``bytes_max`` of a body that is read so.
         """
         kind, media, further = self._media(facts.media_type)
-        read = plain_reader()
-        if read is None or kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
+        if kind != "json" or further or not isinstance(self.recipe.body, WholeBody):
             return None
         hashing = self._base.copy()
         hashing.update(self._subject(facts, media))
-        return Subject(hashing, self._request, self.recipe, read, bytes_max)
+        return Subject(hashing, self._request, self.recipe, plain_reader() or usual_json, bytes_max)
 
     def _frame(self, facts: Facts, media: str) -> bytes:
         return self._subject(facts, media) + self._request(facts.path_params, facts.query, facts.extra)
@@ -307,14 +306,14 @@ class Fingerprinter:
 
 
 class Subject:
-    """The prepared fingerprint of an operation, a method, a caller and a media type, for bodies of plain JSON.
+    """The prepared fingerprint of an operation, a method, a caller and a media type, for bodies of usual JSON.
 
     >>> facts = Facts("pay", "POST", (), b"", "demo", "alice", "application/json")
     >>> fingerprints = Fingerprinter(Recipe())
     >>> subject = fingerprints.prepare(facts)
     >>> subject.digest((), b"", b'{"to": "bob"}') == fingerprints.digest(facts, b'{"to":"bob"}')
     True
-    >>> subject.digest((), b"", b'{"amount": 1.0}') is None
+    >>> subject.digest((), b"", b'{"amount": NaN}') is None
     True
     """
 
@@ -337,18 +336,20 @@ class Subject:
         self._bare.update(request((), b"", ()) + _JSON)
 
     def digest(self, path_params: tuple[tuple[str, str], ...], query: bytes, body: bytes) -> bytes | None:
-        """The fingerprint; None where the body is no plain JSON: then :meth:`Fingerprinter.named` makes it."""
+        """The fingerprint; None where the body is no usual JSON: :meth:`Fingerprinter.identify` tells what it is."""
         if len(body) > self._bytes_max:
             return None
-        plain = self._read(body, self._depth_max)
-        if plain is None:
-            return None
+        canonical = self._read(body, self._depth_max)
+        if canonical is None:
+            canonical = usual_json(body, self._depth_max)
+            if canonical is None:
+                return None
         if path_params or query:
             hashing = self._hash.copy()
             hashing.update(self._request(path_params, query, ()) + _JSON)
         else:
             hashing = self._bare.copy()
-        hashing.update(plain)
+        hashing.update(canonical)
         return hashing.digest()
 
 

@@ -73,10 +73,10 @@ class LocalDriver:
         """As :class:`~semel.core.contract.AnswersAtOnce`."""
         records, id = self._table.records, claim.id
         with self._lock:
-            is_unread: bool = records.get(id) == (claim, fence)
-            if is_unread:
-                records[id] = (claim, fence, answer, self._clock())
-            return is_unread
+            if records.get(id) != (claim, fence):  # it was read since
+                return False
+            records[id] = (claim, fence, answer, self._clock())
+            return True
 
     def kept_answer(self, id: bytes, recipe: str, fingerprint: bytes) -> Replay | Literal[False] | None:
         """As :class:`~semel.core.contract.LooksAtOnce`."""
