@@ -29,10 +29,10 @@ from semel.outbox.run import own_event
 from semel.outbox.sinks.nats import NatsSink
 from semel.outbox.store import Events
 from semel.outbox.worker import Relay
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import command
 from tests.servers import nats, postgres
 from tests.servers.running import begin_run, end_run, share_server
+from verification.subjects.postgres import empty_schema
 
 ATOMIC: Final = Policy(effects="atomic")
 SCHEMA: Final = "bench_outbox"

@@ -24,10 +24,10 @@ from semel.stores.sqlite.bundles import BUNDLES
 from semel.stores.sqlite.job import RequestJob, advance_together, settle_jobs
 from semel.stores.sqlite.store import SqliteStore
 from semel.testing.attempts import attempt, settlement
-from semel.testing.mariadb import mariadb_subject
 from tests.servers import mariadb, postgres
 from tests.servers import redis as servers
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 # Measured by `python -m bench.bytecodes` on Python 3.11, and a little room. Later versions of Python divide the same
 # work into other instructions.

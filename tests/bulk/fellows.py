@@ -154,8 +154,8 @@ def postgres_home() -> Home:
 
 def mariadb_home() -> Home:
     from semel.stores.mariadb.url import mariadb_backend
-    from semel.testing.mariadb import mariadb_subject
     from tests.servers.mariadb import connect, make_table, mariadb
+    from verification.subjects.mariadb import mariadb_subject
 
     server = mariadb()
     with closing(Engine(mariadb_subject(server, None).backend)) as engine:

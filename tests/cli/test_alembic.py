@@ -17,12 +17,12 @@ from alembic.migration import MigrationContext
 
 from semel import Engine
 from semel.cli.main import main
-from semel.testing.postgres import empty_schema
 from tests.cli import test_migrate_sql as empty
 from tests.docs.pages import DOCS, blocks
 from tests.docs.running import file_of
 from tests.engine.shells import MADE, command
 from tests.servers import mariadb, postgres
+from verification.subjects.postgres import empty_schema
 
 SHOP = "import sqlalchemy\nmetadata = sqlalchemy.MetaData()\n"
 

@@ -15,10 +15,10 @@ import pytest
 
 from semel import Engine
 from semel.cli.main import main
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.servers import mariadb, postgres
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 Run = Callable[[Sequence[str]], None]
 

@@ -23,11 +23,11 @@ from semel.outbox.partitions import Partitions
 from semel.outbox.store import Events
 from semel.stores.sql.statements import Row
 from semel.stores.sql.tables import NOUNS, Noun
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from semel.workers import FunctionSink, Relay
 from tests.cli.everything import CASES, DONE, STEPPED, fill, fresh, handle, invoice, raises, shop
 from tests.servers import mariadb, postgres, redis
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = f"{postgres.schema()}_move_all"

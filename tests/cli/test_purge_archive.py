@@ -22,11 +22,11 @@ from semel.retention.archive import Archive, fix_now
 from semel.retention.flow import purge_all
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.statements import compose
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.cli.everything import fill, fresh
 from tests.engine.shells import command
 from tests.servers import mariadb, postgres, redis
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = f"{postgres.schema()}_archive"

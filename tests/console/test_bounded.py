@@ -24,11 +24,11 @@ from semel.stores.redis import pages
 from semel.stores.sql import tables
 from semel.stores.sqlite.store import SQL, SqliteStore
 from semel.testing.clock import SettableClock
-from semel.testing.redis import redis_subject
 from tests.bulk.fellows import mariadb_home
 from tests.console.conftest import migrate
 from tests.console.test_console import command, console, pay_with_canary, step_in_doubt, unknown
 from tests.servers import redis
+from verification.subjects.redis import redis_subject
 
 
 def make(permit: Permit) -> Answer:

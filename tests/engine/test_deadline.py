@@ -23,13 +23,13 @@ from semel.stores.deadline import STATEMENTS, Deadline
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.url import redis_backend
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, Mode, Shell, command
 from tests.servers import redis as redis_servers
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import MARIADB, POSTGRES, REDIS, Relay
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 PATIENCE_SECONDS: Final = 0.6
 LIMIT_SECONDS: Final = (

@@ -15,11 +15,11 @@ from semel.errors import InProgressError
 from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, command
 from tests.servers import mariadb, postgres
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 ATOMIC = Policy(effects="atomic")
 

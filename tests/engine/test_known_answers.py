@@ -17,13 +17,13 @@ from semel.engine import runner
 from semel.errors import StatementRefused, StoreError, StoreTimeout, StoreUnavailable
 from semel.stores.backend import Backend
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import postgres_subject
-from semel.testing.redis import redis_subject
 from tests.engine.shells import MADE, command
 from tests.servers import mariadb, redis
 from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import postgres_subject
+from verification.subjects.redis import redis_subject
 
 STORES = ["psycopg", "asyncpg", pytest.param("asyncmy", marks=needs("mariadb")), "redis"]
 BRIEF = Policy(lease_seconds=10, deadline_seconds=60, answer_seconds=60, tombstone_seconds=120)

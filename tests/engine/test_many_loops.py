@@ -19,14 +19,14 @@ import pytest
 from semel import Answer, AsyncEngine, Permit, Policy
 from semel.stores.backend import Backend
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import postgres_subject
-from semel.testing.redis import redis_subject
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import MADE, command
 from tests.servers import mariadb, redis, sentinel
 from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import postgres_subject
+from verification.subjects.redis import redis_subject
 
 LOOPS = 500
 SETTLED = 100  # after so many, all caches are filled

@@ -14,13 +14,13 @@ from typing import Any
 from uuid import uuid4
 
 from semel import Engine
-from semel.testing.postgres import empty_schema
 from tests.docs.pages import ROOT
 from tests.examples.serving import END_SECONDS, Program, python
 from tests.examples.shop import TABLES, outside
 from tests.servers.ports import free_port
 from tests.servers.postgres import postgres, schema
 from tests.service.served import Answered, await_true
+from verification.subjects.postgres import empty_schema
 
 LEASE_SECONDS = 1.0  # as short as leases may be
 DEADLINE_SECONDS = 2.0

@@ -15,13 +15,13 @@ from semel.exporters.prometheus import StoreGauges
 from semel.testing import conformance
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import postgres_subject
-from semel.testing.redis import redis_subject
 from tests.exporters.shop import samples
 from tests.servers import redis
 from tests.servers.mariadb import MARK, mariadb
 from tests.servers.postgres import postgres, schema
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import postgres_subject
+from verification.subjects.redis import redis_subject
 
 
 def subject(store: str, folder: Path, clock: SettableClock) -> Subject:

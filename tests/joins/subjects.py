@@ -26,12 +26,12 @@ from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.joins import JoinSubject, JoinUser
-from semel.testing.mariadb import mariadb_subject
 from tests.engine.drivers import sqlite
 from tests.postgres import users
 from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 ALIAS = "semel-sqlite-joined"
 

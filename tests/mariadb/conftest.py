@@ -18,11 +18,11 @@ from semel import Answer, AsyncEngine, Command, Engine, Permit, Policy
 from semel.engine.result import Result
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.url import mariadb_backend
-from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
 from tests.engine.telling import Member, at_once
 from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.relay import MARIADB, Relay
+from verification.subjects.mariadb import mariadb_subject
 
 T = TypeVar("T")
 Kind = Literal["pymysql", "asyncmy"]

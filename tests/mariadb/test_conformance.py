@@ -6,8 +6,8 @@ import pytest
 
 from semel.testing import conformance
 from semel.testing.bench import Mode
-from semel.testing.mariadb import mariadb_subject
 from tests.servers.mariadb import MARK, mariadb
+from verification.subjects.mariadb import mariadb_subject
 
 pytestmark = MARK
 

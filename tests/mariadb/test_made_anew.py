@@ -11,9 +11,9 @@ import pytest
 from semel import Answer, Engine, Permit, Policy
 from semel.errors import IdentityMismatch
 from semel.stores.mariadb.protocol import MariadbServer
-from semel.testing.mariadb import mariadb_subject
 from tests.engine.shells import MADE, command
 from tests.mariadb.conftest import Fellow, Outside, Writes, never
+from verification.subjects.mariadb import mariadb_subject
 
 
 def make_anew(server: MariadbServer, outside: Outside) -> None:

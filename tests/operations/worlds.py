@@ -19,13 +19,13 @@ from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE, SCOPE, Mode, Shell, command
 from tests.servers import mariadb as maria
 from tests.servers import postgres as postgresql
 from tests.servers.files import migrated_file
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 _EFFECT: Final = "CREATE TABLE effect (n integer PRIMARY KEY)"
 KINDS: Final = ("sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy")

@@ -18,11 +18,11 @@ from semel.outbox.event import Event
 from semel.outbox.run import own_event
 from semel.outbox.sinks.base import Reply
 from semel.outbox.store import Events
-from semel.testing.mariadb import mariadb_subject
 from tests.servers import mariadb
 from tests.servers.files import migrated_file
 from tests.servers.postgres import postgres, schema
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"

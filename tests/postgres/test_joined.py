@@ -14,11 +14,11 @@ import pytest
 from semel import Engine
 from semel.errors import JoinRefused
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Outside
 from tests.postgres.users import Asyncpg, AsyncPsycopg, Psycopg, User
 from tests.servers.postgres import schema
+from verification.subjects.postgres import empty_schema
 
 
 @asynccontextmanager

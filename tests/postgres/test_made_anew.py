@@ -11,10 +11,10 @@ import pytest
 from semel import Answer, Engine, Permit, Policy, Quota
 from semel.errors import IdentityMismatch
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import Fellow, Writes, never
 from tests.servers.postgres import schema
+from verification.subjects.postgres import empty_schema
 
 MakeFellow = Callable[..., Fellow]
 

@@ -15,12 +15,12 @@ from semel.core.model import State
 from semel.testing import conformance
 from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock
-from semel.testing.postgres import postgres_subject
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, Fellow, Kind, Outside, Writes
 from tests.servers.needed import needs
 from tests.servers.pgbouncer import pgbouncer
 from tests.servers.postgres import postgres, schema
+from verification.subjects.postgres import postgres_subject
 
 pytestmark = needs("pgbouncer")
 ROLE = f"pooled_{schema()}"

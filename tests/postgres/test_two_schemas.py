@@ -7,10 +7,10 @@ from contextlib import closing
 
 from semel import Answer, Engine, Permit
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE
 from tests.postgres.conftest import WHAT, Fellow, Writes
 from tests.servers.postgres import schema
+from verification.subjects.postgres import empty_schema
 
 
 def test_an_open_unit_in_one_schema_does_not_block_the_other(

@@ -21,11 +21,11 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
 from tests.engine.shells import MADE, command
 from tests.postgres.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never
 from tests.postgres.unit_stories import DATABASE_ERRORS, MakeFellow
 from tests.servers.postgres import schema
+from verification.subjects.postgres import empty_schema
 
 # --- how a unit ends ---
 

@@ -8,8 +8,8 @@ import pytest
 from semel.testing import conformance
 from semel.testing.bench import Subject
 from semel.testing.clock import SettableClock
-from semel.testing.postgres import postgres_subject
 from tests.servers.postgres import MARK_15, postgres15, schema
+from verification.subjects.postgres import postgres_subject
 
 pytestmark = MARK_15
 

@@ -14,8 +14,8 @@ from semel.stores.redis.scripts import Calls
 from semel.stores.redis.store import RedisStore
 from semel.testing.attempts import EXTERNAL, IDEMPOTENT, attempt, renewal
 from semel.testing.bench import Bench, Mode, bench
-from semel.testing.redis import redis_subject
 from tests.servers import redis as servers
+from verification.subjects.redis import redis_subject
 
 DAY_US = 86_400_000_000
 FOR_EVER = -1

@@ -17,13 +17,13 @@ from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.url import redis_backend
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from tests.engine.drivers import memory, sqlite
 from tests.engine.shells import Mode, Shell
 from tests.servers import redis as redis_servers
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 OLD: Final = bytes(32)
 NEW: Final = bytes(range(32))

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from semel import Engine
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.postgres import empty_schema
+from verification.subjects.postgres import empty_schema
 
 # Everything but rows that may differ between a used schema and a new one. The statistics of a
 # table are in it as well: a planner that has some plans otherwise than one that has none.

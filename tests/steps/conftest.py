@@ -20,7 +20,6 @@ from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
 from tests.engine.drivers import sqlite
 from tests.engine.shells import command
 from tests.engine.telling import at_once
@@ -28,6 +27,7 @@ from tests.servers.files import migrated_file
 from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 T = TypeVar("T")
 Kind = Literal["sqlite", "sqlite-async", "psycopg", "psycopg-async", "asyncpg", "pymysql", "asyncmy"]

@@ -13,10 +13,10 @@ from semel import Answer, Engine
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.url import sqlite_backend
-from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
 from tests.servers.relay import Relay, Trip
 from tests.steps.conftest import Kind, Process, Run, step_command
+from verification.subjects.postgres import empty_schema
 
 OK = Answer(201, (), b"done")
 STEPS_MAX = 5

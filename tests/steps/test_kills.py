@@ -15,10 +15,10 @@ import pytest
 
 from semel import Engine
 from semel.errors import OutcomeUnknownError
-from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
 from tests.steps.conftest import step_command
 from tests.steps.dying import POINTS, Handler, backend
+from verification.subjects.postgres import empty_schema
 
 IN_DOUBT = {"after a start, before its call", "after a call, before its result", "between steps", "in local writes"}
 MAILED_TWICE = {"after a repeatable call", "before the settlement"}

@@ -9,11 +9,11 @@ import pytest
 from semel.testing import conformance
 from semel.testing.bench import Mode, Subject
 from semel.testing.clock import SettableClock
-from semel.testing.postgres import postgres_subject
-from semel.testing.redis import redis_subject
 from tests.servers import redis, sentinel
 from tests.servers.needed import needs
 from tests.servers.postgres import postgres, schema
+from verification.subjects.postgres import postgres_subject
+from verification.subjects.redis import redis_subject
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -15,13 +15,13 @@ from semel import Engine
 from semel.stores.backend import Backend
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.mariadb import mariadb_subject
 from semel.testing.units import UnitSubject
 from tests.engine.drivers import sqlite
 from tests.servers.files import migrated_file
 from tests.servers.mariadb import connect, make_table, mariadb
 from tests.servers.postgres import postgres, schema
 from tests.servers.schemas import migrated_schema
+from verification.subjects.mariadb import mariadb_subject
 
 
 class _Subject(UnitSubject):

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import pytest
 
-from semel.testing.postgres import empty_schema
 from tests.servers.postgres import postgres, schema
 from tests.servers.running import once
+from verification.subjects.postgres import empty_schema
 
 HERE: Final = Path(__file__).parent
 ACTS: Final = HERE / "acts.py"

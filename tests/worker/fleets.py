@@ -24,13 +24,13 @@ from semel.stores.postgres.url import postgres_backend
 from semel.stores.redis.scripts import Calls
 from semel.stores.sql.statements import Now, TakeTurn, Together
 from semel.testing.clock import SettableClock
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
 from tests.engine.drivers import sqlite
 from tests.engine.shells import MADE
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 SECOND_US = 1_000_000
 FLEET: Final = 20

@@ -15,14 +15,14 @@ import pytest
 from semel import AsyncEngine, Command, Engine, Permit, Policy, Scope, State
 from semel.stores.mariadb.url import mariadb_backend
 from semel.stores.postgres.url import postgres_backend
-from semel.testing.mariadb import mariadb_subject
-from semel.testing.postgres import empty_schema
 from semel.workers.loop import Loop
 from semel.workers.rules import REAPER
 from tests.engine.shells import command
 from tests.servers.mariadb import mariadb
 from tests.servers.postgres import postgres, schema
 from tests.worker.fleets import FLEET, FLEET_STORES, Fleet, OpenBackend, completer_of, empty_store, reconciling_of
+from verification.subjects.mariadb import mariadb_subject
+from verification.subjects.postgres import empty_schema
 
 
 @pytest.fixture(params=FLEET_STORES)

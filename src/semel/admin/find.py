@@ -21,7 +21,7 @@ from semel.engine.sync_engine import Engine
 from semel.errors import InvalidKey
 from semel.keys import parse_key
 
-SHOWN_MAX: Final = 5  # of several records that fit, so many are named
+SHOWN_MAX: Final = 5  # of several matching records, so many are named
 PREFIX_LENGTH_MIN: Final = 6
 _PREFIX: Final = re.compile(rf"[0-9a-fA-F-]{{{PREFIX_LENGTH_MIN},36}}").fullmatch
 

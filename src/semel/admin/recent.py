@@ -19,7 +19,7 @@ from semel.core.timing import PURGE_GRACE_US, may_drop_answer, may_forget, span_
 from semel.engine.sync_engine import Engine
 
 HOUR_US: Final = 3_600_000_000
-LATE_SECONDS: Final = 2 * 3600  # a reaper purges hourly: what two purges have left was left because none is running
+LATE_SECONDS: Final = 2 * 3600  # a reaper purges hourly: records that two purges left show that no reaper is running
 BARS: Final = 30  # of two minutes
 SAMPLES: Final = 20
 SAMPLE: Final = 20  # records of each
@@ -136,7 +136,7 @@ def _oldest(engine: Engine, newer: int) -> tuple[Record, ...]:
         if page.records or page.next_before is not None:
             high = probe
         else:
-            low, is_far = probe, low == 0 and high == begin  # cursors that are times begin far from 0
+            low, is_far = probe, low == 0 and high == begin  # a store whose cursors are times: they begin far from 0
     return found
 
 
@@ -151,7 +151,7 @@ def _estimate(engine: Engine, newest: int, begin: int) -> list[Stretch]:
         older = pages[number + 1].records
         end = older[0].created_at if older else begin
         reach = page.next_before
-        if reach is None or reach <= cursors[number + 1]:  # the sample has all that is up to the next one
+        if reach is None or reach <= cursors[number + 1]:  # the sample reaches to the next one
             found += [
                 Stretch(each.created_at, each.created_at, 1.0)
                 for each in page.records

@@ -151,7 +151,7 @@ def _run(arguments: Sequence[str], out: Output, project: Project | None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What every command may meet: a full disk behind stdout, a folder that is gone.
+        # Every command may meet a full disk behind stdout, or a folder that is gone.
         where = "the output" if error.filename is None else repr(error.filename)
         return _fail(out, f"{where} cannot be used: {error.strerror or error}", Exit.REFUSED)
 

@@ -27,7 +27,7 @@ class WholeFile:
         self._remedy = remedy
         self._name = name
         self._replace = replace
-        self._target = Path(os.path.realpath(path))  # where a link leads, not the link, is replaced
+        self._target = Path(os.path.realpath(path))  # the target of a link is replaced, not the link
         self._temporary: Path | None = None
 
     def __enter__(self) -> Self:

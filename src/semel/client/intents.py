@@ -54,13 +54,13 @@ from semel.keys import parse_key
 LOG: Final = logging.getLogger("semel.client")
 KEY_HEADER: Final = "Idempotency-Key"
 _CREDENTIALS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
-# A claim lasts longer than any send(): what is left over is for a machine that stops in the middle of one.
+# By so much a claim lasts longer than any send(): for a machine that stops in the middle of one.
 _CLAIM_MARGIN_SECONDS: Final = 30.0
-# Of these exceptions it is certain that no byte of the request left.
+# After these exceptions it is certain that no byte of the request was sent.
 _NOTHING_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _is_token: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _is_field_value: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|").fullmatch
-_ILLEGAL_VALUE: Final = "Illegal header value"  # how httpx's error begins that quotes a header's value
+_ILLEGAL_VALUE: Final = "Illegal header value"  # the begin of httpx's error that quotes a header's value
 _has_scheme: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://").match
 T = TypeVar("T")
 

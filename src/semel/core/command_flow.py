@@ -77,7 +77,7 @@ def recast(claim: Claim, verdict: Verdict | None, under: Under | None) -> Claim 
     found = None if recipe is None else under(recipe)
     if recipe is None or found is None:
         return None
-    # Two spellings may be equal; the place of one that was asked must be the only one, or it is asked for ever.
+    # Two spellings may be equal: each is asked once, or the loop would never end.
     fingerprints = tuple(dict.fromkeys(found)) if isinstance(found, tuple) else (found,)
     if recipe == claim.recipe and claim.fingerprint in fingerprints:
         fingerprints = fingerprints[fingerprints.index(claim.fingerprint) + 1 :]
@@ -157,7 +157,7 @@ def await_verdict(claim: Claim, first: InProgress, seconds: float) -> Flow[Verdi
         pause = poll_seconds(asked, (yield from ask(Jitter())))
         lapse = verdict.lease_left_us / 1_000_000
         look = max(LOOK_SECONDS_MIN, min(left, pause, lapse or pause))
-        most = max(LOOK_SECONDS_MIN, left)  # by less a coarse clock may not move
+        most = max(LOOK_SECONDS_MIN, left)  # a coarse clock may not move by less
         if (yield from ask(PauseToLook(look, most, claim.id, claim.nonce))):
             verdict = yield from ask(Attempt())
             asked += 1

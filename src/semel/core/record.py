@@ -30,7 +30,7 @@ DIGEST_BYTES = 16
 _UUID_BYTES = 16
 _REMEMBERED_BYTES_MAX = 128
 _answer_columns = itemgetter(*map(Record._fields.index, ("answer_kind", "answer_digest", "status", "headers", "body")))
-_NAMELESS = b"\x00\x00"  # how the headers of a sealed answer begin, and no others: a name of no bytes
+_NAMELESS = b"\x00\x00"  # only a sealed answer's headers begin so: with an empty name
 _PAIR = Struct(">HI")  # length of the name, length of the value
 
 
@@ -38,7 +38,7 @@ def pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Header pairs in their order, each framed by the lengths of name and value."""
     try:
         return _packed_before(headers)
-    except TypeError:  # a value in another form of bytes, which cannot be looked up
+    except TypeError:  # a value that is another kind of buffer, and cannot be looked up
         return _pack_headers(headers)
 
 
@@ -47,7 +47,7 @@ def _pack_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     return b"".join([pack(len(name), len(value)) + name + value for name, value in headers])
 
 
-_packed_before = lru_cache(maxsize=256)(_pack_headers)  # most answers have the same few headers, and never a credential
+_packed_before = lru_cache(maxsize=256)(_pack_headers)  # cached: most answers have the same few, and no credential
 
 
 def unpack_headers(block: bytes) -> tuple[tuple[bytes, bytes], ...] | None:

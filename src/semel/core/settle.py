@@ -110,7 +110,7 @@ def write_settlement(
     if state in SETTLEABLE:
         lease_until = 0 if state in OPEN_STATES else row.lease_until
         middle = columns[_LEASE] + (lease_until,) + columns[_UNTIL_SETTLED] + _NO_END
-        # Until there is an outcome it is needed: what is found out may let a completer go on.
+        # Without an outcome the request is still needed: a finding may let a completer continue.
         request = row.request if state in _WITHOUT_OUTCOME else None
     else:
         middle = columns[_FROM_STATE] + (now,) + retention(now, row.answer_us, row.tombstone_us)
@@ -167,7 +167,7 @@ def abandon_row(row: Record | None, nonce: bytes, now: int) -> Record | None:
         answer_until=answer_until,
         forget_after=forget_after,
         doubt="abandoned",
-        request=None,  # it is kept for those who go on: here nothing has begun
+        request=None,  # only a command that continues needs it: here nothing has begun
     )
 
 

@@ -8,7 +8,7 @@ from semel.errors import PolicyError
 
 RENEWALS_PER_LEASE = 3  # so that two of them may fail
 COUNT_MAX: Final = 2**31 - 1  # what the stores' columns hold
-PURGE_GRACE_US = 600_000_000  # ten minutes: a clock that steps back must not meet a record already gone
+PURGE_GRACE_US = 600_000_000  # ten minutes: after a clock steps back, the record must still be there
 
 
 def next_fence(fence: int, now: int) -> int:

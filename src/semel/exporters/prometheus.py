@@ -41,7 +41,7 @@ except ImportError as error:  # pip installs the right version with the extra
     raise ConfigurationError(f"metrics need prometheus-client; run: {install_command('prometheus')}") from error
 
 CALLERS: Final = 50
-CACHED_MAX: Final = 5_000  # label sets whose cell is found at once
+CACHED_MAX: Final = 5_000  # label sets whose cell is cached
 CENSUS_SECONDS: Final = 10.0
 _ALL: Final = (*SERIES.values(), CALLER_KEYS, PURGED_AT)
 

@@ -15,10 +15,10 @@ from semel.stores.process import begin_in_children
 from semel.telemetry import safe
 
 OTHER: Final = "other"
-VALUES_MAX: Final = 100  # different values of one label, but for callers; what comes later is `other`
+VALUES_MAX: Final = 100  # different values of one label, except callers; further values become `other`
 LABEL_LENGTH_MAX: Final = 100
 CALLERS_MAX: Final = 1000
-_CANDIDATES: Final = 8  # for each caller that is shown, so many are counted
+_CANDIDATES: Final = 8  # callers that are counted, for each one that is shown
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -157,7 +157,7 @@ class TopCallers:
             raise ConfigurationError(f"callers must be a whole number from 0 to {CALLERS_MAX}; it is {most!r}")
         self._most = most
         self._replaces = replaces
-        self._counts: dict[str, int] = {}  # of those that have no label
+        self._counts: dict[str, int] = {}  # of callers without a label
         self._shown: dict[str, _Shown] = {}
         self._least = 0
         self.begin_process()
@@ -171,7 +171,7 @@ class TopCallers:
         """Count a caller; the label to use, and a label that has gone (its series can be forgotten)."""
         shown = self._shown.get(caller)
         if shown is not None:
-            shown.count += 1  # without the lock: a count that is lost changes an order, and no series
+            shown.count += 1  # without the lock: a lost count changes the order of callers, but no series
             return shown.label, None
         with self._lock:
             gone = None
@@ -179,7 +179,7 @@ class TopCallers:
                 if not self._replaces or not self._shown:
                     return OTHER, None
                 count = self._count(caller)
-                if count <= self._least:  # what is shown only grows: the least of it is not less than it was
+                if count <= self._least:  # counts that are shown only grow, so the least is not smaller now
                     return OTHER, None
                 name, least = min(self._shown.items(), key=lambda each: each[1].count)
                 self._least = least.count

@@ -27,8 +27,8 @@ from semel.errors import ConfigurationError, RequestTooLarge
 from semel.functions.arguments import NotThere, Path
 
 VERSION: Final = "f1"
-OPTIONAL_MAX: Final = 8  # of so many parameters every selection is tried, where a record knows fewer of them
-SPELLINGS_MAX: Final = 8  # so many fingerprints of former classes are looked for, where a record has another
+OPTIONAL_MAX: Final = 8  # every selection of so many parameters is tried, if a record knows fewer
+SPELLINGS_MAX: Final = 8  # so many fingerprints of former classes are tried, if a record has another one
 _REMEDY: Final = "leave it out with exclude=({root!r},) where it says nothing about what is wanted, or give a Codec"
 
 

@@ -20,7 +20,7 @@ from semel.proxy.configuration import Proxied
 
 KEY_HEADER: Final = "Idempotency-Key"
 # The grammar of semel.keys.parse_key without its rarest parts, in the syntax that PCRE, RE2 and Go share: a bare
-# key, or a quoted one with parameters. What passes here and is not a key all the same is refused by the service.
+# key, or a quoted one with parameters. The service refuses the rest that is no key.
 BARE: Final = r"[!#-+\x2d-:<-~]{1,255}"
 QUOTED: Final = r"\x22([!#-\x5b\x5d-~]|\x5c[\x22\x5c]){1,255}\x22( *;[ -~]*)?"
 KEY: Final = f"^({BARE}|{QUOTED})$"

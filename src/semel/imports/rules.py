@@ -37,7 +37,7 @@ class ImportState(IntEnum):
     RUNNING = 2
     DONE = 3  # every row has its outcome; rows that failed are counted
     FAILED = 5  # the file could not be imported: see ``error_code`` and ``reason``
-    UNKNOWN = 6  # what became of some of its rows cannot be proven
+    UNKNOWN = 6  # the outcome of some of its rows is unknown
 
 
 OPEN_STATES: Final = frozenset({ImportState.QUEUED, ImportState.RUNNING})

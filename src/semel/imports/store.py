@@ -15,12 +15,12 @@ from semel.stores.sql.dialect import Dialect, Values, dialect_of
 from semel.stores.sql.statements import Row
 
 NOUN: Final = "imports"
-ROWS_CHECKED: Final = "ROWS_CHECKED"  # of a running job: every row can be read and is valid, so that they are booked
+ROWS_CHECKED: Final = "ROWS_CHECKED"  # of a running job: all rows are valid, and are being booked
 ANY_ID: Final = b"\xff" * 16
 PLAIN, SEALED = 1, 2  # the forms that bytes are kept in; one digest may have both
 FORM_PLACES: Final = 1 << 40  # the parts of each form have places of their own
 _PAST: Final = {PLAIN: FORM_PLACES, SEALED: 2 * FORM_PLACES}
-GRACE_US: Final = 3600 * 1_000_000  # bytes that no job needs stay so long: an upload may be about to need them
+GRACE_US: Final = 3600 * 1_000_000  # how long bytes without a job stay: an upload may be about to use them
 NO_STORE: Final = (
     "imports need a SQL database: sqlite:///, postgresql:// or mysql:// (MariaDB). {name} is none: a job must be "
     "unique by an index that outlives the process, and a row is booked in one transaction with what became of it"

@@ -60,7 +60,7 @@ class Upload:
         if self.size > self._bytes_max:
             raise ImportRefused(TOO_LARGE.format(most=self._bytes_max), "FILE_TOO_LARGE")
         self._wait_for_hash()
-        if len(piece) >= APART_BYTES:  # both let go of the interpreter: hashed while this is written and the next read
+        if len(piece) >= APART_BYTES:  # hashing releases the interpreter, as writing does
             if self._hasher is None:
                 self._hasher = ThreadPoolExecutor(1, "semel-import-hash")
             self._hashed = self._hasher.submit(self._hashing.update, piece)

@@ -40,8 +40,9 @@ def enter(
     yield from ask(Rollback(unit))
     if met is not None:
         return met, None
-    # It may have ended its workers each time, or the broker counts those that found the store away, or another one at
-    # it. No worker has it now, and this try is counted before it begins: so a try whose worker dies is counted.
+    # The message may have ended its worker each time; or the broker also counts deliveries that found the store
+    # unreachable, or another worker busy with it. No worker has it now. This try is counted before it begins, so that a
+    # try whose worker dies counts.
     reason = f"delivered {deliveries} times, and no worker came to its end"
     if seen is not None and seen.tries >= tries_max:
         parked: Seen = yield from ask(

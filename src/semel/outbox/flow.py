@@ -17,7 +17,7 @@ from semel.outbox.event import Waiting
 TRIES_MAX: Final = 10
 WAIT_SECONDS_MAX: Final = 600.0
 OUTAGE_SECONDS_MAX: Final = 15.0
-AWAY_MAX: Final = 200  # topics that are passed over; the events of one more hold others back
+AWAY_MAX: Final = 200  # topics that are skipped; with one more, its events delay the others'
 
 
 # After Standard Webhooks: ten tries within three days. A receiver is mended by people, in hours.
@@ -51,13 +51,13 @@ class Batch:
 
 
 class Away:
-    """Topics of which nothing arrives while others may: each is passed over, for longer each time it is met so.
+    """Topics whose events fail while others may arrive: each is skipped, for longer after each further failure.
 
     Times in seconds of any clock that only grows.
     """
 
     def __init__(self) -> None:
-        # how often it was met so in a row, until when it is left alone, and whether it has asked for that
+        # how often each failed in a row, until when it is skipped, and whether it asked for the pause
         self._topics: dict[str, tuple[int, float, bool]] = {}
 
     def __bool__(self) -> bool:

@@ -20,8 +20,8 @@ from semel.workers.rules import Turn
 
 NOUN: Final = "partitions"
 IDLE_SEEN_US: Final = 600_000_000  # how long an idle relay still counts as one of those that publish
-SHOWN_US: Final = IDLE_SEEN_US // 2  # after which one of those with its sink says again that it is there
-SILENT_LEASES: Final = 10  # after which a relay is forgotten, but for idle ones that still count
+SHOWN_US: Final = IDLE_SEEN_US // 2  # after which an idle relay renews its sink's mark
+SILENT_LEASES: Final = 10  # after which a relay is forgotten, unless it is idle and still counts
 _HOLDER_MAX: Final = 191
 _SINK: Final = re.compile(r":([0-9a-f]{8}) (.*)\Z", re.DOTALL)
 
@@ -57,7 +57,7 @@ class OutboxLook(NamedTuple):
 
     depth: Depth
     sinks: dict[str, str]  # their names, by their marks
-    shown: frozenset[str]  # the marks of those that are working, or were a while ago: they need not say it again
+    shown: frozenset[str]  # the marks that need no renewal: of relays that work, or did a while ago
 
 
 def rivals_of(sinks: dict[str, str], identity: str) -> list[str]:
@@ -85,7 +85,7 @@ class Partitions:
         [(relays,)] = yield from dialect.rows(sql["count"], {})
         share = -(-PARTITIONS // max(1, cast(int, relays)))
         held = yield from self._mine(holder)
-        for partition in held[share:]:  # for those that have come since
+        for partition in held[share:]:  # for relays that started since
             yield from dialect.write(sql["give"], {"holder": holder, "lane": partition})
         if len(held) < share:
             yield from dialect.write(sql["take"], {**mine, "limit": share - len(held)})

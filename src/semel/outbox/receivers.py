@@ -32,9 +32,9 @@ from semel.outbox.sinks.base import Refused, Reply, Sink, Unreached, is_gone
 from semel.outbox.store import Events, Place
 from semel.stores.sql.dialect import dialect_of
 
-RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: so many topics can be passed over
+RECEIVERS_MAX: Final = AWAY_MAX  # of a relay: it can skip so many topics
 AT_ONCE: Final = 20  # deliveries of one receiver
-SLICE_SECONDS: Final = 0.25  # that a call waits for receivers: who takes longer is asked for its answer later
+SLICE_SECONDS: Final = 0.25  # that a call waits for receivers; it asks a slower one for its answer later
 COPY_BYTES: Final = 4 * 1024 * 1024  # of payloads in one statement
 PAGE: Final = 1000
 PAGE_OF_PAYLOADS: Final = 20

@@ -16,7 +16,7 @@ from semel.core.identity import frame
 from semel.errors import PolicyError
 from semel.outbox.event import Event
 
-PAYLOAD_BYTES_MAX: Final = 1_000_000  # what Kafka and NATS take by default, with room for headers
+PAYLOAD_BYTES_MAX: Final = 1_000_000  # Kafka and NATS take so much by default, with room for headers
 HEADERS_BYTES_MAX: Final = 8_192
 NAME_LETTERS_MAX: Final = 255
 PARTITIONS: Final = 32
@@ -25,8 +25,8 @@ TEXT: Final = "text/plain; charset=utf-8"
 BYTES: Final = "application/octet-stream"
 CONTENT_TYPE: Final = "content-type"
 RECEIVER: Final = "semel-receiver"  # the header of a copy: the receiver that it is for
-GONE: Final = "the receiver answered 410 Gone"  # how the reason begins for which a webhook's endpoint is disabled
-DISABLED: Final = "the receiver is disabled"  # and that of an event that was parked without being sent there
+GONE: Final = "the receiver answered 410 Gone"  # the begin of the reason for which a webhook's endpoint is disabled
+DISABLED: Final = "the receiver is disabled"  # the begin of the reason of an event that was parked without being sent
 _COPIES: Final = "receiver."
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")

@@ -53,15 +53,14 @@ SWEEP_CHUNK: Final = 1000
 STORE_REST_SECONDS: Final = 0.5
 WALK_REST: Final = 3.0  # the relay rests this many times as long as skipping unavailable topics took
 ELSEWHERE_SECONDS: Final = 0.25
-LINGER_SECONDS: Final = 2.0  # without an event, until a relay is idle
-LOOK_SECONDS: Final = 1.1  # of all idle relays together: with a sweep a minute, less than a statement a second
-WITHOUT_PARTITIONS_SECONDS: Final = (
-    0.75  # until one that finds nothing asks for free partitions: a dead relay's lease + 1 s
-)
+LINGER_SECONDS: Final = 2.0  # a relay without an event for so long is idle
+LOOK_SECONDS: Final = 1.1  # between two looks of all idle relays: with a sweep a minute, less than a statement a second
+# A relay that finds nothing asks for free partitions so often: it takes over a dead relay's within its lease + 1 s.
+WITHOUT_PARTITIONS_SECONDS: Final = 0.75
 APART_SECONDS: Final = 0.02  # between two idle relays that hear the same notification
-DEAF_SECONDS: Final = 1.0  # of one that heard a notification for which others were enough
+DEAF_SECONDS: Final = 1.0  # how long a relay ignores notifications after one for which others were enough
 RIVALS_SECONDS: Final = 60.0  # between two looks for relays with another sink
-DISABLED_SECONDS: Final = 1.0  # between two looks whose endpoint is disabled
+DISABLED_SECONDS: Final = 1.0  # between two looks at which endpoints are disabled
 ALL_PARTITIONS: Final = (1 << PARTITIONS) - 1
 
 
@@ -119,12 +118,12 @@ class Relay:
         self._outage_seconds_max: float = getattr(sink, "outage_seconds_max", OUTAGE_SECONDS_MAX)
         self._delivers_copies = bool(getattr(sink, "delivers_copies", False))
         self._disables: Literal["topic", "sink"] | None = getattr(sink, "disables", None)
-        self._disabled: frozenset[str] = frozenset()  # the topics whose endpoint is, when it was last looked
+        self._disabled: frozenset[str] = frozenset()  # the topics whose endpoint was disabled at the last look
         self._disabled_at = float("-inf")
         self.published = 0
         self.parked = 0
-        self.outage: str | None = None  # why the broker cannot be reached, as long as it cannot
-        self.held_elsewhere = False  # whether run_once left events that were in the partitions of others
+        self.outage: str | None = None  # why the broker cannot be reached; None while it can
+        self.held_elsewhere = False  # whether run_once left events in other relays' partitions
         self._engine = engine
         self._events = Events(dialect)
         self._partitions = Partitions(dialect)
@@ -140,23 +139,23 @@ class Relay:
         self._full = False
         self._outages = 0
         self._away = Away()
-        self._struck = False  # whether the last turn met an outage that is not passed over
-        self._put_away = False  # whether it met one that is, from here on
-        self._walk_seconds = 0.0  # what the last skip of unavailable topics has cost
+        self._struck = False  # whether the last turn met an outage after which the relay pauses
+        self._put_away = False  # whether it met an outage of topics that are skipped from now on
+        self._walk_seconds = 0.0  # how long the last skip of unavailable topics took
         self._woken = asyncio.Event()
         every = LOOK_SECONDS if poll_seconds is None else poll_seconds
         self._turns = Turns(_Looks(self._flow_of_turn), "relay" if hold else "relay:skip", every, engine.perform)
         self._every_seconds = every
         self._listens = False
-        self._idle = False  # whether it has given its partitions back, and waits for its turn
-        self._fleet = 1.0  # how many take turns, about
+        self._idle = False  # whether it has released its partitions, and waits for its turn
+        self._fleet = 1.0  # the number of relays that take turns, estimated
         self._worked = self._time()  # when it last had something to do
         self._turn_at = 0.0
         self._called = False  # whether events were committed in this process, or a relay has too many
-        self._heard_at: float | None = None  # when it acts on a notification that one relay is enough for
+        self._heard_at: float | None = None  # when it acts on a notification for which one relay is enough
         self._deaf_until = float("-inf")
         self._gauge_at = float("-inf")
-        self._look: OutboxLook | None = None  # what came with the turn that is being taken
+        self._look: OutboxLook | None = None  # the look that came with the current turn
         self._sweep_at = self._time() + SWEEP_SECONDS * self._random.random()
         self._stopping = False
         self._trouble = Trouble("the relay")
@@ -215,7 +214,7 @@ class Relay:
         arrived: list[Waiting] = []
         try:
             await self._publish(Batch(due), arrived)
-        finally:  # also where a refusal could not be noted: what has arrived, has
+        finally:  # even if a refusal could not be noted: these events have arrived
             if arrived:
                 await self._mark(arrived)
         return len(arrived)
@@ -557,7 +556,7 @@ class Relay:
         return min(poll, until_idle, self._away.wait_seconds(time.monotonic()))
 
     async def _rest(self, seconds: float) -> None:
-        # No notification brings a broker back; walking past millions of events at each one would be all that it does.
+        # A notification brings no broker back: a relay that walks past millions of events at each does nothing else.
         walked = min(WALK_REST * self._walk_seconds, self._lease_seconds / 4)
         deaf = seconds if self._struck else walked
         ends, notified = time.monotonic() + deaf, False

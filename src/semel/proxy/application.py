@@ -24,7 +24,7 @@ from semel.workers.health import READY, Check, HealthServer
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _NOMINATED: Final = HOP_BY_HOP | {b"close", b"http2-settings", b""}
-_ENDS_SECONDS: Final = 15  # beyond what commands may take, until the process ends all the same
+_ENDS_SECONDS: Final = 15  # after the commands' own time, the process ends in any case
 
 
 class Front:

@@ -21,11 +21,11 @@ from semel.recipe import NEVER_COUNTED, check_headers
 
 TIMEOUT_SECONDS: Final = 30.0
 GRACE_SECONDS: Final = 60  # for requests on their way, once the proxy is asked to end; commands have longer
-NOT_RUN: Final = frozenset({401, 403, 425, 429})  # by these any service says that it has not begun
+NOT_RUN: Final = frozenset({401, 403, 425, 429})  # with these, any service says that it has not begun
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 CONNECT_SECONDS: Final = 5.0
 KEYED: Final = "semel.keyed"  # in the scope of a command whose key a gate has checked, and whose upstream knows keys
-_MARGIN_SECONDS: Final = 10.0  # of a command's deadline, beyond what its upstream may take
+_MARGIN_SECONDS: Final = 10.0  # by which a command's deadline exceeds its upstream's time
 _LEASE_SECONDS: Final = Policy().lease_seconds
 _TENANT: Final = "proxy"
 _TOP: Final = ("caller", "timeout_seconds", "operation")

@@ -25,7 +25,7 @@ from semel.proxy.configuration import CONNECT_SECONDS, KEYED, TIMEOUT_SECONDS, U
 
 Pairs = list[tuple[bytes, bytes]]
 
-IDLE_SECONDS: Final = 300.0  # without a byte, of a request or an answer that passes through unprotected
+IDLE_SECONDS: Final = 300.0  # that an unprotected request or answer may go without a byte
 DOWNSTREAM_KEY: Final = "upstream"  # the name of the call that Semel-Downstream-Key is derived for
 CONNECTIONS_MAX: Final = 1000
 HOP_BY_HOP: Final = frozenset(

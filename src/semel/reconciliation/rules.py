@@ -116,7 +116,7 @@ def judge(
     match found:
         case SucceededWith(_, _, reason) | StepSucceeded(_, reason) | RefusedWith(_, reason):
             early = now < record.deadline_at
-            if early and not holder_has_ended(record):  # its own answer would be the better one
+            if early and not holder_has_ended(record):  # the holder's own answer would be better
                 return _early(record.deadline_at - now, f"it happened, and its holder may still say so: {reason}")
             resolution = Resolution(record.id, record.fence, True, None, actor, _short(reason), early)
             if isinstance(found, StepSucceeded):

@@ -51,7 +51,7 @@ class PurgeClock:
             moved = clock_gap(now, newest)
         else:
             moved = now - last[0] - int((uptime - last[1]) * 1_000_000)
-            if moved < -JUMP_US_MAX:  # it was set back: what was doubted before may be over
+            if moved < -JUMP_US_MAX:  # the clock was set back: an earlier doubt may be over
                 self._doubted = None
                 moved = clock_gap(now, newest)
         if moved > JUMP_US_MAX:

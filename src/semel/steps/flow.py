@@ -67,16 +67,16 @@ class StepLedger:
         self._first = grant.attempt == 1
         self._learned = self._first
         self._steps: Steps = ()
-        self._stored: Steps = ()  # the list that the store is known to have held last
-        self._passed: Steps = ()  # of this run: not begun, or without effect; what follows leaves them room
+        self._stored: Steps = ()  # the last list that the store is known to have
+        self._passed: Steps = ()  # steps of this run that did not begin, or had no effect; others leave room for them
         self._asked: set[Identity] = set()
         self._running: set[Identity] = set()
-        self._repeated: set[Identity] = set()  # of those: a call before this one may have had its effect
-        self._changes = 0  # of the list, counted
-        self._written = 0  # how many of them the store has
-        self._unseen = False  # a list was sent; whether the store has it, or will have it later, is open
-        self._committing = False  # a local step's list was, with its writes: nothing may be written over it
-        self.doubt: str | None = None  # that a step was refused with
+        self._repeated: set[Identity] = set()  # running steps of which an earlier call may have had its effect
+        self._changes = 0  # the number of changes of the list
+        self._written = 0  # the number of changes that the store has
+        self._unseen = False  # a list was sent, and the store may have it now, or later
+        self._committing = False  # a local step's list was sent with its writes: nothing may overwrite it
+        self.doubt: str | None = None  # the doubt for which a step was refused
 
     # --- a step whose effects are elsewhere ------------------------------------------------
 

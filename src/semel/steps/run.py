@@ -66,8 +66,8 @@ class StepBook:
         self.check_process(name)
         if permit.lost:
             raise SupersededError(f"the record was granted to another attempt: step {name!r} was not begun")
-        # The store's clock at the claim and what has passed here since: never later than it is there, so that what a
-        # downstream remembers is thought to end early rather than late.
+        # The store's clock at the claim, plus the time since then here: never later than the store's own time. So a
+        # downstream's memory is assumed to end too early rather than too late.
         left = permit.deadline_monotonic - time.monotonic()
         now = self._claimed_at + permit.claim.terms.deadline_us - int(left * 1_000_000)
         return Step(name, ordinal, max(now, self._claimed_at), repeat)

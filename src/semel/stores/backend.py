@@ -14,7 +14,7 @@ from semel.core.model import Claim, Verdict
 from semel.core.requests import AnyUnit, AsyncOwnUnit, AsyncUnit, OwnUnit, Unit
 from semel.errors import ConfigurationError, SchemaError
 
-_PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: one that was not written %40 may be its own
+_PASSWORD: Final = re.compile(r"(://[^/@:]*:).*@")  # up to the last @: the password may have one that is not escaped
 _PARAMETER: Final = re.compile(r"((?:password|passwd|secret|token)=)[^&]*", re.IGNORECASE)
 MIGRATE: Final = "run: semel migrate"
 UNIT_RUNS_MAX: Final = 4  # runs of an ATOMIC handler that ends in a deadlock or a serialization failure each time

@@ -87,7 +87,7 @@ class Coalescer:
                     await self._send(batch)
         finally:
             self._serving = False
-            for _, future, _ in self._queue:  # only where this task was torn down with its loop
+            for _, future, _ in self._queue:  # only if this task ended with its loop
                 future.cancel()
             self._queue.clear()
 
@@ -108,7 +108,7 @@ class Coalescer:
     async def _send(self, batch: list[_Waiting]) -> None:
         requests, futures, since = zip(*batch, strict=True)
         waited = self.loop.time() - since[0]
-        if waited >= self._patience:  # the batch that it was in was refused, and taken apart for too long
+        if waited >= self._patience:  # its batch was refused, and took too long to take apart
             for future in futures:
                 _fail(future, StoreUnavailable(_OVERDUE))
             return
@@ -127,7 +127,7 @@ class Coalescer:
                 raise
         else:
             if len(replies) != len(futures):
-                for future in futures:  # it is not known whose each of them is
+                for future in futures:  # it is unknown which request each reply belongs to
                     _fail(future, AssertionError(f"{len(replies)} replies to {len(futures)} requests"))
             elif True in map(_is_done, futures):  # a caller was cancelled meanwhile
                 for future, reply in zip(futures, replies, strict=True):

@@ -81,7 +81,7 @@ class Limit:
     def end(self, error: BaseException | None) -> BaseException | None:
         """The error that the call ended with: TimeoutError, if only the timer has cut it."""
         self._timer.cancel()
-        task, self._task = self._task, None  # which keeps the error, and so the frames that keep this
+        task, self._task = self._task, None  # the task keeps the error, whose frames keep this object
         if not self._is_over or task is None:
             return error
         if task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError):

@@ -20,7 +20,7 @@ class Loops(Generic[V]):
     def __init__(self, make: Callable[[], V], drop: Callable[[V], None]) -> None:
         self._make = make
         self._drop = drop
-        self._values: dict[asyncio.AbstractEventLoop, V] = {}  # referred to, so that none vanishes undropped
+        self._values: dict[asyncio.AbstractEventLoop, V] = {}  # strong, so that each value is dropped
 
     def here(self) -> V:
         """The value of the running loop."""
@@ -40,7 +40,7 @@ def cut(transport: Any) -> None:
     under = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)
     with suppress(RuntimeError):  # it would tell its loop, which is closed
         transport.abort()
-    sock = getattr(under, "_sock", None)  # asyncio's own keep it so; uvloop has closed its sockets with the loop
+    sock = getattr(under, "_sock", None)  # asyncio's transports have it; uvloop closed its sockets with the loop
     if sock is not None:
         under._sock = None
         sock.close()

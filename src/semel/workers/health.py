@@ -14,7 +14,7 @@ from typing import Any, Final
 
 LIVE: Final = "/livez"
 READY: Final = "/readyz"
-ANSWER_SECONDS: Final = 10.0  # a probe that hears nothing for so long may take the worker for dead
+ANSWER_SECONDS: Final = 10.0  # without an answer for so long, a probe may take the worker for dead
 
 Check = Callable[[], Awaitable[Mapping[str, Any]]]
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 from semel.core.flow import Flow
 
 TURNS_AHEAD_MOST: Final = 60
-TURN_KEPT_MOST: Final = 100  # a turn that is farther away was taken by another clock
+TURN_KEPT_MOST: Final = 100  # a turn that is further ahead was taken by another clock
 
 
 class Turn(NamedTuple):

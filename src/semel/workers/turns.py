@@ -12,7 +12,7 @@ from semel.errors import SchemaError, StatementRefused, StoreReadOnly
 from semel.workers.rules import TakesTurns, Turn
 
 TURNS_PER_LOOK: Final = 2.2  # with the usual half second: all processes together look each 1.1 s
-WITHOUT_SECONDS: Final = 60.0  # until a store that refuses turns is asked again
+WITHOUT_SECONDS: Final = 60.0  # before a store that refused turns is asked again
 DUE_LATER_US: Final = 10_000
 
 
@@ -35,7 +35,7 @@ class Turns:
         self._every_us = max(1, int(every_seconds * 1_000_000))
         self._perform = perform
         self._mine: int | None = None
-        self._due = 0.0  # when that turn comes, by this process's clock
+        self._due = 0.0  # the time of that turn, by this process's clock
         self._without_until = float("-inf")
 
     async def take(self) -> Turn | None:
@@ -50,7 +50,7 @@ class Turns:
         try:
             turn: Turn = await self._perform("turn", lambda: store.turn(self._kind, mine, self._every_us))
             if has_come and turn.next == mine and turn.next - turn.now > self._every_us:
-                # It has come, and is far away by the store's clock: that was set back, and no process would look.
+                # The turn has come here, but is far away by the store's clock, which was set back: none would look.
                 turn = await self._perform("turn", lambda: store.turn(self._kind, None, self._every_us))
         except (SchemaError, StatementRefused, StoreReadOnly):  # not migrated, no right to it, a standby
             self._mine, self._without_until = None, time.monotonic() + WITHOUT_SECONDS

@@ -25,10 +25,10 @@ from semel.stores.sql.damage import damage_of, repair
 from semel.stores.sql.dialect import dialect_of
 from semel.stores.sql.tables import BULKS, EVENTS, ITEMS, MESSAGES, OPERATIONS, STEPS, Copies, Noun
 
-WAITS_US: Final = 60_000_000  # an event that waits for longer has no relay, or one that cannot publish
+WAITS_US: Final = 60_000_000  # an event that waits longer has no relay, or its relay cannot publish
 ROWS_LOOKED_AT: Final = 2_000  # of each kind, unless --full is given
 NAMED_MAX: Final = 3
-OVERDUE_MAX: Final = 100  # imports that are counted
+OVERDUE_MAX: Final = 100  # so many imports are counted
 _OF_ANOTHER: Final = -1  # steps of another generation are checked whole, and none of them is unpacked
 
 

@@ -59,7 +59,7 @@ class PulledConsumer(Generic[D]):
         self._id_of = id_of
         self._stopping = asyncio.Event()
 
-    # --- what a broker's class says; the first three are called in threads ----------------------
+    # --- each broker's own part; the first three methods are called in threads ----------------------
 
     def fetch(self, batch: int, wait_seconds: int) -> list[D]:
         """Receive a batch. Raises ConfigurationError for problems that a person must fix, and the client's errors."""

@@ -159,10 +159,10 @@ class KafkaSink:
 
 async def _end(producer: Any) -> None:
     """End its task and its connections: aiokafka's own stop() leaves both behind where it is given up (0.14)."""
-    producer._closed = True  # nothing is left that it could complain of
+    producer._closed = True  # otherwise it would warn when it is collected
     with suppress(KafkaError, OSError, TimeoutError):
         await asyncio.wait_for(producer._sender.close(), REQUEST_MS / 1000)
-    producer._message_accumulator.fail_all(ProducerClosed())  # no caller waits for what it will not send
+    producer._message_accumulator.fail_all(ProducerClosed())  # so that no caller waits for an event that is never sent
     with suppress(KafkaError, OSError, TimeoutError):
         await producer.client.close()
 

@@ -26,10 +26,10 @@ from semel.outbox.event import Event
 from semel.outbox.sinks.base import Refused, Reply, Unreached, ascii_headers, error_text
 
 BATCH_MAX: Final = 10
-BATCH_BYTES: Final = 256 * 1024  # what every queue takes; a larger event goes alone
+BATCH_BYTES: Final = 256 * 1024  # every queue takes so much; a larger event is sent alone
 MESSAGE_BYTES_MAX: Final = 1_048_576
 _ATTRIBUTES_BYTES: Final = 4096  # more than Semel's own take
-_NO_TEXT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what SQS takes in no body
+_NO_TEXT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # SQS refuses these
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 # the event's own fault; any other error of SQS may be temporary
 _REFUSALS: Final = frozenset(

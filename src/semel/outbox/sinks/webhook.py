@@ -37,7 +37,7 @@ SECONDS: Final = 10.0
 AT_ONCE: Final = 20
 REPLY_BYTES_MAX: Final = 64 * 1024
 RETRY_AFTER_SECONDS_MAX: Final = 86_400
-# an event's headers of these names say nothing about the request that carries it
+# Headers of an event with these names are not about the HTTP request, and are left out.
 _OF_HTTP: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect")
 )

@@ -84,7 +84,7 @@ class Table:
     named_seq: int = 0
     seqs: dict[bytes, int] = field(default_factory=dict)  # the places of records; the newest may have none yet
     order: list[tuple[int, bytes]] = field(default_factory=list)  # by place; some of them are gone
-    running: set[bytes] = field(default_factory=set)  # what may lapse, of the records with a place, and what did run
+    running: set[bytes] = field(default_factory=set)  # records with a place that may lapse, and those that ran
     next_seq: int = 1
     audits: list[Audit] = field(default_factory=list)
     identity: Identity | None = None
@@ -99,7 +99,7 @@ class Table:
         if len(found) == _SETTLED_LENGTH:
             claim, fence, answer, settled_at = found
             _, settled = settle_row(row, make_success(claim.id, fence, claim.nonce, answer), settled_at)
-            row = settled or row  # what no store could have written stays as it is, and concerns no other record
+            row = settled or row  # values that no store could have written stay as they are, and affect no other record
         elif row.state == _PROCESSING:
             self.running.add(id)
         self.records[id] = row
@@ -249,7 +249,7 @@ def grant_row(row: Record | None, claim: Claim, grant: Grant) -> Record:
     row_now = first_row(claim, grant)
     if row is None:
         return row_now
-    # Of an execution that goes on the request is still needed; a settlement has dropped that of any other.
+    # An execution that continues still needs its request; a settlement has dropped all others.
     return row_now._replace(business_ref=row.business_ref, request=row.request)
 
 
@@ -287,7 +287,7 @@ def settle_on(table: Table, settlement: Settlement, now: int) -> Settling:
     reply, row = settle_row(table.row(id), settlement, now)
     if row is not None:
         table.records[id] = row
-        if row.state == _PROCESSING:  # given back: perhaps it was CLAIMED
+        if row.state == _PROCESSING:  # released: perhaps it was CLAIMED
             table.running.add(id)
         else:
             table.running.discard(id)
@@ -399,7 +399,7 @@ class MemoryStore:
         def act(table: Table, now: int) -> Resolving:
             seen = table.row(resolution.id)
             if resolution.ends is not None:
-                _ = steps_after(seen, resolution, None, now)  # there are no steps, and none can be answered for
+                _ = steps_after(seen, resolution, None, now)  # this store keeps no steps, so none can be answered
             reply, row = resolve_row(seen, resolution, now)
             if seen is not None and row is not None and isinstance(reply, Resolved):
                 table.put(row)

@@ -27,7 +27,7 @@ from semel.stores.redis.routes import TAKEN_OVER, Cluster, KeyRoutes, Node, Node
 from semel.stores.redis.sentinel import Sentinel
 
 NO_RETRIES: Final = 0
-READ_BYTES: Final = 1 << 16  # at a time, of what has come
+READ_BYTES: Final = 1 << 16  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _execute(connection: Any, wanted: NodeExchange, deadline: Deadline) -> Repli
                 taken_over = taken_over or refused.code in TAKEN_OVER
     except (redis.RedisError, OSError) as error:
         return judge_lost(wanted, replies, error)
-    if taken_over:  # its name may lead to another server by now, and this one may live on: it would be asked for ever
+    if taken_over:  # its name may lead to another server by now; this one may live on, and would always be asked
         connection.disconnect()
     return replies
 
@@ -260,7 +260,7 @@ class RedisLoop:
 def drop(connection: Any) -> None:
     """Close a connection whose loop is over."""
     writer = connection._writer
-    connection._reader = connection._writer = None  # redis-py would close them again, on the loop that is over
+    connection._reader = connection._writer = None  # redis-py would close them again, on the closed loop
     if writer is not None:
         cut(writer.transport)
 
@@ -307,7 +307,7 @@ async def _execute_async(connection: Any, wanted: NodeExchange, deadline: Deadli
                 taken_over = taken_over or reply.code in TAKEN_OVER
             replies.append(reply)
     except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
-        await connection.disconnect(nowait=True)  # also where all that was sent has been refused: replies may come yet
+        await connection.disconnect(nowait=True)  # even if all that was sent was refused: replies may still come
         return judge_lost(wanted, replies, error)
     finally:
         giving_up.cancel()

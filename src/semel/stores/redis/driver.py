@@ -40,7 +40,7 @@ class RedisDriver:
 
     def begin_process(self) -> None:
         """In a forked child: begin without connections."""
-        self._inherited += [self._threads, self._loops]  # never closed here: the parent speaks on them
+        self._inherited += [self._threads, self._loops]  # never closed here: the parent uses them
         self._begin()
 
     def lane(self, key: bytes) -> str:

@@ -12,7 +12,7 @@ from semel.errors import StoreTimeout, StoreUnavailable
 from semel.stores.redis.remedies import remedy_of
 from semel.stores.redis.routes import Node, NodeExchange, RedisRefused, Replies
 
-# redis-py takes the first word of these replies off and makes a class of it.
+# redis-py removes the first word of these replies, and makes it a class.
 _CODES = (
     (redis.exceptions.NoScriptError, "NOSCRIPT"),
     (redis.exceptions.ReadOnlyError, "READONLY"),

@@ -22,7 +22,7 @@ from semel.stores.sql.statements import Value
 MAGIC: Final = b"S1"
 DIGITS: Final = 16
 BLANK: Final = b" " * DIGITS
-BLANKS: Final = BLANK * 3  # of a record that has not ended: when it was settled, is answered until, and is forgotten
+BLANKS: Final = BLANK * 3  # a record that has not ended: no settlement, no end of its answer, no forgetting
 _NONE: Final = b"-1:"
 
 # The head's fields after the magic, with their widths. ``seen`` is the part that a compare-and-set compares.
@@ -44,7 +44,7 @@ def _places() -> dict[str, tuple[int, int]]:
 
 PLACES: Final = _places()
 HEAD_BYTES: Final = PLACES["small"][1]
-SMALL_READ: Final = 4096  # what a list reads of each record: more than the head, less than most bodies
+SMALL_READ: Final = 4096  # bytes that a list reads of each record: more than the head, less than most bodies
 
 # Written at a claim. Numbers are framed as decimal text.
 CLAIMED: Final = (
@@ -205,7 +205,7 @@ def decode(data: bytes, *, small: bool = False) -> Record:
                 *(*settled[:_DIGEST_PLACE], int(head[2]), *settled[_DIGEST_PLACE:], *large),
             )
         )
-        if not data.startswith(record_prefix(row)):  # a compare-and-set would never meet it
+        if not data.startswith(record_prefix(row)):  # a compare-and-set would never match it
             raise ValueError("written in another way")
         return row
     except (ValueError, TypeError, struct.error) as error:

@@ -80,7 +80,7 @@ class Pages:
             ]
         )
         found: list[Placed] = []
-        reached: int | None = None  # the place of a tag that has more: only what is newer is complete
+        reached: int | None = None  # the place at which a tag has more: only newer records are complete
         for at, reply in enumerate((yield from ask(Calls(calls)))):
             here = [(newer_first(int(place), at), id) for id, place in zip(reply[::2], reply[1::2], strict=True)]
             found += here
@@ -157,7 +157,7 @@ class Pages:
 
     def _postpone(self, row: Record, now: int) -> RedisCall:
         due = due_at(row)
-        later = b"" if due is None or due <= now else due  # due, and yet not to be marked: no rule ever will
+        later = b"" if due is None or due <= now else due  # due, but no rule will ever mark it
         keys = (self._keys.record(row.id), self._keys.due(row.id))
         return RedisCall(LUA["postpone"], keys, (row.id, record_prefix(row), later))
 

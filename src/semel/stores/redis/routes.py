@@ -21,11 +21,11 @@ from semel.stores.redis.scripts import RedisCall
 SLOTS: Final = 16384
 ROUNDS_MAX: Final = 6  # redirections of one call; a cluster that needs more is being rebuilt
 REFRESH_SECONDS_MIN: Final = 0.2
-MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key is kept that is written for the replicas' sake
-# A server that answers so takes no writes, and cannot know whether another one does by now.
+MARK_MS: Final = 30 * 24 * 3600 * 1000  # how long the key lives that only makes replicas confirm
+# With these answers a server refuses writes, and cannot know whether another one takes them by now.
 TAKEN_OVER: Final = frozenset({"READONLY", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS"})
 
-WAYS: Final = 4  # who only says where to go gets a quarter of what is left: one that hangs is not all that is asked
+WAYS: Final = 4  # a node that only redirects gets a quarter of the time left, so that others can be asked if it hangs
 
 Command = tuple[Any, ...]
 
@@ -253,7 +253,7 @@ def perform(routes: KeyRoutes, terms: RouteTerms, calls: Sequence[RedisCall]) ->
                 return replies
             answers = None
     except StoreUnavailable as error:
-        if len(pending) < len(calls):  # the others have run: each call is to be asked for by itself
+        if len(pending) < len(calls):  # the others have run: send each call alone
             raise StatementRefused(str(error)) from error
         raise
     said = StatementRefused if len(pending) < len(calls) else StoreUnavailable
@@ -359,7 +359,7 @@ def _check(routes: KeyRoutes, groups: dict[Node, list[int]], answers: list[Repli
     if not errors:
         return
     lost = next((error for error in errors if isinstance(error, StoreTimeout)), None)
-    if lost is None and len(groups) > 1:  # other nodes have done their part: each call is to be asked for by itself
+    if lost is None and len(groups) > 1:  # other nodes have done their part: send each call alone
         raise StatementRefused(str(errors[0])) from errors[0]
     raise lost or errors[0]
 
@@ -368,7 +368,7 @@ def _check_replicas(terms: RouteTerms, calls: Sequence[RedisCall], answer: list[
     if not terms.waits(calls):
         return
     *_, mark, reached = answer
-    if mark != 1:  # behind no write, it speaks of none
+    if mark != 1:  # without a write before it, it confirms none
         reached = next((reply for reply in (mark, *answer[-4:-2]) if type(reply) is RedisRefused), 0)
     if type(reached) is RedisRefused or int(reached) < terms.wait_replicas:
         said = reached.text if type(reached) is RedisRefused else f"{reached} of {terms.wait_replicas} replicas have it"
@@ -392,7 +392,7 @@ def _load(routes: KeyRoutes, loads: dict[Node, dict[str, bytes]]) -> Generator[l
     for exchange, answer in zip(exchanges, answers, strict=True):
         if isinstance(answer, StoreError):
             routes.note_failure(exchange.node)
-            # A script that only had to be loaded has done nothing, whatever became of the answer.
+            # A script that was not loaded has done nothing, whatever happened to the answer.
             raise answer if isinstance(answer, StoreUnavailable) else StoreUnavailable(str(answer)) from answer
         for reply in answer:
             if type(reply) is RedisRefused:

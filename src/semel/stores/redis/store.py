@@ -212,7 +212,7 @@ class RedisStore:
         raise NotImplementedError("this store does not count new keys: it declares no counts_new_keys")
 
     def settle(self, settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
-        # Only an answer ends a record whatever was before it; the rules say what else may become of it.
+        # Only an answer ends any record; the rules decide on all other settlements.
         ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
         groups = self._groups(ends)
         calls = [self._settle_call(group) for group in groups]
@@ -278,7 +278,7 @@ class RedisStore:
         while True:
             now, row = yield from self._rows.look(resolution.id)
             if resolution.ends is not None:
-                _ = steps_after(row, resolution, None, now)  # there are no steps, and none can be answered for
+                _ = steps_after(row, resolution, None, now)  # this store keeps no steps, so none can be answered
             reply, written = resolve_row(row, resolution, now)
             if row is None or written is None or not isinstance(reply, Resolved):
                 return reply
@@ -398,7 +398,7 @@ class RedisStore:
 
     def migrate(self, store_id: str, secret_check: bytes) -> Flow[list[str]]:
         known = yield from self.identity()
-        if known is None:  # a flush takes the markers, too: what is left of them tells that there was a store
+        if known is None:  # a flush removes the markers, too: the remaining ones show that there was a store
             is_lost = self._opened is not None or (yield from self._count_missing(b"")) < TAGS
         else:
             is_lost = self._marker is not None and (yield from self._count_missing(self._marker)) > 0

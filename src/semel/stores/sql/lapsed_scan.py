@@ -20,11 +20,11 @@ from semel.workers.rules import REAPER, Turn
 
 PAGE: Final = 2_000
 PAGES_PER_ROUND: Final = 50
-LAG_US: Final = 5_000_000  # a statement that goes on for longer has been given up on
+LAG_US: Final = 5_000_000  # its caller has given up on a statement that takes longer
 OPEN_MAX: Final = 20_000
 ROUNDS_PER_KEEP: Final = 60
 COUNTED_AT_ONCE: Final = 20_000
-TURN_PAGE: Final = 500  # new records at a turn from which the walk goes on
+TURN_PAGE: Final = 500  # a turn with so many new records continues the walk
 SEQ_MAX: Final = 2**63 - 1
 
 
@@ -72,7 +72,7 @@ class Walk:
         """As :class:`~semel.workers.rules.TakesTurns`, in one statement."""
         if horizon.after is None and kind == REAPER:
             yield from self._begin(horizon)
-        walks = kind == REAPER  # the others have no use for what was created since
+        walks = kind == REAPER  # the other workers need no new records
         params: Params = {
             **{"kind": kind, "mine": mine, "every": every_us, "page": TURN_PAGE},
             "ids": sorted(horizon.open) if walks else [],

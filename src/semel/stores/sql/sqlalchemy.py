@@ -87,7 +87,7 @@ def _engine_on(connection: Any) -> Engine:
     def borrow(_: Dialect) -> Any:
         mark = mark_of(connection)
         if mark is not None or (dialect, server) not in _known:
-            connection.commit()  # SQLAlchemy rolls back what it asked a server that it meets for the first time
+            connection.commit()  # SQLAlchemy rolls back its first questions to a new server
         if mark is not None:
             mark()
         return connection

@@ -116,7 +116,7 @@ IMPORT_NAMES: Final = Noun(
 KNOWN_ROWS: Final = Noun("known_rows", ("id", "import_id", "place", "forget_after"), ("id",), (b"",), 500)
 FILE_PARTS: Final = Noun("file_parts", ("sha256", "place", "body"), ("sha256", "place"), (b"", -1), 4)
 FILES: Final = Noun("files", ("sha256", "bytes", "whole", "touched_at"), ("sha256",), (b"",), 500)
-# What says that something is there comes behind it: the parts of a file before the file, and that before its jobs.
+# A row comes after the rows that it refers to: a file after its parts, and its jobs after the file.
 NOUNS: Final = (
     *(STEPS, OPERATIONS, BULKS, ITEMS, EVENTS, MESSAGES),
     *(FILE_PARTS, FILES, KNOWN_ROWS, IMPORT_NAMES, IMPORTS),

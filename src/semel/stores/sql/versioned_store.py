@@ -76,7 +76,7 @@ class VersionedStore:
             return lambda row, now: abandon_row(row, nonce, now)
 
         done: list[bool] = []
-        for id, nonce in nonces:  # one id may have been given up twice, by two nonces
+        for id, nonce in nonces:  # one id may have been abandoned twice, by two nonces
             done.append(id in (yield from self._versions.rewrite_all({id: bind(nonce)})))
         return done
 

@@ -24,7 +24,7 @@ from semel.errors import SemelError
 _MARKS: Final = {"ok": "ok", "open": "open", "unsafe": "UNSAFE"}
 _STYLES: Final = {"open": "yellow", "unsafe": "red"}
 _WIDTH: Final = 32
-_REPEATABLE: Final = ("PUT", "DELETE")  # by their definition in HTTP a repetition does no harm; yours must keep to it
+_REPEATABLE: Final = ("PUT", "DELETE")  # HTTP defines that a repetition does no harm; your handlers must keep to it
 
 
 def add(commands: Commands[Parser]) -> None:

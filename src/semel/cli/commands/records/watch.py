@@ -54,7 +54,7 @@ def _watch(options: argparse.Namespace, out: Output) -> int:
                 seen = look(engine, before)
         except (StoreError, ConfigurationError) as error:
             if looks == 0:
-                raise  # nothing was ever there: that is a mistake in the URL, not a loss
+                raise  # no store was ever there: the URL is wrong, nothing was lost
             lost, before = True, None
             _tell_lost(out, str(error))
         else:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     with WholeFile(options.output, "--output", replace=options.force) as file:
         file.write(text)
         file.keep()
-    if options.what == "gauges":  # node_exporter is another user, and no gauge is a secret
+    if options.what == "gauges":  # node_exporter runs as another user, and no gauge is secret
         os.chmod(options.output, 0o644)
     out.document({"what": options.what, "file": options.output})
     out.say(f"written: {options.output}")

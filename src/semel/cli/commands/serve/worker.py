@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         set_up_django()  # before the event loop, in which Django's ORM refuses to work
     if options.complete is None:
         return asyncio.run(_work(options, None, out))
-    with redirect_stdout(sys.stderr):  # what the application prints is no line of ours
+    with redirect_stdout(sys.stderr):  # the application's own output is not the worker's
         return asyncio.run(_work(options, load_application(options.complete), out))
 
 
@@ -224,7 +224,7 @@ def _sink(engine: AsyncEngine, options: argparse.Namespace) -> Sink:
         found = read_receivers(options.receivers)
     except ModuleNotFoundError:
         raise ConfigurationError(f"--receivers needs httpx; install it: {install_command('webhooks')}") from None
-    # With --once each is waited for; else a slow one is asked for its answer later.
+    # --once waits for each receiver; otherwise a slow one is asked for its answer later.
     seconds = max(each.seconds for each in found) + 1 if options.once else SLICE_SECONDS
     return Receivers(engine, found, wait_seconds=seconds)
 

@@ -30,7 +30,7 @@ from semel.telemetry import safe
 # An answer may have a megabyte: few are read at once.
 ANSWERS_AT_ONCE: Final = 8
 DAMAGED_SHOWN_MAX: Final = 5
-# A spreadsheet takes a cell that begins so for a formula, and runs it.
+# A spreadsheet takes a cell with such a beginning for a formula, and runs it.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # also full-width
 
 Write = Callable[[str], None]
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
             _export(engine, options, out, out.raw)
         out.flush()
         return Exit.OK
-    # Before the store is asked: a file that is in the way would be found an hour too late.
+    # Before the export: otherwise a file in the way would be found an hour too late.
     with WholeFile(options.output, "--output", replace=options.force) as file, open_store(options) as engine:
         count = _export(engine, options, out, file.write)
         file.keep()

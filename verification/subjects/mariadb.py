@@ -27,7 +27,7 @@ def mariadb_subject(server: MariadbServer, clock: SettableClock | None) -> Subje
         cursor.execute(f"CREATE DATABASE IF NOT EXISTS `{server.database}`")
         cursor.execute(f"SHOW TABLES FROM `{server.database}` LIKE 'semel%'")
         for (table,) in cursor.fetchall():
-            cursor.execute(f"DELETE FROM `{server.database}`.`{table}`")  # noqa: S608 - names of ours
+            cursor.execute(f"DELETE FROM `{server.database}`.`{table}`")
 
     def open_backend() -> Backend:
         return mariadb_backend(ours)
