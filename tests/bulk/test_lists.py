@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from semel.bulk import declaration
 from semel.bulk.declaration import BulkItem, BulkPolicy
 from semel.bulk.rules import ItemState, Tally
 from semel.errors import (
@@ -126,6 +127,29 @@ def test_a_value_that_is_not_a_list_is_refused(make_fellow: Make, items: Any) ->
 def test_a_missing_file_is_refused(make_fellow: Make, tmp_path: Path) -> None:
     with pytest.raises(BulkRefused, match="the file cannot be read"):
         make_fellow().run(tmp_path / "nowhere.jsonl", nothing)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    home: Home, make_fellow: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "list.jsonl"
+    strip = declaration._strip_lines
+
+    def strip_and_grow(lines: Any, check: Any) -> Any:
+        yield from strip(lines, check)
+        with file.open("ab") as more:
+            more.write(b'{"n": 1')
+
+    on_loop = Fellow("sqlite-async", home)
+    for fellow in (make_fellow(), on_loop):
+        file.write_bytes(b'{"n": 7}\n')
+        with monkeypatch.context() as patch:
+            patch.setattr(declaration, "_strip_lines", strip_and_grow)
+            with pytest.raises(BulkRefused, match="changed while it was read"):
+                fellow.run(file, counts)
+    file.write_bytes(b'{"n": 7}\n')
+    assert make_fellow().run(file, counts).tally == Tally(1, 1, 1, 0, 0, 0)
+    on_loop.close()
 
 
 def test_equal_lines_are_separate_items(make_fellow: Make) -> None:

@@ -29,6 +29,7 @@ from semel.imports import (
 from semel.imports.booking import Booking, RowOutcome
 from semel.imports.content import ContentMissing
 from semel.imports.run import ATTEMPTS_MAX
+from semel.imports.upload import Upload
 from tests.bulk.fellows import write
 from tests.imports.places import Place, breaks_the_commit, csv_of
 
@@ -474,6 +475,30 @@ def test_a_file_whose_format_differs_from_the_declared_one_is_reported(here: Pla
             await imports.submit(b"[]", supplier="ACME", media_type="application/json")
 
     here.tell(story())
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    here: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last line may be half of one: a quantity of 12 that will be 1234."""
+    file, imports = tmp_path / "stock.csv", here.imports()
+    file.write_bytes(csv_of(1))
+    taken = Upload.write
+
+    def take_and_grow(upload: Upload, piece: bytes) -> None:
+        taken(upload, piece)
+        if upload.size < 100:
+            with file.open("ab") as more:
+                more.write(b"12" * 100)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Upload, "write", take_and_grow)
+        with pytest.raises(ImportRefused, match="changed while it was read") as refused:
+            here.tell(imports.submit(file, supplier="ACME"))
+    assert refused.value.code == "FILE_CHANGED"
+    assert here.home.fetch("SELECT count(*) FROM semel_import")[0][0] == 0
+    file.write_bytes(csv_of(1))
+    assert here.tell(imports.submit(file, supplier="ACME")).is_new
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+import stat
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import IO, Any, Final, Literal, TypedDict
 
 from semel.bulk.flow import BulkRun, Handled, KnownItems
 from semel.bulk.rules import (
@@ -464,7 +466,10 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         check = BodyCheck(content_digest)
         try:
             with Path(items).open("rb") as lines:
+                before = file_stamp(lines)
                 spool.add_lines(_strip_lines(lines, check))
+                if file_stamp(lines) != before:
+                    raise BulkRefused(None, None, FILE_CHANGED, "UNREADABLE")
             check.finish()
         except OSError as error:
             raise BulkRefused(None, None, f"the file cannot be read: {error.strerror}", "UNREADABLE") from error
@@ -472,6 +477,18 @@ def fill(spool: ItemSpool, items: Source, content_digest: str | None = None) -> 
         raise PolicyError(NO_FILE)
     else:
         spool.add_values(items)
+
+
+FILE_CHANGED: Final = (
+    "the file changed while it was read, so that a line may be half of one: give it again once it is complete; "
+    "whoever writes it should write another name and rename that"
+)
+
+
+def file_stamp(file: IO[bytes]) -> tuple[int, int] | None:
+    """What a write to a file changes: its size in bytes, and its time in nanoseconds. None for a pipe or a device."""
+    found = os.fstat(file.fileno())
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _strip_lines(lines: Iterable[bytes], check: BodyCheck) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from semel.bulk.declaration import FILE_CHANGED, file_stamp
 from semel.errors import ImportRefused, PolicyError
 from semel.imports.content import of_disk
 
@@ -128,7 +129,10 @@ class Upload:
     def _copy_path(self, path: Path) -> None:
         try:
             with path.open("rb", buffering=0) as file:
+                before = file_stamp(file)
                 self._copy(file)
+                if file_stamp(file) != before:
+                    raise ImportRefused(FILE_CHANGED, "FILE_CHANGED")
         except OSError as error:
             raise PolicyError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
 

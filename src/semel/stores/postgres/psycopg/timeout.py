@@ -42,7 +42,7 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
             ready = yield wanted
             if not ready and time.monotonic() >= ends:
                 waits.close()
-                raise Overdue(f"no answer within {seconds:g} seconds")
+                raise Overdue(f"no answer within {seconds:.3g} seconds")
             wanted = waits.send(ready)
     except StopIteration as stop:
         result: T = stop.value
@@ -73,7 +73,7 @@ async def _wait_within(waits: Generator[Any, Any, T], fileno: int, seconds: floa
                     loop.remove_writer(fileno)
             if not ready:
                 waits.close()
-                raise Overdue(f"no answer within {seconds:g} seconds")
+                raise Overdue(f"no answer within {seconds:.3g} seconds")
             wanted = waits.send(ready)
     except OSError as error:
         raise psycopg.OperationalError("connection socket closed") from error
