@@ -21,6 +21,8 @@ from semel.outbox.rules import (
     pack_headers,
     partition_of,
     payload_bytes,
+    receiver_of,
+    receiver_topic,
     unpack_headers,
 )
 
@@ -183,3 +185,9 @@ def test_headers_are_stored_for_people_and_read_back() -> None:
     headers = (("a", "ü"), ("b", "2"))
     assert pack_headers(headers) == '{"a":"ü","b":"2"}'.encode()
     assert unpack_headers(pack_headers(headers[::-1])) == headers
+
+
+def test_a_topic_of_copies_names_its_receiver() -> None:
+    assert receiver_topic("shop") == "receiver.shop"
+    assert receiver_of("receiver.shop.receiver.") == "shop.receiver."
+    assert receiver_of("orders.placed") is receiver_of("orders.receiver.") is receiver_of("receivers") is None

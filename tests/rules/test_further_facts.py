@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import zlib
 from base64 import b64encode
+from functools import partial
 from typing import Any
 
 import pytest
@@ -225,10 +226,19 @@ def test_a_function_of_the_body_counts() -> None:
 
 
 def test_a_missing_function_or_one_that_returns_none_is_refused() -> None:
-    with pytest.raises(PolicyError, match="without a name needs one"):
-        Computed(lambda facts, body: body)
-    with pytest.raises(PolicyError, match="needs a function"):
+    nameless: tuple[Any, ...] = (lambda facts, body: body, partial(amount))
+    for function in nameless:
+        with pytest.raises(PolicyError) as refused:
+            Computed(function)
+        assert str(refused.value) == (
+            "a fingerprint function without a name needs one: fingerprint=Recipe(body=Computed(function, "
+            "name='order-v1'))"
+        )
+    with pytest.raises(PolicyError) as refused:
         Computed(bytes)  # type: ignore[arg-type]
+    assert str(refused.value) == "Computed needs a function of the request's facts and its body."
+    without_module: Any = bytes.removeprefix
+    assert Computed(without_module).name == ".bytes.removeprefix"
     nothing: Any = lambda facts, body: None  # noqa: E731
     with pytest.raises(PolicyError, match="v1 must return bytes or text"):
         fingerprint_of(b"x", Recipe(body=Computed(nothing, "v1")))

@@ -141,3 +141,16 @@ def test_a_text_that_is_not_a_uuid_gives_none(text: str) -> None:
 
 def test_a_uuid_without_dashes_is_read() -> None:
     assert uuid_bytes("0" * 32) == bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (bytes(range(16)), "00010203-0405-0607-0809-0a0b0c0d0e0f"),
+        (bytes(range(17)), "00010203-0405-0607-0809-0a0b0c0d0e0f10"),
+        (bytes(range(9)), "00010203-0405-0607-08-"),
+        (b"", "----"),
+    ],
+)
+def test_an_id_of_a_damaged_record_is_shown_as_it_is(raw: bytes, text: str) -> None:
+    assert uuid_text(raw) == text

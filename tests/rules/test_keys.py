@@ -205,6 +205,28 @@ def test_weak_keys_have_a_name(key: str, name: str | None) -> None:
     assert weakness(key) == name
 
 
+def card(length: int) -> str:
+    """A number of so many digits that a card may have: its check digit is right."""
+    digits = "5" + "0" * (length - 2)
+    check = next(n for n in range(10) if _check_sum(f"{digits}{n}") % 10 == 0)
+    return f"{digits}{check}"
+
+
+def _check_sum(number: str) -> int:
+    """Of Luhn: every second digit from the right is doubled, and its own digits are added."""
+    return sum(int(n) if place % 2 == 0 else sum(map(int, str(2 * int(n)))) for place, n in enumerate(number[::-1]))
+
+
+@pytest.mark.parametrize(("length", "is_card"), [(11, False), (12, True), (19, True), (20, False)])
+def test_a_card_has_12_to_19_digits(length: int, is_card: bool) -> None:
+    assert (weakness(card(length)) == "card") is is_card
+
+
+def test_a_card_may_be_written_in_groups() -> None:
+    number = card(19)
+    assert weakness("-".join(number[at : at + 4] for at in range(0, 19, 4))) == "card"  # of 23 letters
+
+
 def uuid7_at(seconds: float) -> str:
     """A UUIDv7 that was made at a time."""
     stamp = f"{int(seconds * 1000):012x}"
@@ -241,8 +263,13 @@ def test_a_key_without_an_age_is_refused_where_an_age_is_asked_for(key: str) -> 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "86400", 10**12])
 def test_an_invalid_age_is_refused(wrong: object) -> None:
-    with pytest.raises(PolicyError, match="uuid7_max_age must be 1 to"):
+    with pytest.raises(PolicyError, match=r"uuid7_max_age must be 1 to .* It is given in seconds, not milliseconds$"):
         KeyFormat(uuid7_max_age=wrong)  # type: ignore[arg-type]
+
+
+def test_the_bounds_of_an_age_may_be_reached() -> None:
+    for age in (1, 10 * 366 * 86_400):
+        assert KeyFormat(uuid7_max_age=age).uuid7_max_age == age
 
 
 def test_an_age_beyond_the_tombstone_is_refused() -> None:

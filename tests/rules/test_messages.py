@@ -62,6 +62,29 @@ def test_a_format_says_what_it_expects() -> None:
     with pytest.raises(InvalidKey) as refused:
         KeyFormat(uuid=True).check("8e03978e40d543ddbc936894a57f9324")
     assert str(refused.value) == ("This operation expects a UUID as Idempotency-Key; send one with its four hyphens.")
+    format, now = KeyFormat(uuid7_max_age=60), 1_714_701_419.0
+    for key, at, said in (
+        (
+            "8e03978e-40d5-43dd-bc93-6894a57f9324",
+            now,
+            "This operation expects a UUIDv7 as Idempotency-Key; send one with its four hyphens.",
+        ),
+        (
+            "018f3c2a-5b00-7000-8000-000000000000",
+            now + 1_000_000,
+            "This Idempotency-Key is older than 60 seconds, and has no record. A command that used it may have been "
+            "purged: look for its result by your business reference before you use a new key.",
+        ),
+        (
+            "018f3c2a-5b00-7000-8000-000000000000",
+            now - 1_000_000,
+            "The time in this Idempotency-Key is more than 600 seconds ahead of the server's clock; set the client's "
+            "clock, and send a key that was made with it.",
+        ),
+    ):
+        with pytest.raises(InvalidKey) as refused:
+            format.check(key, at)
+        assert str(refused.value) == said
     with pytest.raises(InvalidKey, match=r"expects an Idempotency-Key that matches order-\[0-9\]\+; send such a key"):
         KeyFormat(pattern="order-[0-9]+").check("order-7x")
     KeyFormat(pattern="order-[0-9]+").check("order-7")
