@@ -86,10 +86,13 @@ class Project:
 
         >>> Project("its settings", "manage.py semel", "manage.py migrate").reword("run: semel migrate; semel list")
         'run: manage.py migrate; manage.py semel list'
+        >>> Project("its settings", "manage.py semel").reword("run `semel worker --url ...`")  # its store is known
+        'run `manage.py semel worker`'
         """
         if self.migrate is not None:
             text = _MIGRATE.sub(self.migrate, text)
         done = re.escape(self.prefix.removesuffix("semel"))  # in a text that was reworded before
+        text = text.replace(" --url ...", "")
         return re.sub(rf"(?<![\w.-])(?<!{done})semel (?=(?:{_NAMES})\b)", f"{self.prefix} ", text)
 
 
