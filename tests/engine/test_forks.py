@@ -252,3 +252,54 @@ def test_a_child_waits_for_no_lock_that_another_thread_of_its_parent_held(tmp_pa
     assert (worked, code) == ("['0', '1'] True", "0"), held
     of = ("Bounds", "Core", "DeclaredCommand", "FirstLook", "OpenTelemetry", "StoreGauges", "Threads", "TopCallers")
     assert {line.split()[0] for line in held} >= {*of, "_Local", "_Sum", "_Buckets"}
+
+
+BULKS = """
+import os, sys
+from semel import NothingHappened
+from semel.stores.postgres.url import postgres_backend
+from tests.bulk.fellows import Fellow, Home, sqlite_at, write
+
+kind, effects, server, schema = sys.argv[1:]
+if "sqlite" in kind:
+    home = sqlite_at(server)
+else:
+    home = Home(lambda kind: postgres_backend(server, asyncpg=kind == "asyncpg", schema=schema), lambda text: [])
+fellow = Fellow(kind, home, effects=effects, operation=effects)
+parent, done = os.getpid(), []
+
+async def handle(item):
+    end = item.value["end"]
+    if effects == "atomic":
+        await write(item, item.value["n"])
+    if os.fork() == 0:
+        if end == "exit":
+            sys.exit(3)
+        if end == "raise":
+            raise NothingHappened
+        return "child"
+    os.wait()
+    done.append(end)
+    return end
+
+try:
+    result = fellow.run([{"n": n, "end": end} for n, end in enumerate(("exit", "raise", "return"))], handle)
+except BaseException as error:
+    print("parent" if os.getpid() == parent else "child", type(error).__name__, flush=True)
+    if os.getpid() != parent:
+        os._exit(0)
+print(done, [outcome.result_id for outcome in fellow.outcomes(result)])
+"""
+
+
+@pytest.mark.parametrize("effects", ["atomic", "idempotent"])
+@pytest.mark.parametrize("kind", ["sqlite", "sqlite-async", "asyncpg"])
+def test_a_child_that_leaves_an_item_of_a_bulk_goes_on_with_no_other(kind: str, effects: str, tmp_path: Path) -> None:
+    home = make_home(kind, tmp_path)
+    server, schema = f"{tmp_path}/inbox.db", ""
+    if "pg" in kind:
+        server, schema = postgres(), home.fetch("SELECT current_schema()")[0][0]
+    ends = ["exit", "raise", "return"]
+    left = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
+    assert told(BULKS, kind, effects, server, schema) == [*left, f"{ends} {ends}"]
+    assert home.effects() == ([0, 1, 2] if effects == "atomic" else [])

@@ -44,6 +44,7 @@ from semel.engine.async_engine import AsyncEngine
 from semel.engine.permit import Permit
 from semel.errors import BulkRefused, HandlerError, PolicyError, SemelError
 from semel.sealing.rules import check_sealer
+from semel.stores.process import FORKED
 from semel.stores.shield import whole
 
 T = TypeVar("T")
@@ -195,8 +196,9 @@ class _AsyncWork:
                 begun(self._permit.operation_id)
             return await self._drive(run.flow())
         except BaseException:
-            self._engine.core.conclude(self._permit)
-            await _uncut(self._give_back(run))
+            if not self._permit.inherited:  # in a forked child the run is its parent's
+                self._engine.core.conclude(self._permit)
+                await _uncut(self._give_back(run))
             raise
 
     async def _give_back(self, run: BulkRun) -> None:
@@ -215,7 +217,9 @@ class _AsyncWork:
             while True:
                 try:
                     reply = await self._answer(needed)
-                except Exception as error:  # noqa: BLE001 - the flow's to judge: of the store, or of a handler
+                except Exception as error:  # the flow's to judge: of the store, or of a handler
+                    if self._permit.inherited:
+                        raise  # the run is its parent's
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)
@@ -236,7 +240,10 @@ class _AsyncWork:
                             f"an AsyncBulk takes a coroutine function; this handler returned a {type(begun).__name__}: "
                             "write async def approve(item): ..."
                         )
-                    return await begun
+                    handled = await begun
+                if self._permit.inherited:
+                    raise HandlerError(FORKED)
+                return handled
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return await self._drive(self._handling.inside(needed))

@@ -37,8 +37,9 @@ from semel.core.model import Superseded
 from semel.core.requests import Begin, Unit
 from semel.engine.permit import Permit
 from semel.engine.sync_engine import Engine
-from semel.errors import BulkRefused, SemelError
+from semel.errors import BulkRefused, HandlerError, SemelError
 from semel.sealing.rules import check_sealer
+from semel.stores.process import FORKED
 from semel.stores.shield import Hold, run_shielded
 
 T = TypeVar("T")
@@ -234,6 +235,8 @@ class _Work:
             raise
 
     def _give_up(self, run: BulkRun) -> None:
+        if self._permit.inherited:
+            return
         if self._unit is not None:
             with suppress(SemelError):  # the caller raises what has ended the run
                 self._engine._performer.drive(run.undo(self._unit))
@@ -253,7 +256,9 @@ class _Work:
             while True:
                 try:
                     reply = self._answer(needed)
-                except Exception as error:  # noqa: BLE001 - the flow's to judge: of the store, or of a handler
+                except Exception as error:  # the flow's to judge: of the store, or of a handler
+                    if self._permit.inherited:
+                        raise  # the run is its parent's
                     needed = flow.throw(error)
                 else:
                     needed = flow.send(reply)
@@ -268,7 +273,10 @@ class _Work:
             case CallHandler():
                 item = needed.item
                 with in_own_transaction(self._engine.backend, item.scope.operation, item.connection):
-                    return self._handler(item)
+                    handled = self._handler(item)
+                if self._permit.inherited:
+                    raise HandlerError(FORKED)
+                return handled
             case HandleInside():
                 with no_rollback(needed.unit.connection):
                     return self._drive(self._handling.inside(needed))

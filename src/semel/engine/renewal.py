@@ -35,8 +35,8 @@ CLOSE_LOOK_SECONDS: Final = 0.02
 ABANDON_MAX: Final = 200
 P = TypeVar("P", SyncPerformer, AsyncPerformer)
 _NO_THREAD: Final = (
-    "this process can start no more threads, so that nobody would renew the command's lease: nothing was run. Raise "
-    "the limit of threads (ulimit -u, the container's pids limit), or start fewer; retry with the same key"
+    "this process can start no more threads, so that nobody would renew the command's lease: nothing was run. It "
+    "is ending, or has reached its limit (ulimit -u, the container's pids limit): raise that; retry with the same key"
 )
 OUTAGE_SECONDS_MAX: Final = 600.0  # for how long after its lease a claim is tried of which the store has said nothing
 

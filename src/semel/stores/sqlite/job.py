@@ -25,8 +25,8 @@ _LENT: Final = (
     "with the same key"
 )
 _NO_THREAD: Final = (
-    "SQLite: this process can start no more threads, and nothing was written. Raise the limit of threads (ulimit -u, "
-    "the container's pids limit), or start fewer; retry with the same key"
+    "SQLite: this process can start no more threads, and nothing was written. It is ending, or has reached its limit "
+    "(ulimit -u, the container's pids limit): raise that; retry with the same key"
 )
 
 
