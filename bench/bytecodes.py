@@ -2,7 +2,8 @@
 
 ``python -m bench.bytecodes`` prints a table: for each surface and store, what Semel executes for a command that is
 fresh, replayed, refused (its key belongs to another request) or failed (the handler raises NothingHappened), and for a
-request that is not protected; on Redis and PostgreSQL, where they are installed, for one that is fresh or replayed,
+request that is not protected; on the memory store also for a fresh one whose body comes later than its head, holds
+letters beyond ASCII, or decimals; on Redis and PostgreSQL, where they are installed, for one that is fresh or replayed,
 and on PostgreSQL for an ATOMIC one, by each driver: a request that comes alone pays for whole round trips. Counted is
 the code of Semel and what it calls of the standard library and redis-py; the framework, the application and what is
 written in C are not. Requests come in tasks that end with the application, as uvicorn's do.
@@ -39,11 +40,18 @@ from semel.integrations import starlette as semel_starlette
 
 PACKAGE: Final = str(Path(semel.__file__).parent)
 KINDS: Final = ("fresh", "replay", "refused", "failed", "unprotected")
+BODIES: Final = ("late", "letters", "decimals")  # of fresh commands
 SURFACES: Final = ("asgi", "starlette", "fastapi")
 SERVER_KINDS: Final = ("fresh", "replay", "atomic", "atomic-replay")
 DRIVERS: Final = {"psycopg": "postgresql://", "asyncpg": "postgresql+asyncpg://"}
 WARM_UPS: Final = 5
 _GROWN: Final = 10
+_BODIES: Final = {
+    "failed": b'{"sku": "fail"}',
+    "refused": b'{"sku": "other"}',
+    "letters": '{"sku": "sm\u00f6r", "note": "\\u00e5 \\"1\\""}'.encode(),
+    "decimals": b'{"sku": "book-1", "price": 12.50}',
+}
 _EXPECTED: Final = {"refused": 422, "failed": 500}
 _NOT_OURS: Final = (
     "site-packages",
@@ -154,7 +162,7 @@ _MAKERS: Final = {"asgi": _asgi, "starlette": _starlette, "fastapi": _fastapi}
 
 
 async def _ask(app: App, kind: str, key: str, counted: Counted | None = None) -> int:
-    body = {"failed": b'{"sku": "fail"}', "refused": b'{"sku": "other"}'}.get(kind, b'{"sku": "book-1", "count": 2}')
+    body = _BODIES.get(kind, b'{"sku": "book-1", "count": 2}')
     path = "/other" if kind == "unprotected" else "/atomic" if kind.startswith("atomic") else "/orders"
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if kind != "unprotected":
@@ -170,6 +178,8 @@ async def _ask(app: App, kind: str, key: str, counted: Counted | None = None) ->
     statuses: list[int] = []
 
     async def receive() -> dict[str, Any]:
+        if kind == "late":
+            await asyncio.sleep(0)
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
@@ -215,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for surface in SURFACES:
             for kind in KINDS:
                 rows.append((f"{surface}, memory, {kind}", asyncio.run(count(surface, "memory://", kind))))
+        rows += [(f"asgi, memory, {kind}", asyncio.run(count("asgi", "memory://", kind))) for kind in BODIES]
         url = f"sqlite:///{folder}/semel.db"
         rows += [(f"asgi, SQLite, {kind}", asyncio.run(count("asgi", url, kind))) for kind in ("replay", "refused")]
     if servers.missing("redis") is None:

@@ -15,12 +15,13 @@ from semel.http import caller as callers
 from semel.http.caller import Caller, from_environ, from_state, from_user, single_caller
 from semel.http.capture import Capture, Keeping
 from semel.http.exchange import Exchange, open_exchange
-from semel.http.fingerprint.fingerprinter import Recipe
+from semel.http.fingerprint.fingerprinter import Facts, Recipe
 from semel.http.headers import parse_wait
 from semel.http.routing import Operation, Routes
 from semel.http.settings import HttpSettings
 from semel.http.spool import Spool
 from semel.policy import NEVER_REPLAYED, Policy
+from semel.quota import Quota
 
 
 class User:
@@ -224,6 +225,39 @@ def test_a_secret_makes_other_fingerprints() -> None:
     assert found[0] != found[1]
     with pytest.raises(PolicyError):
         surface(caller=single_caller).route("pay", policy)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"to": "bob", "amount": 5}',
+        '{"to": "bob", "name": "B\u00f6b", "note": "\\u00e5\\n"}'.encode(),
+        '{"\ufb33": 1, "\U0001f600": 2}'.encode(),
+        b'{"amount": 12.50, "rate": 1e-3}',
+        b'{"amount": 1, "amount": 2}',
+    ],
+)
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(), Policy(quota=Quota(open_at_once=1)), Policy(key_from="body:/to"), Policy(counts=("if-match",))],
+    ids=["plain", "quota", "key from the body", "a header counts"],
+)
+def test_what_is_prepared_for_a_caller_gives_the_fingerprint_of_the_recipe(policy: Policy, body: bytes) -> None:
+    made = surface(caller=single_caller)
+    route = made.route("pay", policy)
+    head = [(b"idempotency-key", b"k"), (b"content-type", b"application/json"), (b"if-match", b"1")]
+    exchange = open_exchange(made, route, (("id", "7"),), "POST", b"a=b", head, {})
+    assert isinstance(exchange, Exchange)
+    command = exchange.command(body)
+    if isinstance(command, Answer):
+        assert (command.status, b"to" in body) == (400, False)  # there is no key
+        return
+    extra = (("if-match", "1"),) if policy.counts else ()
+    media = "application/json"
+    caller = exchange.scope.tenant, exchange.scope.caller
+    facts = Facts("pay", "POST", (("id", "7"),), b"a=b", *caller, media, extra)
+    assert (route.fingerprinter.ids[0], command.fingerprint) == route.fingerprinter.identify(facts, body)
+    assert command.recipe == route.recipe
 
 
 def test_a_caller_function_that_returns_something_else_is_refused() -> None:

@@ -209,16 +209,18 @@ class Entry(NamedTuple):
     scope: Scope
     method: str
     media_type: str
-    digest: Digest  # their fingerprints, where a plain operation's bodies are usual JSON
+    plain_digest: Digest  # their fingerprints, where a plain operation's bodies are usual JSON
+    digest: Digest  # the same of another operation
 
 
 def _new_entry(route: Route, caller: Caller, method: str, media_type: bytes) -> Entry:
     media = media_type.decode("latin-1")
     facts = Facts(route.name, method, (), b"", caller.tenant, caller.id, media)
     bytes_max = min(route.policy.body_bytes_max, ON_LOOP_BYTES_MAX)
-    subject = route.fingerprinter.prepare(facts, bytes_max) if route.is_plain else None
+    subject = route.fingerprinter.prepare(facts, bytes_max)
     digest = _no_digest if subject is None else subject.digest
-    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, digest)
+    digests = (digest, _no_digest) if route.is_plain else (_no_digest, digest)
+    entry = Entry(Scope(caller.tenant, caller.id, route.name), method, media, *digests)
     if len(media_type) <= _REMEMBERED_MEDIA_BYTES_MAX:  # which a client may make up
         if len(route.entries) >= _ENTRIES_MAX:
             route.entries.clear()
@@ -340,7 +342,7 @@ class Exchange:
     @cached_property
     def _facts(self) -> Facts:
         """What the request says besides its body."""
-        scope, method, media_type, _ = self._entry
+        scope, method, media_type = self._entry[:3]
         return Facts(self.route.name, method, self._params, self._query, scope.tenant, scope.caller, media_type)
 
     @cached_property
@@ -362,7 +364,7 @@ class Exchange:
                 self.wait_seconds = min(wait, surface.wait_seconds_max)
         if facts is not self._facts:
             self._facts = facts
-            self._entry = self._entry._replace(digest=_no_digest)
+            self._entry = self._entry._replace(plain_digest=_no_digest, digest=_no_digest)
 
     def must_ask_again(self) -> bool:
         """Whether ``may`` must be called again before a stored answer is sent, since the request has waited.
@@ -389,7 +391,7 @@ class Exchange:
 
     def plain_command(self, body: bytes) -> Command | None:
         """The command of an operation with nothing but a key, for a short body of usual JSON. None: :meth:`command`."""
-        fingerprint = self._entry.digest(self._params, self._query, body)
+        fingerprint = self._entry.plain_digest(self._params, self._query, body)
         if fingerprint is None:
             return None
         self._request_body = body
@@ -411,6 +413,9 @@ class Exchange:
             if len(body) > RETRY_BYTES_MAX:
                 return self._surface.problems.of_error(self.refusal)
         self._request_body = body
+        fingerprint = self._entry.digest(self._params, self._query, body)
+        if fingerprint is not None:
+            return self._command(fingerprint, route.recipe)
         try:
             self._check_json(len(body), (body,))
             maker = route.fingerprinter
