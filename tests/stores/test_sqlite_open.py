@@ -58,3 +58,12 @@ def test_a_write_makes_no_table_for_itself(name: str, tmp_path: Path) -> None:
         program = connection.execute(f"EXPLAIN {statement.qmark}", [None] * len(statement.names)).fetchall()
     assert {step[1] for step in program} >= {"MakeRecord", "IdxInsert"}
     assert "OpenEphemeral" not in {step[1] for step in program}
+
+
+@pytest.mark.parametrize("name", ["due", "overdue"])
+def test_a_look_for_open_imports_walks_their_index(name: str, file: sqlite3.Connection) -> None:
+    tables = [
+        step for step in plan_of(file, statements("semel.imports", "sql/imports.sql")[name]) if "TEMP" not in step
+    ]
+    assert len(tables) == 1
+    assert "INDEX semel_import_due" in tables[0]

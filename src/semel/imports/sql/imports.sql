@@ -59,10 +59,10 @@ SELECT name, times, first_seen_at, last_seen_at FROM semel_import_name
 WHERE import_id = :id ORDER BY first_seen_at, name LIMIT 100;
 
 -- name: due
--- Jobs that a process may take now, the oldest first.
+-- Jobs that a process may take now, the oldest first. By the ids in their order, SQLite would read every job there is.
 SELECT id FROM semel_import
 WHERE state IN (1, 2) AND next_at <= :now AND operation = :operation
-ORDER BY id LIMIT :limit;
+ORDER BY +id LIMIT :limit;
 
 -- name: lapse
 -- For how long any process could have taken an open job; less than 0: until one can.
