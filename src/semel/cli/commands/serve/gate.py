@@ -75,15 +75,18 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 
 def _operations(options: argparse.Namespace) -> list[Guarded]:
-    if (options.application is None) == (options.config is None):
+    spec = options.application
+    if spec is None and options.config is None:
+        spec = getattr(options.project, "application", None)
+    if (spec is None) == (options.config is None):
         raise UsageFailed("name the operations once: --config FILE, or APPLICATION such as shop.main:app")
     if options.config is not None:
         return read_guarded(read_configuration(options.config, needs_caller=False))
-    app = load(options.application)
+    app = load(spec)
     if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
         kind = type(app).__name__
-        raise UsageFailed(f"APPLICATION {options.application} is of the type {kind}, no ASGI or WSGI application")
+        raise UsageFailed(f"APPLICATION {spec} is of the type {kind}, no ASGI or WSGI application")
     try:
         return find_guarded(app)
     except SemelError as error:
-        raise UsageFailed(f"APPLICATION {options.application}: {error}") from error
+        raise UsageFailed(f"APPLICATION {spec}: {error}") from error

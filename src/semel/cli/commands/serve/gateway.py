@@ -28,7 +28,7 @@ def add(commands: Commands[Parser]) -> None:
         "upstream only for commands that have a key, waits longer than the service, and logs no key. The application "
         "is imported, not started. Try the file with nginx -t, haproxy -c, envoy --mode validate or caddy validate.",
     )
-    parser.add_argument("application", metavar="APPLICATION", help="module:app or module:make_app()")
+    parser.add_argument("application", nargs="?", metavar="APPLICATION", help="module:app or module:make_app()")
     parser.add_argument("--for", dest="proxy", required=True, choices=tuple(WRITERS), help="the proxy")
     parser.add_argument(
         "--upstream",
@@ -56,15 +56,18 @@ def run(options: argparse.Namespace, out: Output) -> int:
     """Write the configuration."""
     if options.force and options.output is None:
         raise UsageFailed("--force replaces the file of --output; give --output FILE")
-    app = load(options.application)
+    spec = options.application or getattr(options.project, "application", None)
+    if spec is None:
+        raise UsageFailed("give an application, such as shop.main:app (see semel gateway --help)")
+    app = load(spec)
     if not (callable(app) and (is_asgi(app) or is_wsgi(app))):
         kind = type(app).__name__
-        raise UsageFailed(f"APPLICATION {options.application} is of the type {kind}, no ASGI or WSGI application")
+        raise UsageFailed(f"APPLICATION {spec} is of the type {kind}, no ASGI or WSGI application")
     try:
         edge = Edge(find_guarded(app), options.upstream, options.listen, seconds=options.timeout)
         text = WRITERS[options.proxy](edge)
     except SemelError as error:
-        raise UsageFailed(f"APPLICATION {options.application}: {error}") from error
+        raise UsageFailed(f"APPLICATION {spec}: {error}") from error
     if len(options.upstream) > 1 and (alone := [each.name for each in edge.guarded if not each.shared]):
         names = ", ".join(alone)
         out.note(f"semel: the store of {names} exists in one process only: a second upstream would run a command again")
