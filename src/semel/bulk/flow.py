@@ -179,7 +179,7 @@ class BulkRun:
     def put(self, puts: Sequence[ItemOutcome], now: Tally) -> Flow[None]:
         """Write outcomes and started items in a separate commit, until the store confirms it."""
         was = self.tally
-        puts = self.described(puts)
+        puts = self.add_details(puts)
         for tried in range(TRIES_MAX):
             try:
                 done = yield from ask(Perform("bulk", lambda: self.items.advance_held(self.grant, was, now, puts)))
@@ -196,7 +196,7 @@ class BulkRun:
             self.tally = now
             return
 
-    def described(self, puts: Sequence[ItemOutcome]) -> Sequence[ItemOutcome]:
+    def add_details(self, puts: Sequence[ItemOutcome]) -> Sequence[ItemOutcome]:
         """Outcomes as they are stored: the failed and UNKNOWN ones without a detail get theirs."""
         describe = self.describe
         if describe is None:
@@ -334,8 +334,8 @@ def _commit(
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
-    now, described = run.tally.after(puts, begun=len(puts)), run.described(puts)
-    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, described)))):
+    now, stored = run.tally.after(puts, begun=len(puts)), run.add_details(puts)
+    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, stored)))):
         standing = yield from run.read()
         if (
             standing.tally == run.tally
