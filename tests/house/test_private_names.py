@@ -249,8 +249,8 @@ PRIVATE = (
         module="semel.cli.arguments",
         library="python",
         holder="argparse:ArgumentParser",
-        names=("_option_string_actions", "_actions"),
-        look="Parser: suggestions for a mistyped option; which option or argument holds a text that is none",
+        names=("_actions", "_option_string_actions"),
+        look="Parser: suggestions for a mistyped option; _check_texts: the values of its arguments",
     ),
     Private(
         module="semel.cli.arguments",

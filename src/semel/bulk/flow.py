@@ -334,8 +334,8 @@ def _commit(
     puts = [*cut.carried, *outcomes]
     if cut.ending is not None and run.tally.done + len(puts) == entered.done:
         puts.append(cut.ending)
-    now, detailed = run.tally.after(puts, begun=len(puts)), run.add_details(puts)
-    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, detailed)))):
+    now, stored = run.tally.after(puts, begun=len(puts)), run.add_details(puts)
+    if not (yield from ask(Within(unit, "bulk", lambda: run.items.advance(run.grant, entered, now, stored)))):
         standing = yield from run.read()
         # The mark that the chunk had begun is gone: only the handler can have undone that.
         if standing.tally == run.tally:
