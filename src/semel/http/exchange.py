@@ -312,7 +312,7 @@ class Exchange:
     refusal: RequestError | None = None  # a limit that it breaks: unless its key is on record
     wait_seconds: float | None = None
     wants_async = False  # the client prefers a link to waiting
-    body_until = 0.0  # the rest of its body may come, by the loop's clock; 0 as long as it was not waited for
+    body_until = 0.0  # when the rest of its body is too late, by the loop's clock; 0 while nothing was waited for
     allowed_at: float | None = None  # when ``may`` allowed it, in monotonic seconds; None without ``may``
     _request_bytes = 0
     _hashing: Hashing | None = None
