@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from semel import recipe
 from semel.errors import InvalidBody, InvalidKey, MissingKey, PolicyError
 from semel.http.fingerprint.fingerprinter import Facts, Fingerprinter
 from semel.keys import KeyFormat, parse_key
@@ -107,11 +108,17 @@ RECIPES: list[tuple[dict[str, Any], str]] = [
     ({"json_bytes_max": 0}, "json_bytes_max must be at least 1, not 0."),
     ({"json_bytes_max": "1"}, "json_bytes_max must be at least 1, not 1."),
     ({"secret_id": "k1"}, "secret_id names an HMAC secret; use algorithm='hmac-sha256' with it."),
+    ({"version": True}, "version must be one that this Semel knows (1, 3); it is True."),
+    ({"version": 2}, "version must be one that this Semel knows (1, 3); it is 2."),
+    ({"headers": ("if-match", "If-Match")}, "counts names a header twice; name each once"),
 ]
 
 
 @pytest.mark.parametrize(("given", "said"), RECIPES)
-def test_an_impossible_recipe_names_its_option(given: dict[str, Any], said: str) -> None:
+def test_an_impossible_recipe_names_its_option(
+    given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "RECIPE_VERSIONS", (1, 3))  # as one day
     with pytest.raises(PolicyError) as refused:
         Recipe(**given)
     assert str(refused.value) == said
