@@ -60,10 +60,10 @@ SQLITE_EACH = {"claim": 292, "settle": 252}  # of one more in a tick, from the q
 REDIS = {"fresh": 5_150, "replay": 2_620}  # with the whole of its round trips, which come together otherwise
 REDIS_EACH = {"claim": 200, "settle": 197, "replay": 350}  # of one more in a batch
 SERVERS = {
-    ("psycopg", "fresh"): 6_860,
-    ("psycopg", "replay"): 3_010,
-    ("psycopg", "atomic"): 7_460,
-    ("psycopg", "atomic-replay"): 3_030,
+    ("psycopg", "fresh"): 6_050,
+    ("psycopg", "replay"): 2_620,
+    ("psycopg", "atomic"): 6_670,
+    ("psycopg", "atomic-replay"): 2_640,
     ("asyncpg", "fresh"): 4_760,
     ("asyncpg", "replay"): 2_100,
     ("asyncpg", "atomic"): 5_520,
