@@ -216,7 +216,8 @@ def mariadb_batch_costs(many: int) -> dict[str, int]:
     def said(make: MakeFlow[list[Any]], results: list[Any]) -> tuple[list[Any], int]:
         seen = Counted()
         with seen.counting():
-            found = perform(converse(make, None, 16_777_216), lambda text: results)
+            talk: Any = converse(make, None, 16_777_216)
+            found = perform(talk, lambda text: results)
         return found, seen.total()
 
     rows = [grant_row(None, each, first_grant(each, now)) for each in claims]

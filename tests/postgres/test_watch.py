@@ -26,6 +26,11 @@ async def handler(permit: Permit, db: Writes) -> Answer:
     return MADE
 
 
+def seen(watch: Watch) -> tuple[bool, bool]:
+    """Whether it is free, and whether it is over."""
+    return watch.is_free, watch.is_over
+
+
 @contextmanager
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     here, there = socket.socketpair()
@@ -40,20 +45,20 @@ def test_it_tells_each_time_that_something_can_be_read() -> None:
             watch = Watch(asyncio.get_running_loop(), here.fileno())
             for _ in range(5):
                 there.send(b"x")
-                assert watch.is_free
+                assert seen(watch) == (True, False)
                 assert await watch.until_readable(None) == Ready.R
                 here.recv(100)
                 await asyncio.sleep(0)
-            assert not watch.is_over
+            assert seen(watch) == (True, False)
             assert not await watch.until_readable(asyncio.get_running_loop().time())  # in time, or nothing
             waiting = asyncio.ensure_future(watch.until_readable(None))
             await asyncio.sleep(0)
-            assert not watch.is_free
+            assert seen(watch) == (False, False)
             waiting.cancel()
             await asyncio.wait([waiting])
-            assert watch.is_free
+            assert seen(watch) == (True, False)
             watch.end()
-            assert watch.is_over
+            assert seen(watch) == (True, True)
 
     asyncio.run(story())
 
