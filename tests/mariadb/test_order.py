@@ -10,6 +10,7 @@ from typing import Any
 
 from semel.core.decide import first_grant
 from semel.core.flow import Flow
+from semel.stores.mariadb.requests import Reserve
 from semel.stores.mariadb.store import MariadbStore
 from semel.testing.attempts import attempt, settlement
 
@@ -20,7 +21,10 @@ IDS = [claim.id for claim in CLAIMS]
 def sent(flow: Flow[Any]) -> list[bytes]:
     """The ids of a flow's first round trip, as they go out."""
     needed: Any = next(flow)
-    return [part.params["id"] for part in needed.parts]
+    if not isinstance(needed, Reserve):
+        return list(needed.params["ids"])
+    params: Any = needed.query.params
+    return [row[0] for row in params["rows"]]
 
 
 def test_a_batch_is_sorted_and_each_record_is_in_it_once() -> None:

@@ -33,7 +33,7 @@ def test_the_last_row_is_the_one_that_was_committed() -> None:
         flow = MariadbStore().claim([attempt(nonce=1)])
         next(flow)
         try:
-            needed: Any = flow.send([rows])
+            needed: Any = flow.send(rows)
         except StopIteration as ended:
             [verdict] = ended.value
         else:

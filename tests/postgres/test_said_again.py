@@ -51,9 +51,9 @@ def test_a_claim_that_may_have_landed_is_not_refused_if_its_retry_is(
     relay.lose("reply", CLAIM)
     with pytest.raises(StoreTimeout, match="read-only"):
         fellow.run(command("lost"), never)
+    assert outside.states == [State.SUCCEEDED, State.PROCESSING]  # nobody can release it yet
     outside.connection.execute(f"ALTER ROLE {role} RESET ALL")
     outside.connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
-    assert outside.states == [State.SUCCEEDED, State.PROCESSING]
     fellow.tell(_close(fellow))
     outside.connection.execute(f"DROP ROLE {role}")
 

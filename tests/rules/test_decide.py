@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,8 +19,10 @@ from semel.core.decide import (
     Was,
     decide,
     doubt_of,
+    find_first_grant,
     find_replay,
     find_replay_in,
+    first_grant,
     is_grant_new,
     needs_steps,
     situation,
@@ -254,6 +256,7 @@ def test_every_state_and_input_is_decided_as_designed() -> None:
             columns = tuple(getattr(row, name) for name in KEPT_COLUMNS)
             asked = (claim.id, claim.recipe, claim.fingerprint, NOW)
             assert find_replay_in(columns, is_sound(row), *asked) == kept, case
+            assert find_first_grant(row, claim, NOW) in (None, verdict), case
         count += 1
     assert count == 96_768 + 27_648
     assert seen == set(Situation)  # every situation was reached, and the table has no line that never is
@@ -423,6 +426,19 @@ def test_a_read_back_changes_nothing() -> None:
     grant = grant_for(row, MINE, NOW + 5)
     assert grant_row(row, MINE, grant) == row
     assert not is_grant_new(row, grant)
+
+
+@pytest.mark.parametrize("starts", [State.PROCESSING, State.CLAIMED])
+def test_a_record_that_was_written_just_now_is_granted_by_one_comparison(starts: State) -> None:
+    claim = attempt(starts=starts)
+    row = grant_row(None, claim, first_grant(claim, NOW))
+    assert find_first_grant(row, claim, NOW) == decide(row, claim, NOW) == Proceed(first_grant(claim, NOW))
+    assert find_first_grant(row, claim, NOW + 1) is None  # it was read back: the grant is of another time
+    for name in (*Grant._fields, "format", "recipe", "fingerprint", "settled_at"):
+        value = getattr(row, name)
+        other: Any = value + value if value else 1
+        damaged = row._replace(**{name: other})
+        assert find_first_grant(damaged, claim, NOW) is None, name
 
 
 def test_a_lease_ends_no_later_than_the_deadline() -> None:

@@ -97,8 +97,8 @@ class OperationRows:
         if "wait" not in statement.distinct:
             return (yield from self._dialect.write(statement, values)) == 1
         wait = BUSY_WAIT_SECONDS if waits else 0
-        replies = yield from ask(Reserve([Query(statement, {**values, "wait": wait})]))
-        return replies is not None and replies[0][0][0] == values["operation_id"]
+        rows = yield from ask(Reserve(Query(statement, {**values, "wait": wait})))
+        return rows is not None and rows[0][0] == values["operation_id"]
 
     def holder(self, ref_id: bytes) -> Flow[SeenOperation | None]:
         """The open, unknown or successful operation that has this business reference."""

@@ -15,7 +15,6 @@ from semel.core.contract import Known
 from semel.core.decide import (
     KEPT_COLUMNS,
     decide,
-    find_replay,
     find_replay_in,
     is_grant_new,
     needs_steps,
@@ -40,20 +39,11 @@ def numbers_of(terms: Terms) -> dict[str, Value]:
     return {"state": numbers.pop("starts"), **numbers}
 
 
-def find_kept(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:
-    """The kept answers in these rows, which begin with the time; None for what only a claim can tell."""
-    found = {row[1]: row for row in rows}
-    kept: list[Replay | None] = []
-    for id, recipe, fingerprint in asked:
-        row = found.get(id)
-        # A replay has none of the columns whose texts a store may have escaped.
-        seen = None if row is None else tuple.__new__(Record, row[1:])
-        kept.append(None if row is None else find_replay(seen, id, recipe, fingerprint, row[0]))
-    return kept
-
-
 def find_kept_in(rows: Sequence[Sequence[Any]], asked: Sequence[Known]) -> list[Replay | None]:
-    """As :func:`find_kept`, in rows of the time, whether the record is sound, and :data:`KEPT_COLUMNS`."""
+    """The kept answers in rows of the time, whether the record is sound, and :data:`KEPT_COLUMNS`.
+
+    None for what only a claim can tell.
+    """
     found = {row[_ID_OF_KEPT]: row for row in rows}
     met = [found.get(id) for id, _, _ in asked]
     return [

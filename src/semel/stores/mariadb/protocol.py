@@ -19,7 +19,7 @@ from semel.core.flow import Ask, Flow, MakeFlow
 from semel.errors import SemelError, StatementRefused
 from semel.stores.clock import Clock
 from semel.stores.mariadb.errors import CONFLICTS, LOCK_WAIT_TIMEOUT, Lost, MariadbRefused, another_server
-from semel.stores.mariadb.requests import Reserve, SeveralStatements
+from semel.stores.mariadb.requests import OfEach, Reserve, Rows, SettleTogether, SeveralStatements
 from semel.stores.sql.statements import Argument, Execute, Params, Query, Row, Script, Statement, Together
 
 T = TypeVar("T")
@@ -36,6 +36,10 @@ VERSION_LEAST: Final = (10, 6)
 TRIES_MAX: Final = 8  # of a statement that a deadlock rolled back
 FRAME: Final = 1024  # bytes around the statements of one packet
 AGGREGATE_BYTES_MAX: Final = 1024 * 1024  # of a list in one column: beyond it the server refuses the statement
+_ALL_OR_NONE: Final = (
+    "BEGIN NOT ATOMIC\nSTART TRANSACTION;\n{text};\n"
+    "IF ROW_COUNT() = {count} THEN COMMIT; SELECT 1; ELSE ROLLBACK; SELECT 0; END IF;\nEND"
+)
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.")
 
@@ -154,8 +158,24 @@ def _list(values: Sequence[Argument]) -> str:
     return f"({','.join(map(literal, values)) or 'NULL'})"
 
 
+def _rows(rows: Rows) -> str:
+    return ",".join(map(_list, rows))
+
+
+def _of_each(pairs: OfEach) -> str:
+    return f"CASE id{''.join([f' WHEN {_bytes(id)} THEN {_WRITERS[type(value)](value)}' for id, value in pairs])} END"
+
+
 # Most texts come again: names of operations and callers, the holder. What is kept for it is small.
-_WRITERS: Final = _Writers({type(None): {None: "NULL"}.__getitem__, str: lru_cache(maxsize=1024)(_text), _Written: str})
+_WRITERS: Final = _Writers(
+    {
+        type(None): {None: "NULL"}.__getitem__,
+        str: lru_cache(maxsize=1024)(_text),
+        _Written: str,
+        Rows: _rows,
+        OfEach: _of_each,
+    }
+)
 SERVER_NOW: Final = _Written(SERVER_CLOCK)
 
 
@@ -252,17 +272,38 @@ def _say(needed: Ask[Any], clock: Clock | None, packet_max: int, *, open: bool) 
     if type(needed) is Query or type(needed) is Execute:
         [result] = yield from _say_group([render(needed.statement, needed.params, clock)], packet_max, open=open)
         return result
-    assert isinstance(needed, (SeveralStatements, Reserve))
+    if type(needed) is Reserve:
+        text = render(needed.query.statement, needed.query.params, clock)
+        return (yield from _reserve(text, packet_max, open=open, divides=needed.divides))
+    if type(needed) is SettleTogether:
+        if open:
+            return False
+        return (yield from _settle(render(needed.statement, needed.params, clock), packet_max, needed.count))
+    assert isinstance(needed, SeveralStatements)
     results: list[Result] = []
     for group in _groups([render(part.statement, part.params, clock) for part in needed.parts], packet_max):
-        try:
-            results += yield from _say_group(group, packet_max, open=open)
-        except MariadbRefused as error:
-            # The lock is held; only this statement was rolled back, or the whole group has been.
-            if error.code == LOCK_WAIT_TIMEOUT and isinstance(needed, Reserve):
-                return None
-            raise
+        results += yield from _say_group(group, packet_max, open=open)
     return results
+
+
+def _reserve(text: str, packet_max: int, *, open: bool, divides: bool) -> Conversation[Result | None]:
+    if divides and len(text) + FRAME > packet_max:
+        return None
+    try:
+        [rows] = yield from _say_group([text], packet_max, open=open)
+    except MariadbRefused as error:  # of this statement nothing is left, nor a transaction but one that was open before
+        if error.code == LOCK_WAIT_TIMEOUT:
+            return None
+        raise
+    return rows
+
+
+def _settle(text: str, packet_max: int, count: int) -> Conversation[bool]:
+    whole = _ALL_OR_NONE.format(text=text, count=count)
+    if len(whole) + FRAME > packet_max:
+        return False
+    [done, _] = yield from _say_again(whole, open=False, begins=True)
+    return done == [(1,)]
 
 
 def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation[list[Result]]:
@@ -274,12 +315,17 @@ def _say_group(texts: list[str], packet_max: int, *, open: bool) -> Conversation
         )
     many = len(texts) > 1 and not open
     text = ";\n".join(["START TRANSACTION", *texts, "COMMIT"] if many else texts)
+    results = yield from _say_again(text, open=open, begins=many)
+    return results[1:-1] if many else results
+
+
+def _say_again(text: str, *, open: bool, begins: bool) -> Conversation[list[Result]]:
+    """Say a text, also where a deadlock undid it. ``begins`` a transaction of its own, which it ends."""
     for again in range(TRIES_MAX):
         try:
-            results = yield text
-            return results[1:-1] if many else results
+            return (yield text)
         except MariadbRefused as error:
-            if many:  # a lock wait that timed out has rolled back one statement, and the others' locks are held
+            if begins:  # a lock wait that timed out has rolled back one statement, and the others' locks are held
                 yield from _roll_back()
             if open or error.code not in CONFLICTS or again == TRIES_MAX - 1:
                 raise

@@ -1,4 +1,4 @@
-"""The MariaDB store's requests beyond single statements: several at once."""
+"""The MariaDB store's requests beyond single statements: several at once, and statements over several records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.core.flow import Ask
-from semel.stores.sql.statements import Execute, Query, Row
+from semel.stores.sql.statements import Execute, Params, Query, Row, Statement
+
+
+class Rows(tuple[tuple[Any, ...], ...]):
+    """A parameter: what follows VALUES, several rows of values."""
+
+    __slots__ = ()
+
+
+class OfEach(tuple[tuple[bytes, Any], ...]):
+    """A parameter: each record's own value, of the record in whose row it is read. Pairs of an id and a value."""
+
+    __slots__ = ()
 
 
 class SeveralStatements(Ask[list[Any]]):
@@ -31,10 +43,28 @@ class SettleAnd(Execute):
         self.also = also
 
 
-class Reserve(Ask[list[list[Row]] | None]):
-    """As :class:`SeveralStatements`; None, and nothing of it written, where a lock is held for too long."""
+class SettleTogether(Ask[bool]):
+    """A writing statement that must find so many rows, in a commit of its own: False where it did not write them all.
 
-    __slots__ = ("parts",)
+    Then it has written none of them, as where it does not fit into a packet or where a transaction is open.
+    """
 
-    def __init__(self, parts: Sequence[Query]) -> None:
-        self.parts = parts
+    __slots__ = ("count", "params", "statement")
+
+    def __init__(self, statement: Statement, params: Params, count: int) -> None:
+        self.statement = statement
+        self.params = params
+        self.count = count
+
+
+class Reserve(Ask[list[Row] | None]):
+    """The rows of one claiming statement; None, and nothing of it written, where a lock is held for too long.
+
+    Parameters: ``divides`` whether it is of several records: None, too, where it does not fit into a packet.
+    """
+
+    __slots__ = ("divides", "query")
+
+    def __init__(self, query: Query, *, divides: bool = False) -> None:
+        self.query = query
+        self.divides = divides

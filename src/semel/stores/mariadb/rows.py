@@ -1,18 +1,19 @@
 """The MariaDB store's row operations: claim, settle and replace, a batch at a time.
 
 A claim is one statement, which inserts a new key's record and returns the record that is there; ``decide`` says
-what that means. The nonce tells who won, never a count of rows.
+what that means. The nonce tells who won, never a count of rows. A batch of claims is one statement as well, and so is
+a batch of answers, which is written if it finds all of its records, and else one by one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Final, cast
+from functools import cache, lru_cache
+from typing import Any, Final, cast
 
 from semel.core.contract import another_store
-from semel.core.decide import find_replay
+from semel.core.decide import find_first_grant, find_replay
 from semel.core.flow import Flow, ask
 from semel.core.model import (
     ANSWERED_STATES,
@@ -26,16 +27,25 @@ from semel.core.model import (
     Settlement,
     Settling,
     State,
+    Verdict,
 )
-from semel.core.record import answer_digest, pack_headers
-from semel.stores.mariadb.requests import Reserve, SeveralStatements
+from semel.core.record import answer_digest, digest_answers, pack_headers
+from semel.stores.mariadb.requests import OfEach, Reserve, Rows, SettleTogether, SeveralStatements
 from semel.stores.sql.dialect import MARIADB
 from semel.stores.sql.statements import Argument, Execute, Query, Row, Statement, Value, compose, statements
 from semel.stores.versions import Seen, Verdicts, Versions, numbers_of
 
 SQL: Final = statements("semel.stores.mariadb", "sql/records.sql")
 ASKED_AGAIN_MAX: Final = 3  # if a lock is refused this often, a longer transaction holds it
+TOGETHER_BYTES_MAX: Final = 64 * 1024  # of answers that one statement writes: what is larger gains nothing by it
+_NONCE: Final = Record._fields.index("nonce")
+_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 WAIT_SECONDS: Final = 1  # for the lock of a record that no ATOMIC unit holds: a commit is on its way
+
+
+def _parts(claim: Statement) -> list[str]:
+    """A claim's text: up to its values, these, and what is behind them."""
+    return re.split(r" VALUES \(|\)\n(?=ON DUPLICATE KEY)", claim.text)
 
 
 def _claim_in(claim: Statement) -> Statement:
@@ -43,12 +53,32 @@ def _claim_in(claim: Statement) -> Statement:
 
     Not for an open transaction: under REPEATABLE READ it would lock the row of the store's id to the end of that one.
     """
-    head, given, rest = re.split(r" VALUES \(|\)\n(?=ON DUPLICATE KEY)", claim.text)
+    head, given, rest = _parts(claim)
     opened = ":store = (SELECT store_id FROM semel_meta WHERE one = 1)"
     return compose("claim", f"{head} SELECT{given}FROM DUAL WHERE {opened}\n{rest}")
 
 
+@cache
+def _claim_together(own: tuple[str, ...]) -> Statement:
+    """The claim of several records by one statement; no row where the server has another store than ``:store``.
+
+    Parameters: ``own`` columns of the ``:rows``; all others are the same in each of them.
+    """
+    head, given, rest = _parts(SQL["claim"])
+    each = _PARAMETER.sub(lambda found: f"w.{found[1]}" if found[1] in own else found[0], given)
+    rows = f"WITH w ({', '.join(own)}) AS (VALUES :rows)"
+    opened = ":store IS NULL OR :store = (SELECT store_id FROM semel_meta WHERE one = 1)"
+    written = rest.replace("UPDATE id = id", "UPDATE id = semel_record.id")
+    return compose("claim", f"{head} {rows}\nSELECT{each}FROM w WHERE {opened}\n{written}")
+
+
 _CLAIM, _CLAIM_IN = SQL["claim"], _claim_in(SQL["claim"])
+_SETTLE_TOGETHER: Final = compose(
+    "settle",
+    SQL["settle"]
+    .text.replace("UPDATE semel_record SET", "UPDATE semel_record FORCE INDEX (PRIMARY) SET", 1)
+    .replace("WHERE id = :id", "WHERE id IN :ids", 1),
+)
 
 
 def claim_all(
@@ -70,11 +100,15 @@ def claim_all(
             if row is None:
                 continue
             now, seen = cast(int, row[0]), record(row)
-            kept = find_replay(seen, claim.id, claim.recipe, claim.fingerprint, now)
-            if kept is None:
+            told: Verdict | None
+            if seen[_NONCE] == claim[1]:
+                told = find_first_grant(seen, claim, now)
+            else:
+                told = find_replay(seen, claim[0], claim[4], claim[5], now)
+            if told is None:
                 yield from VERSIONS.decide(claim, now, seen, verdicts, in_unit=in_unit)
-            else:  # what the rule says of it, too: nothing is written for it
-                verdicts[claim[:2]] = kept
+            else:  # what the rule says of it, too: nothing more is written for it
+                verdicts[claim[:2]] = told
         left = [claim for claim in left if claim[:2] not in verdicts]
         if not left:
             return
@@ -89,17 +123,48 @@ def _reserve(claims: list[Claim], wait: int, store_id: str | None) -> Flow[dict[
     The last one that was answered: Galera says a statement of its own again that another node's has undone
     (``wsrep_retry_autocommit``), and the rows of the run that was undone have left by then.
     """
-    statement = _CLAIM if store_id is None else _CLAIM_IN
-    replies = yield from ask(Reserve([Query(statement, _claim_params(claim, wait, store_id)) for claim in claims]))
-    if replies is not None:
-        if store_id is not None and not all(replies):
+    several = len(claims) > 1
+    rows = yield from ask(Reserve(_claiming(claims, wait, store_id), divides=several))
+    if rows is not None:
+        if store_id is not None and not rows:
             raise another_store(store_id)
-        return {claim.id: rows[-1] for claim, rows in zip(claims, replies, strict=True)}
-    if len(claims) == 1:
+        return {cast(bytes, row[1]): row for row in rows}
+    if not several:
         return {}
     half = len(claims) // 2  # one of them is held: the others must not wait for it
     found = yield from _reserve(claims[:half], 0, store_id)
     return found | (yield from _reserve(claims[half:], 0, store_id))
+
+
+def _claiming(claims: Sequence[Claim], wait: int, store_id: str | None) -> Query:
+    if len(claims) == 1:
+        return Query(_CLAIM if store_id is None else _CLAIM_IN, _claim_params(claims[0], wait, store_id))
+    ids, nonces, scopes, hashes, recipes, fingerprints, operation_ids, holders, terms, *_ = zip(*claims, strict=True)
+    each: dict[str, Sequence[Any]] = {
+        "id": ids,
+        "key_hash": hashes,
+        "fingerprint": fingerprints,
+        "nonce": nonces,
+        "operation_id": operation_ids,
+    }
+    shared: dict[str, Any] = {"wait": wait, "store": store_id}
+    for name, values in (("recipe", recipes), ("holder", holders)):
+        if _are_alike(values):
+            shared[name] = values[0]
+        else:
+            each[name] = values
+    for parts, columns_of in ((scopes, _names_of), (terms, numbers_of)):
+        if _are_alike(parts):
+            shared |= columns_of(parts[0])
+        else:
+            many = list(map(columns_of, parts))
+            each |= {name: [one[name] for one in many] for name in many[0]}
+    shared["rows"] = Rows(zip(*each.values(), strict=True))
+    return Query(_claim_together(tuple(each)), shared)
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    return values.count(values[0]) == len(values)
 
 
 def record(row: Row) -> Record:
@@ -139,7 +204,7 @@ def look(ids: Sequence[bytes]) -> Flow[dict[bytes, Seen]]:
     """The records of these ids, each with the time to decide by."""
     if not ids:
         return {}
-    rows = yield from ask(Query(SQL["look"], {"ids": list(ids), "store": None}))
+    rows = yield from ask(Query(SQL["look"], {"ids": list(ids)}))
     return {cast(bytes, row[1]): (cast(int, row[0]), record(row)) for row in rows}
 
 
@@ -177,13 +242,54 @@ def settle_all(settlements: Sequence[Settlement]) -> Flow[list[Settling]]:
     ends = [settlement for settlement in settlements if settlement.state in ANSWERED_STATES]
     firsts = sorted({settlement.id: settlement for settlement in reversed(ends)}.values(), key=_by_id)
     settled: set[int] = set()
-    if firsts:
+    if len(firsts) > 1 and (yield from _settle_together(firsts)):
+        settled = set(map(id, firsts))
+    elif firsts:
         counts = yield from ask(SeveralStatements([settle_one(settlement) for settlement in firsts]))
         settled = {id(settlement) for settlement, count in zip(firsts, counts, strict=True) if count == 1}
     replies: list[Settling] = []
     for settlement in settlements:
         replies.append(Settled() if id(settlement) in settled else (yield from VERSIONS.settle(settlement)))
     return replies
+
+
+def _settle_together(settlements: Sequence[Settlement]) -> Flow[bool]:
+    """Whether these answers of different records were written by one statement; else none of them was."""
+    ids, fences, nonces, states, answers, kinds, doubts, codes, refs, types, names, _, _ = zip(
+        *settlements, strict=True
+    )
+    if None in answers or not set(kinds).issubset(STORED_ANSWERS):
+        return False
+    statuses, headers, bodies = zip(*answers, strict=True)
+    if sum(map(len, bodies)) > TOGETHER_BYTES_MAX:
+        return False
+    if _are_alike(headers) and _are_alike(statuses):
+        block = pack_headers(headers[0])
+        blocks, digests = [block] * len(ids), digest_answers(statuses[0], block, bodies)
+    else:
+        blocks = list(map(pack_headers, headers))
+        digests = list(map(answer_digest, statuses, blocks, bodies))
+    each: dict[str, Sequence[Any]] = {
+        "fence": fences,
+        "nonce": nonces,
+        "state": states,
+        "doubt": doubts,
+        "error_code": codes,
+        "business_ref": refs,
+        "resource_type": types,
+        "resource_id": names,
+        "answer_kind": kinds,
+        "answer_digest": digests,
+        "status": statuses,
+        "headers": blocks,
+        "body": bodies,
+    }
+    params: dict[str, Any] = {
+        name: values[0] if _are_alike(values) else OfEach(zip(ids, values, strict=True))
+        for name, values in each.items()
+    }
+    params["ids"] = list(ids)
+    return (yield from ask(SettleTogether(_SETTLE_TOGETHER, params, len(ids))))
 
 
 def settle_one(settlement: Settlement) -> Execute:

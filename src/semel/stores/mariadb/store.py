@@ -1,4 +1,4 @@
-"""The MariaDB store: one statement a claim, whole batches in one round trip and one commit, and the rules.
+"""The MariaDB store: one statement a claim or a batch of them, another for a batch of answers, and the rules.
 
 Under READ COMMITTED, with no lock held between a read and its write: what must replace a record (a takeover, a
 resolution) is written by compare-and-set on the version that was read, and read again where another writer was quicker.
@@ -43,7 +43,7 @@ from semel.stores.sql.lapsed_scan import Walk
 from semel.stores.sql.looks import choose_look, next_page
 from semel.stores.sql.statements import TOGETHER, Argument, Execute, Query, statements
 from semel.stores.sql.versioned_store import VersionedStore
-from semel.stores.versions import Verdicts, find_kept
+from semel.stores.versions import Verdicts, find_kept_in
 
 SQL: Final = statements("semel.stores.mariadb", "sql/upkeep.sql")
 MIGRATIONS: Final = ("0001_first", "0002_many_effects", "0003_imports")
@@ -97,8 +97,8 @@ class MariadbStore(VersionedStore):
     def look_kept(self, asked: Sequence[Known]) -> Flow[list[Replay | None]]:
         """As :class:`~semel.core.contract.LooksForKept`."""
         ids = sorted({id for id, _, _ in asked})
-        rows = yield from ask(Query(COMMANDS["look"], {"ids": ids, "store": self._opened}))
-        return find_kept(rows, asked)
+        rows = yield from ask(Query(COMMANDS["look_kept"], {"ids": ids, "store": self._opened}))
+        return find_kept_in(rows, asked)
 
     def claim_in_unit(self, claim: Claim) -> Flow[Verdict]:
         verdicts: Verdicts = {}

@@ -24,13 +24,24 @@ RETURNING
     resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body;
 
 -- name: look
--- The records of these ids, and the time to decide by. Takes no lock. With the id of a store: no row where the server has another
--- store by now.
+-- The records of these ids, and the time to decide by. Takes no lock.
 SELECT
     :now, id, format, tenant, caller, operation, key_hash, recipe, fingerprint, state, effects, fence, nonce, holder, attempt,
     lapses, generation, operation_id, created_at, first_started_at, lease_until, deadline_at, dedup_until, lease_us,
     attempts_max, answer_us, tombstone_us, after_expiry, settled_at, answer_until, forget_after, doubt, business_ref,
     resource_type, resource_id, error_code, answer_kind, answer_digest, sealing_key_id, status, headers, request, body
+FROM semel_record
+WHERE id IN :ids;
+
+-- name: look_kept
+-- What a replay needs of these records (core/decide.KEPT_COLUMNS), the time, and whether the times are some that a store
+-- writes: core/record.is_sound asks for the types of the columns, too, which the table is sure of. Takes no lock. No row
+-- where the server has another store by now.
+SELECT
+    :now,
+    (fence | created_at | first_started_at | lease_until | deadline_at | dedup_until | COALESCE(settled_at, 0)
+        | COALESCE(answer_until, 0)) >> 57 = 0,
+    fingerprint, recipe, answer_kind, id, format, state, answer_until, operation_id, answer_digest, status, headers, body
 FROM semel_record
 WHERE id IN :ids AND (:store IS NULL OR :store = (SELECT store_id FROM semel_meta WHERE one = 1));
 

@@ -274,7 +274,7 @@ class _Loop:
     def drop_idle(self) -> None:
         """As ``close_idle``, where the loop is over: nothing can be awaited."""
         for connection in self._connections.forget_idle():
-            connection.pgconn.finish()
+            connection.finish()
 
 
 def is_lost(error: BaseException) -> bool:

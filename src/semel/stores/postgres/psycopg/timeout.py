@@ -7,6 +7,7 @@ tenth of a second, so that a wrapper around them can look at the clock.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -49,37 +50,88 @@ def within(waits: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
         return result
 
 
-async def _wait_within(waits: Generator[Any, Any, T], fileno: int, seconds: float | None) -> T:
-    """Perform the waits on the running event loop; :class:`Overdue` ends them after ``seconds``."""
+class Watch:
+    """Tells when a connection's socket can be read, from its first wait on: to begin and end that for each answer costs
+    more than the waits themselves.
+
+    It watches a descriptor of its own for the socket. libpq may close its own at any time, and its number is another
+    file's then, for which the loop would still be watching. What is to be read while nobody waits is the end of the
+    connection, or a notice: the watch ends, and the next wait begins another.
+    """
+
+    __slots__ = ("_fd", "_loop", "_unawaited", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
+        self._loop = loop
+        self._fd = -1
+        self._fd = os.dup(socket)
+        self._unawaited = 0
+        self._waiter: asyncio.Future[int] | None = None
+        loop.add_reader(self._fd, self._wake)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it tells nothing more."""
+        return self._fd < 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody waits for it."""
+        return self._waiter is None
+
+    async def until_readable(self, ends: float | None) -> int:
+        """``Ready.R``, or nothing where the time ``ends`` before. One at a time may wait."""
+        self._unawaited = 0
+        woken: asyncio.Future[int] = self._loop.create_future()
+        self._waiter = woken
+        timer = None if ends is None else self._loop.call_at(ends, _wake, woken, 0)
+        try:
+            return await woken
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        woken = self._waiter
+        if woken is not None:
+            _wake(woken, Ready.R)
+            return
+        self._unawaited += 1  # once it is what was just read: asyncio asks the system before it runs what reads
+        if self._unawaited > 1:
+            self.end()
+
+    def end(self) -> None:
+        """Watch no longer. On the loop's own thread, or when the loop is closed."""
+        if not self.is_over and not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = _close  # the loop is gone, which refers to it else
+
+
+async def _until_ready(loop: asyncio.AbstractEventLoop, fileno: int, wanted: int, ends: float | None) -> int:
+    """For what the socket is ready, of reading and writing; nothing of them where the time ``ends`` before."""
+    woken: asyncio.Future[int] = loop.create_future()
+    if wanted & _READ:
+        loop.add_reader(fileno, _wake, woken, Ready.R)
+    if wanted & _WRITE:
+        loop.add_writer(fileno, _wake, woken, Ready.W)
+    timer = None if ends is None else loop.call_at(ends, _wake, woken, 0)
     try:
-        wanted = next(waits)
-        loop = asyncio.get_running_loop()
-        ends = None if seconds is None else loop.time() + seconds
-        while True:
-            woken: asyncio.Future[int] = loop.create_future()
-            if wanted & _READ:
-                loop.add_reader(fileno, _wake, woken, Ready.R)
-            if wanted & _WRITE:
-                loop.add_writer(fileno, _wake, woken, Ready.W)
-            timer = None if ends is None else loop.call_at(ends, _wake, woken, 0)
-            try:
-                ready = await woken
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                if wanted & _READ:
-                    loop.remove_reader(fileno)
-                if wanted & _WRITE:
-                    loop.remove_writer(fileno)
-            if not ready:
-                waits.close()
-                raise Overdue(f"no answer within {seconds:.3g} seconds")
-            wanted = waits.send(ready)
-    except OSError as error:
-        raise psycopg.OperationalError("connection socket closed") from error
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+        return await woken
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if wanted & _READ:
+            loop.remove_reader(fileno)
+        if wanted & _WRITE:
+            loop.remove_writer(fileno)
 
 
 def _wake(woken: asyncio.Future[int], ready: int) -> None:
@@ -196,6 +248,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
     """As :class:`PatientConnection`, on an event loop."""
 
     deadline: Deadline | None = None
+    _watch: Watch | None = None
 
     def note_answer(self) -> None:
         """A statement of the call has been answered."""
@@ -217,15 +270,69 @@ class PatientAsyncConnection(AsyncConnection[Any]):
         try:
             if args or options:
                 return await super().wait(gen if seconds is None else within(gen, seconds), *args, **options)
-            return await _wait_within(gen, self.pgconn.socket, seconds)
-        except Overdue:
-            self.pgconn.finish()  # so that nothing is waited for on the way out
-            raise
-        except (asyncio.CancelledError, KeyboardInterrupt) as error:
-            if args or options:
+            return await self._wait_within(gen, seconds)
+        except BaseException as error:  # noqa: BLE001 - it is raised again, or psycopg deals with it
+            if isinstance(error, Overdue):
+                self.pgconn.finish()  # so that nothing is waited for on the way out
+            try:
+                if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)) and not (args or options):
+                    interrupted: Any = _Interrupted(gen, error)
+                    return await super().wait(interrupted)
                 raise
-            interrupted: Any = _Interrupted(gen, error)
-            return await super().wait(interrupted)
+            finally:
+                if self.closed:
+                    self._end_watch()
+
+    async def _wait_within(self, waits: Generator[Any, Any, T], seconds: float | None) -> T:
+        """Perform the waits on the running event loop; :class:`Overdue` ends them after ``seconds``."""
+        socket = self.pgconn.socket
+        try:
+            wanted = next(waits)
+            loop = asyncio.get_running_loop()
+            ends = None if seconds is None else loop.time() + seconds
+            while True:
+                watch = self._watch_free(loop, socket) if wanted == _READ else None
+                if watch is None:
+                    ready = await _until_ready(loop, socket, wanted, ends)
+                else:
+                    ready = await watch.until_readable(ends)
+                if not ready:
+                    waits.close()
+                    raise Overdue(f"no answer within {seconds:.3g} seconds")
+                wanted = waits.send(ready)
+        except OSError as error:
+            raise psycopg.OperationalError("connection socket closed") from error
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _watch_free(self, loop: asyncio.AbstractEventLoop, socket: int) -> Watch | None:
+        """This connection's watch; None where there can be none, or where somebody waits for it already."""
+        watch = self._watch
+        if watch is None or watch.is_over:
+            try:
+                watch = self._watch = Watch(loop, socket)
+            except OSError:  # this process may open no more files; on Windows a socket is none
+                return None
+        return watch if watch.is_free else None
+
+    def take_watch(self, former: PatientAsyncConnection) -> None:
+        """Go on with the watch of another object for the same session."""
+        self._watch, former._watch = former._watch, None
+
+    def finish(self) -> None:
+        """Close it at once, on its loop or when that is closed."""
+        self._end_watch()
+        self.pgconn.finish()
+
+    async def close(self) -> None:
+        """As psycopg's."""
+        self._end_watch()
+        await super().close()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:  # its descriptor would keep the connection open
+            self._watch.end()
 
     async def is_left_alone(self, seconds: float) -> bool:
         """As :meth:`PatientConnection.is_left_alone`."""
@@ -239,7 +346,7 @@ class PatientAsyncConnection(AsyncConnection[Any]):
                 return True
             with suppress(psycopg.Error):
                 await self.cancel_safe(timeout=CANCELLED_SECONDS)
-        self.pgconn.finish()
+        self.finish()
         return False
 
     def _deallocate(self, name: bytes | None) -> Any:

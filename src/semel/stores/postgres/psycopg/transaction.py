@@ -28,7 +28,7 @@ from semel.stores.postgres.errors import cannot_connect
 from semel.stores.postgres.psycopg.arrays import with_arrays
 from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_stale, to_error
 from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
-from semel.stores.postgres.psycopg.timeout import PatientConnection, opening
+from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
 from semel.stores.process import begin_in_children
 from semel.stores.shield import later
@@ -93,6 +93,8 @@ def successor(connection: C) -> C:
     fresh._prepared = connection._prepared
     names_of(fresh).update(names_of(connection))
     fresh.worn = connection.worn
+    if isinstance(fresh, PatientAsyncConnection) and isinstance(connection, PatientAsyncConnection):
+        fresh.take_watch(connection)
     connection.pgconn = PGconn()
     return fresh
 

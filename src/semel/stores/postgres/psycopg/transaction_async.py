@@ -124,4 +124,4 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
     @staticmethod
     def _drop(lifo: AsyncLifo[AsyncPsycopgUnitConnection]) -> None:
         for connection in lifo.forget_idle():
-            connection.pgconn.finish()
+            connection.finish()

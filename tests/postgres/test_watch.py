@@ -1,0 +1,166 @@
+"""One watch of a socket serves all answers that are awaited on it, and leaves no descriptor behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg.waiting import Ready
+
+from semel import Answer, Permit
+from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, Watch
+from tests.engine.shells import MADE, command
+from tests.postgres.conftest import ATOMIC, Fellow, Kind, Outside, Writes
+
+MakeFellow = Callable[..., Fellow]
+
+
+async def handler(permit: Permit, db: Writes) -> Answer:
+    if permit.unit is not None:
+        await db.execute("SELECT 1")
+    return MADE
+
+
+def seen(watch: Watch) -> tuple[bool, bool]:
+    """Whether it is free, and whether it is over."""
+    return watch.is_free, watch.is_over
+
+
+@contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        yield here, there
+
+
+def test_it_tells_each_time_that_something_can_be_read() -> None:
+    async def story() -> None:
+        with pair() as (here, there):
+            watch = Watch(asyncio.get_running_loop(), here.fileno())
+            for _ in range(5):
+                there.send(b"x")
+                assert seen(watch) == (True, False)
+                assert await watch.until_readable(None) == Ready.R
+                here.recv(100)
+                await asyncio.sleep(0)
+            assert seen(watch) == (True, False)
+            assert not await watch.until_readable(asyncio.get_running_loop().time())  # in time, or nothing
+            waiting = asyncio.ensure_future(watch.until_readable(None))
+            await asyncio.sleep(0)
+            assert seen(watch) == (False, False)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert seen(watch) == (True, False)
+            watch.end()
+            assert seen(watch) == (True, True)
+
+    asyncio.run(story())
+
+
+def test_it_ends_where_nobody_awaits_what_can_be_read() -> None:
+    """A server that goes away would keep the loop busy: its end can be read for ever."""
+
+    async def story() -> None:
+        with pair() as (here, there):
+            watch = Watch(asyncio.get_running_loop(), here.fileno())
+            there.close()
+            for _ in range(10):  # turns of the loop: two of them find what nobody awaits
+                await asyncio.sleep(0)
+            assert watch.is_over
+
+    before = os.listdir("/dev/fd")
+    asyncio.run(story())
+    assert os.listdir("/dev/fd") == before
+
+
+def test_it_may_outlive_its_loop_and_its_socket() -> None:
+    async def begin() -> Watch:
+        with pair() as (here, _):
+            return Watch(asyncio.get_running_loop(), here.fileno())
+
+    before = os.listdir("/dev/fd")
+    watch = asyncio.run(begin())
+    watch.end()
+    del watch
+    left = asyncio.run(begin())
+    del left
+    assert os.listdir("/dev/fd") == before
+
+
+@pytest.fixture
+def made(make_fellow: MakeFellow) -> Fellow:
+    fellow = make_fellow()
+    fellow.run(command("warm"), handler)
+    fellow.run(command("warm-atomic", policy=ATOMIC), handler)
+    return fellow
+
+
+def test_trips_begin_no_watch_of_their_own(made: Fellow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a unit, whose connection is another object for each command."""
+    if made.kind != "psycopg-async":
+        return  # the others wait by themselves
+    assert made.runner is not None
+    loop = made.runner.get_loop()
+    begun: list[int] = []
+    monkeypatch.setattr(loop, "add_reader", lambda fd, *_: begun.append(fd))
+    for number in range(5):
+        made.run(command(f"key-{number}"), handler)
+        made.run(command(f"unit-{number}", policy=ATOMIC), handler)
+        assert made.run(command(f"unit-{number}", policy=ATOMIC), handler).replayed
+    assert begun == []
+
+
+def test_a_connection_leaves_no_descriptor_behind(kind: Kind, outside: Outside, conninfo: str) -> None:
+    """Whether it is closed here or by the server."""
+    pids: list[int] = []
+
+    async def noting(permit: Permit, db: Writes) -> Answer:
+        [(pid,)] = await db.fetch("SELECT pg_backend_pid()")
+        pids.append(pid)
+        return MADE
+
+    before = None  # until the first one has come and gone: what a process opens once is open then
+    for ended in (False, False, True):
+        again = Fellow(kind, conninfo)
+        again.run(command(f"again-{len(pids)}"), handler)
+        again.run(command(f"unit-{len(pids)}", policy=ATOMIC), noting)
+        if ended:
+            outside.connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pids[-1],))
+            again.run(command("after", policy=ATOMIC), noting)
+        again.close()
+        now = len(os.listdir("/dev/fd"))
+        before = before or now
+        assert now == before
+
+
+def test_where_no_descriptor_is_left_each_answer_is_waited_for_by_itself(
+    make_fellow: MakeFellow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(loop: asyncio.AbstractEventLoop, socket: int) -> Watch:
+        raise OSError(24, "Too many open files")
+
+    fellow = make_fellow()
+    monkeypatch.setattr("semel.stores.postgres.psycopg.timeout.Watch", none_left)
+    assert fellow.run(command("one"), handler).answer == MADE
+    assert fellow.run(command("one"), handler).replayed
+
+
+def test_a_connection_that_is_lost_is_closed_at_once(conninfo: str) -> None:
+    """The other end may wait for that: what it holds for this one, it holds until then."""
+
+    async def story() -> None:
+        before = len(os.listdir("/dev/fd"))
+        connection = await PatientAsyncConnection.connect(conninfo, autocommit=True)
+        await connection.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError):
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert len(os.listdir("/dev/fd")) == before
+        await connection.close()
+
+    asyncio.run(story())
