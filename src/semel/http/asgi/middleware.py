@@ -83,6 +83,7 @@ class SemelMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI says."""
+        # Its operation.
         found = self._exact.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]  # or nothing is found
         if found is None or scope.get("root_path") or CALL_KEY in scope:
             if _place(scope) in self._passing and self._marking.isdisjoint(dict(scope["headers"])):
@@ -90,6 +91,7 @@ class SemelMiddleware:
             found = self._find_template(scope) or await self._find(scope, receive, send)
             if found is None:
                 return None  # it is served
+        # Its head: who asks, and under which key.
         route, params = found
         query = scope.get("query_string", b"")
         exchange = open_exchange(self.surface, route, params, scope["method"], query, scope["headers"], scope)
@@ -97,6 +99,7 @@ class SemelMiddleware:
             return await self._end(exchange, scope, receive, send)
         if self.surface.may is not None and not await self._allows(exchange, scope, send):
             return None
+        # Its body: what is asked.
         receiving = receive().__await__()
         try:
             awaited = next(receiving)
@@ -118,6 +121,7 @@ class SemelMiddleware:
             message = None
         if command is not exchange and not isinstance(command, Command):  # type: ignore[comparison-overlap]
             return None if command is None else await send_answer(send, command)
+        # The claim; then its answer, or the application's.
         try:
             permit = await self.engine.claim(command, wait_seconds=exchange.wait_seconds)
         except UNCLAIMED as error:
