@@ -144,7 +144,7 @@ def test_a_preview_keeps_nothing(client: TestClient) -> None:
     assert preview.status_code == 200
     told = preview.json()
     assert (told["counts"]["booked"], told["counts"]["failed"]) == (1, 2)
-    assert [row["line"] for row in told["rows"]] == [None, None]  # the database's own refusals name no column
+    assert [(row["line"], row["column"]) for row in told["rows"]] == [(3, None), (4, None)]  # of the database itself
     assert client.shop.kept() == (0, 0)  # type: ignore[attr-defined]
 
 
