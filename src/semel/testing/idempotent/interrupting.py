@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from semel.bulk.declaration import BulkPolicy
-from semel.bulk.flow import BulkRun, HandleInside, HandleOutside, KnownItems
+from semel.bulk.flow import BulkRun, HandleInside, HandleOutside
 from semel.bulk.rules import ListedItem, Tally
 from semel.bulk.store import Items
 from semel.core.contract import Store
@@ -50,8 +50,8 @@ def watch(engines: tuple[AnyEngine, ...], dies: Moment | None = None) -> Iterato
     stores = [engine.backend.store for engine in engines]
     original = BulkPolicy.begin
 
-    def begin(policy: BulkPolicy, store: Store, grant: Grant, total: int, known: KnownItems | None = None) -> BulkRun:
-        run = original(policy, store, grant, total, known)
+    def begin(policy: BulkPolicy, store: Store, grant: Grant, total: int, *further: Any) -> BulkRun:
+        run = original(policy, store, grant, total, *further)
         if not any(store is each for each in stores):
             return run
         witness.policy, witness.total = policy, total
@@ -66,7 +66,9 @@ class _WatchedRun(BulkRun):
 
     def __init__(self, run: BulkRun, witness: Witness, dies: Moment | None) -> None:
         size = run.size if dies is None else min(run.size, max(1, run.total // 3))
-        super().__init__(run.store, run.grant, run.total, size, run.effects, run.inside, run.repeatable_us, run.known)
+        super().__init__(
+            run.store, run.grant, run.total, size, run.effects, run.inside, run.repeatable_us, run.known, run.describe
+        )
         self._witness = witness
         self._dies = dies
         self._handed: set[int] = set()
