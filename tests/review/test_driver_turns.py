@@ -210,6 +210,7 @@ def hear_when_told(loop: asyncio.AbstractEventLoop, told: threading.Event) -> No
     loop.call_soon_threadsafe = hearing  # type: ignore[method-assign,assignment]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # the collector closes it: said from 3.13 on
 def test_a_unit_whose_loop_stopped_before_its_start_releases_the_file(tmp_path: Path) -> None:
     """Its caller was cancelled, the loop stopped, the gate was lent, and only then the loop was closed."""
     driver = migrate(tmp_path / "semel.db", busy_seconds=5.0)
