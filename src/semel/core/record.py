@@ -84,6 +84,20 @@ def is_whole(answer: Answer) -> bool:
     return True
 
 
+def check_answer(answer: Answer) -> None:
+    """Raise TypeError, naming the field, for an answer that no store could keep."""
+    if is_whole(answer):
+        return
+    if answer.status is not None and not isinstance(answer.status, int):
+        raise TypeError(f"Answer.status must be a number such as 201, or None, not {type(answer.status).__name__}")
+    if not isinstance(answer.body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"Answer.body must be bytes, such as b'...' or text.encode(), not {type(answer.body).__name__}")
+    try:
+        pack_headers(answer.headers)
+    except Exception as error:
+        raise TypeError("Answer.headers must be pairs of bytes, such as ((b'location', b'/orders/1'),)") from error
+
+
 def answer_digest(status: int | None, header_block: bytes, body: bytes) -> bytes:
     """16 bytes of SHA-256 over the stored answer."""
     head = b"semel.answer.1:%d:%d:%b" % (-1 if status is None else status, len(header_block), header_block)

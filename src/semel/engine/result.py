@@ -26,6 +26,7 @@ from semel.core.model import (
 )
 from semel.core.model import Refusal as Refusal
 from semel.core.outcomes import Outcome, Refused, classify_answer
+from semel.core.record import check_answer
 from semel.engine.permit import Permit
 from semel.errors import (
     CommandError,
@@ -86,10 +87,10 @@ def answer_from(returned: object) -> Answer:
 
     Raises TypeError, naming what to return.
     """
-    if isinstance(returned, Answer):
-        return returned
-    if isinstance(returned, Refused):
-        return returned.answer
+    answer = returned.answer if isinstance(returned, Refused) else returned
+    if isinstance(answer, Answer):
+        check_answer(answer)
+        return answer
     kind = type(returned).__name__
     raise TypeError(f"a handler must return a semel.Answer, such as Answer(200, (), b'...'), not {kind}")
 
