@@ -218,4 +218,4 @@ def test_loading_the_plugin_imports_nothing_but_pytest() -> None:
         "print(sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['semel', 'semel.testing', 'semel.testing.pytest_plugin']"
+    assert done.stdout.strip() == "['semel', 'semel.lazy', 'semel.testing', 'semel.testing.pytest_plugin']"
