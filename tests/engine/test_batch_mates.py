@@ -111,7 +111,7 @@ def test_a_caller_that_is_cancelled_takes_no_reply_from_another(keeps: bool, sen
 
 
 def _begin_at_once(loop: asyncio.AbstractEventLoop, work: Any, **_: Any) -> Any:
-    """A task factory as ``asyncio.eager_task_factory`` of Python 3.12: a task's first step runs where it is made."""
+    """A task factory as ``asyncio.eager_task_factory``, for Python 3.11: a task's first step runs where it is made."""
     try:
         awaited = work.send(None)
     except StopIteration as stop:
@@ -152,7 +152,7 @@ def test_a_loop_whose_tasks_are_eager_is_served(suspends: bool) -> None:
         return perform(make(), lambda needed: None)
 
     async def told() -> list[Any]:
-        asyncio.get_running_loop().set_task_factory(_begin_at_once)
+        asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory", _begin_at_once))
         coalescer = Coalescer(verb, run, patience_seconds=5.0, keeps=True)
         asked = [coalescer.ask(number) for number in (1, 2, 3)]
         for _ in range(10):
