@@ -15,11 +15,13 @@ from asyncmy.errors import InterfaceError, MySQLError
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import SemelError
 from semel.stores.deadline import Deadline, run_within
+from semel.stores.loops import socket_number
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import AsyncUnitPool
+from semel.stores.process import part_in_children
 
 T = TypeVar("T")
 
@@ -302,7 +304,9 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
             self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> Taken:
-        return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)
+        taken = await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)
+        part_in_children(taken[0]._transport, socket_number)
+        return taken
 
     async def close(self) -> None:
         """Close what is idle on this loop."""

@@ -24,7 +24,7 @@ from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import Lifo
-from semel.stores.process import begin_in_children
+from semel.stores.process import begin_in_children, part_in_children
 
 T = TypeVar("T")
 
@@ -342,7 +342,9 @@ class PymysqlUnitPool:
             self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> Taken:
-        return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)
+        taken = open_connection(PymysqlUnitConnection, self.server, deadline, own=False)
+        part_in_children(taken[0]._sock, socket.socket.fileno)
+        return taken
 
     def close(self) -> None:
         """Close what is idle."""
