@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bulk.fellows import KINDS, Home
 from tests.inbox.conftest import make_home
+from tests.servers.mariadb import mariadb, url
 from tests.servers.postgres import postgres
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,13 @@ def told(script: str, *given: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def place_of(home: Home, kind: str, folder: Path) -> tuple[str, str]:
+    """The URL of a home's server, and its schema."""
+    if "pg" in kind:
+        return postgres(), home.fetch("SELECT current_schema()")[0][0]
+    return url(mariadb()) if "my" in kind else f"sqlite:///{folder}/inbox.db", ""
+
+
 def test_an_engine_begins_anew(tmp_path: Path) -> None:
     assert told(ENGINE, f"sqlite:///{tmp_path}/semel.db") == ["0 True True {}", "1 False True 1"]
 
@@ -71,7 +80,7 @@ def test_a_driver_does_not_touch_its_parents_connections(url: str) -> None:
 
 
 HANDLER = """
-import os, sys
+import os, signal, sys
 from semel import Answer, Engine, NothingHappened, Policy
 from semel.core.model import State
 from semel.stores.urls import connect_backend
@@ -86,6 +95,7 @@ parent = os.getpid()
 
 def work(end):
     if os.fork() == 0:
+        signal.alarm(20)  # for one that waits for ever
         if end == "exit":
             sys.exit(3)
         if end == "raise":
@@ -129,17 +139,17 @@ def test_a_child_that_leaves_its_parents_handler_says_nothing_of_the_command(
 
 
 UNITS = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from semel import Answer, AsyncEngine, AsyncInbox, Engine, Inbox, NothingHappened, Policy
 from semel.stores.postgres.url import postgres_backend
 from semel.stores.urls import connect_backend
-from tests.bulk.fellows import write
+from tests.bulk.fellows import SYNC, write
 from tests.engine.shells import command
 from tests.engine.telling import at_once
 
 kind, server, schema = sys.argv[1:]
-is_async = kind in ("aiosqlite", "asyncpg")
-if "sqlite" in kind:
+is_async = kind not in SYNC
+if "pg" not in kind:
     backend = connect_backend(server)
 else:
     backend = postgres_backend(server, asyncpg=kind == "asyncpg", schema=schema)
@@ -152,6 +162,12 @@ parent = os.getpid()
 async def work(at, n, end):
     await write(at, n)
     if os.fork() == 0:
+        signal.alarm(20)  # for one that waits for ever
+        if end == "write":
+            try:
+                await write(at, n + 5)
+            except Exception:
+                raise KeyError from None
         if end == "exit":
             sys.exit(3)
         if end == "raise":
@@ -172,7 +188,7 @@ def ended(act):
     if os.getpid() != parent:
         os._exit(0)
 
-for n, end in enumerate(("exit", "raise", "return")):
+for n, end in enumerate(("exit", "raise", "return", "write")[:3 if "sqlite" in kind else 4]):
     def handle(message):
         begun = work(message, 10 * n, end)
         return begun if is_async else at_once(begun)
@@ -195,17 +211,17 @@ run(engine.close())
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "aiosqlite", "psycopg", "asyncpg"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_child_that_leaves_a_transaction_of_its_parents_does_not_end_it(kind: str, tmp_path: Path) -> None:
     """It would speak on the connection that both have: its ROLLBACK ended the parent's transaction."""
-    home = make_home("psycopg" if "pg" in kind else "sqlite", tmp_path)
-    server, schema = f"sqlite:///{tmp_path}/inbox.db", ""
-    if "pg" in kind:
-        server, schema = postgres(), home.fetch("SELECT current_schema()")[0][0]
+    home = make_home(kind, tmp_path)
     once = ["HANDLED", "b'parent'"]
-    ends = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
-    assert told(UNITS, kind, server, schema) == [line for end in ends for each in once for line in (end, each)]
-    assert home.effects() == sorted(base + 10 * n + m for base in (0, 100) for n in range(3) for m in range(2))
+    ends = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError", "KeyError")]
+    ends = ends[: 3 if "sqlite" in kind else 4]
+    assert told(UNITS, kind, *place_of(home, kind, tmp_path)) == [
+        line for end in ends for each in once for line in (end, each)
+    ]
+    assert home.effects() == sorted(base + 10 * n + m for base in (0, 100) for n in range(len(ends)) for m in range(2))
 
 
 LOCKS = """
@@ -255,17 +271,18 @@ def test_a_child_waits_for_no_lock_that_another_thread_of_its_parent_held(tmp_pa
 
 
 BULKS = """
-import os, sys
+import os, signal, sys
 from semel import NothingHappened
-from semel.stores.postgres.url import postgres_backend
-from tests.bulk.fellows import Fellow, Home, sqlite_at, write
+from semel.stores.urls import connect_backend
+from tests.bulk.fellows import Fellow, Home, write
 
 kind, effects, server, schema = sys.argv[1:]
-if "sqlite" in kind:
-    home = sqlite_at(server)
+if "pg" not in kind:
+    home = Home(lambda kind: connect_backend(server), lambda text: [])
 else:
+    from semel.stores.postgres.url import postgres_backend
     home = Home(lambda kind: postgres_backend(server, asyncpg=kind == "asyncpg", schema=schema), lambda text: [])
-fellow = Fellow(kind, home, effects=effects, operation=effects)
+fellow = Fellow(kind, home, effects=effects, operation=effects, pipelined=effects == "atomic")
 parent, done = os.getpid(), []
 
 async def handle(item):
@@ -273,6 +290,7 @@ async def handle(item):
     if effects == "atomic":
         await write(item, item.value["n"])
     if os.fork() == 0:
+        signal.alarm(20)  # for one that waits for ever
         if end == "exit":
             sys.exit(3)
         if end == "raise":
@@ -293,13 +311,10 @@ print(done, [outcome.result_id for outcome in fellow.outcomes(result)])
 
 
 @pytest.mark.parametrize("effects", ["atomic", "idempotent"])
-@pytest.mark.parametrize("kind", ["sqlite", "sqlite-async", "asyncpg"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_child_that_leaves_an_item_of_a_bulk_goes_on_with_no_other(kind: str, effects: str, tmp_path: Path) -> None:
     home = make_home(kind, tmp_path)
-    server, schema = f"{tmp_path}/inbox.db", ""
-    if "pg" in kind:
-        server, schema = postgres(), home.fetch("SELECT current_schema()")[0][0]
     ends = ["exit", "raise", "return"]
     left = [f"child {error}" for error in ("SystemExit", "NothingHappened", "HandlerError")]
-    assert told(BULKS, kind, effects, server, schema) == [*left, f"{ends} {ends}"]
+    assert told(BULKS, kind, effects, *place_of(home, kind, tmp_path)) == [*left, f"{ends} {ends}"]
     assert home.effects() == ([0, 1, 2] if effects == "atomic" else [])

@@ -61,6 +61,19 @@ def test_a_call_is_done_by_the_thread_that_found_no_second_one(
         eventually(lambda: ended == [1], 5.0)
 
 
+def test_the_thread_that_renews_leases_does_no_callers_work(
+    limit: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's work may wait for another command's end, for longer than a lease."""
+    monkeypatch.setattr(shield, "_threads", shield._Threads())
+    done_in: list[int] = []
+    shield._threads.calls.put(shield._Call(lambda: done_in.append(threading.get_ident())))
+    with limit(THREAD_NAME):
+        shield.serve_lost()
+        eventually(lambda: len(done_in) == 1, 5.0)
+    assert done_in != [threading.get_ident()]
+
+
 @pytest.mark.parametrize("effects", ["external", "idempotent"])
 def test_what_nobody_would_renew_does_not_run(limit: Callable[[str], Any], effects: Any) -> None:
     runs: list[int] = []

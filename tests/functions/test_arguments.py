@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, make_dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
@@ -578,3 +579,25 @@ def test_a_function_that_has_changed_its_argument_is_not_run_again(mode: Mode, t
         assert ran == [[1, 2], [1, 2], [3], [3]]
     finally:
         stage.close()
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_default_that_has_no_form_yet_does_not_keep_a_command_from_being_declared(stage: Stage, is_new: bool) -> None:
+    """As where its codec asks what is opened after the import: each call asked it, and still does."""
+    rates: dict[Fraction, int] = {}
+    codec = Codec(Fraction, encode=rates.__getitem__, decode=Fraction)
+
+    def former(order: str) -> str:
+        return "paid"
+
+    def pay(order: str, rate: Fraction = Fraction(1, 2)) -> str:
+        return "paid"
+
+    if is_new:
+        assert stage.command(former, key="order")("A") == "paid"
+        pay.__qualname__, pay.__module__ = former.__qualname__, former.__module__
+    once = stage.command(pay, key="order", codecs=[codec])
+    with pytest.raises(KeyError):
+        once("A")
+    rates[Fraction(1, 2)] = 7
+    assert [once("A"), once("A", Fraction(1, 2))] == ["paid", "paid"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from semel.errors import HandlerError, PolicyError, StoreUnavailable
 from semel.inbox.run import Message, Poison
 from semel.inbox.store import Receipt
+from semel.stores.urls import connect_backend
 from tests.bulk.fellows import Home, write
+from tests.engine.shells import command
 from tests.inbox.conftest import Consumer
 
 Make = Callable[..., Consumer]
@@ -219,3 +222,34 @@ def test_ids_and_consumers_that_cannot_be_stored_are_refused(make_consumer: Make
 def test_an_unknown_option_says_where_it_belongs(make_consumer: Make, name: str, says: str) -> None:
     with pytest.raises(PolicyError, match=f"unknown option '{name}'; .*{says}"):
         make_consumer(**{name: 2})
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "sqlite-async"], indirect=True)
+@pytest.mark.parametrize("engine", ["its own", "another one"])
+def test_a_command_inside_a_handler_is_the_messages_failure_on_sqlite(
+    kind: str, home: Home, engine: str, tmp_path: Path
+) -> None:
+    """It waits for its own caller's transaction, each time: no outage of the store, which would never be counted."""
+    quick = Home(lambda kind: connect_backend(f"sqlite:///{tmp_path}/inbox.db?busy_seconds=0.05"), home.fetch)
+    worker = Consumer(kind, quick, tries_max=2)
+    inner: Any = type(worker.engine)(worker.engine.backend if engine == "its own" else quick.backend(kind))
+
+    async def nests(message: Message) -> None:
+        begun = inner.run(command("inner"), never)
+        if worker.runner is not None:
+            await begun
+
+    with pytest.raises(StoreUnavailable):
+        worker.handle("m-1", nests)
+    assert worker.handle("m-1", nests) is Receipt.PARKED
+    worker.close()
+
+
+def test_a_store_that_cannot_be_reached_is_no_failure_of_a_message(make_consumer: Make) -> None:
+    async def away(message: Message) -> None:
+        raise StoreUnavailable("the database is locked, by another one")
+
+    worker = make_consumer(tries_max=1)
+    with pytest.raises(StoreUnavailable):
+        worker.handle("m-1", away)
+    assert worker.handle("m-1", writes(1)) is Receipt.HANDLED

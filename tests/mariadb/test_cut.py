@@ -6,6 +6,8 @@ MariaDB does not notice that its client has gone while it is at a statement.
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from semel.stores.mariadb import protocol, transaction
 from tests.atomic.over_http import ask, check_rolled_back
 from tests.engine.shells import MADE, command, until
 from tests.mariadb.conftest import ATOMIC, WHAT, Fellow, Outside, Writes, made, never, writes_of
+from tests.servers.relay import Relay
 
 SHORT = Policy(effects="atomic", lease_seconds=1, deadline_seconds=1)
 BRIEF = command(policy=SHORT)
@@ -154,3 +157,30 @@ def test_a_command_after_another_was_cut_finds_a_connection(fellow: Fellow, outs
         with pytest.raises(Exception, match=r"(?i)lost|gone|closed|killed|read"):
             fellow.run(WHAT, is_killed)
     assert fellow.run(command("other", policy=replace(ATOMIC)), made).answer == MADE
+
+
+def test_a_connection_that_the_network_ended_leaves_a_statement_behind(
+    make_fellow: Callable[..., Fellow], relay: Relay, outside: Outside
+) -> None:
+    """It is still to be undone, or has committed by itself: nothing can be said of it while its session is there."""
+    fellow = make_fellow(port=relay.port, patience_seconds=1.0)
+
+    def cut() -> None:
+        while not sleeping(outside):
+            pass
+        relay.cut()
+
+    async def handler(permit: Permit, db: Writes) -> Answer:
+        await db.insert()
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        try:
+            await db.execute("SELECT SLEEP(20)")
+        finally:
+            cutting.join()
+        return MADE
+
+    with pytest.raises(StoreTimeout, match="not known yet"):
+        fellow.run(WHAT, handler)
+    [(id,)] = sleeping(outside)
+    outside.fetch(f"KILL CONNECTION {id}")

@@ -15,15 +15,7 @@ from struct import Struct
 from types import NoneType
 from typing import get_type_hints
 
-from semel.core.model import (
-    OPEN_STATES,
-    STORED_ANSWERS,
-    Answer,
-    AnswerKind,
-    Find,
-    Record,
-    State,
-)
+from semel.core.model import OPEN_STATES, STORED_ANSWERS, Answer, AnswerKind, Find, Record, State
 from semel.sealing.rules import MARK
 
 DIGEST_BYTES = 16

@@ -18,13 +18,7 @@ from typing import Any, Final, TypedDict
 from semel.core.command_flow import Under, make_settlement, recast
 from semel.core.contract import Identity, Observed, another_store
 from semel.core.flow import Flow, ask
-from semel.core.identity import (
-    key_hash,
-    record_id,
-    secret_check,
-    uuid7_bytes,
-    uuid_text,
-)
+from semel.core.identity import key_hash, record_id, secret_check, uuid7_bytes, uuid_text
 from semel.core.model import (
     Allowance,
     Answer,
@@ -48,26 +42,13 @@ from semel.core.timing import RENEWALS_PER_LEASE, check_seconds
 from semel.engine.permit import Permit
 from semel.engine.requirements import NO_STEPS, Needs
 from semel.engine.result import Refusal
-from semel.errors import (
-    ConfigurationError,
-    IdentityMismatch,
-    PolicyError,
-    SchemaError,
-    StoreError,
-    StoreUnavailable,
-)
+from semel.errors import ConfigurationError, IdentityMismatch, PolicyError, SchemaError, StoreError, StoreUnavailable
 from semel.keys import weakness
 from semel.operations.references import make_kept
 from semel.policy import Command
 from semel.quota import Quota, allowance_of, check_quota
 from semel.sealing.rules import Seals as Seals
-from semel.sealing.rules import (
-    check_sealer,
-    cover,
-    cover_resolution,
-    seal_request,
-    validate_sealer,
-)
+from semel.sealing.rules import check_sealer, cover, cover_resolution, seal_request, validate_sealer
 from semel.stores.backend import Backend, quote_url
 from semel.stores.process import begin_in_children
 from semel.telemetry import Observer

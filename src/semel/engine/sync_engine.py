@@ -13,25 +13,9 @@ from typing import Any, Self, TypeVar, Unpack
 from semel.atomic.flow import claim_of_waiter, read_settled
 from semel.atomic.own_transaction import in_own_transaction
 from semel.atomic.run import Atomic
-from semel.core.command_flow import (
-    await_verdict,
-    look_before_refusing,
-    look_instead,
-    reread,
-    settle_until_confirmed,
-)
+from semel.core.command_flow import await_verdict, look_before_refusing, look_instead, reread, settle_until_confirmed
 from semel.core.flow import MakeFlow, ask
-from semel.core.model import (
-    Answer,
-    Claim,
-    Effects,
-    InProgress,
-    Settlement,
-    Settling,
-    State,
-    Superseded,
-    Verdict,
-)
+from semel.core.model import Answer, Claim, Effects, InProgress, Settlement, Settling, State, Superseded, Verdict
 from semel.core.outcomes import Outcome, Refused, classify_exception
 from semel.core.requests import Begin, Rollback, Unit
 from semel.engine.opening import introduction, open_or_close

@@ -53,7 +53,7 @@ class Fingerprints:
     def __post_init__(self) -> None:
         for name, root, find in self._list_parts():
             if root in self.defaults:
-                with suppress(Unserialisable, NotThere, RecursionError):  # each call that uses it is refused
+                with suppress(Exception):  # of a codec, too: each call that uses the default asks again, and raises it
                     self.declared[name] = self.canonical(find(self.defaults), name)
 
     def _list_parts(self) -> Iterator[tuple[str, str, Callable[[Mapping[str, Any]], Any]]]:
@@ -179,7 +179,11 @@ class Fingerprints:
             return False
 
     def _is_default(self, name: str, part: bytes) -> bool:
-        return part == self.declared.get(name)
+        if name in self.declared:
+            return part == self.declared[name]
+        with suppress(Exception):  # as there
+            return part == self.canonical(self.defaults[name], name)
+        return False
 
     def canonical(self, value: Any, where: str, depth: int = 0) -> bytes:
         """A value as bytes, different for different values. Raises Unserialisable."""

@@ -122,7 +122,7 @@ class _Inbox:
         if parked is not None:
             return parked
         of_the_store = isinstance(error, StoreError) and not isinstance(error, HandlerRefused)
-        if of_the_store or is_wrong_for_all(error):
+        if (of_the_store and not _locks_out(unit, error)) or is_wrong_for_all(error):
             return None  # the next delivery may fare better, or no message would
         tries = self.tries_max if isinstance(error, Poison) else 1
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, Poison) else str(error)
@@ -388,6 +388,12 @@ async def await_over(begun: object) -> object:
     if not inspect.isawaitable(begun):
         raise HandlerError(_NOT_AWAITED.format(kind=type(begun).__name__))
     return check_over(await begun)
+
+
+def _locks_out(unit: AnyUnit, error: Exception) -> bool:
+    """Whether a handler has waited for its own transaction: SQLite's file has one write lock. So will each next try."""
+    asked: Callable[[Exception], bool] | None = getattr(unit, "locks_out", None)
+    return asked is not None and asked(error)
 
 
 def _require_receipt(met: Receipt | None) -> Receipt:

@@ -35,6 +35,12 @@ class Loops(Generic[V]):
         return value
 
 
+def socket_number(transport: Any) -> int:
+    """The number of a transport's socket. Raises AttributeError or OSError where it is closed."""
+    number: int = transport.get_extra_info("socket").fileno()
+    return number
+
+
 def cut(transport: Any) -> None:
     """Close the socket of a transport whose loop is over: nothing of it will ever be called."""
     under = getattr(getattr(transport, "_ssl_protocol", None), "_transport", transport)

@@ -8,8 +8,11 @@ about to replace.
 from __future__ import annotations
 
 import os
+import socket
 import weakref
-from typing import Final, Protocol
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 FORKED: Final = (
     "the handler forked this process and returned in it, while its parent is at the same command: the parent's outcome "
@@ -32,6 +35,29 @@ def begin_in_children(one: Inherited) -> None:
     _watched.add(one)
 
 
+_parted: weakref.WeakKeyDictionary[Any, Callable[[Any], int]] = weakref.WeakKeyDictionary()
+
+
+def part_in_children(line: Any, fileno: Callable[[Any], int]) -> None:
+    """Have a connection's socket lead nowhere in every forked child.
+
+    What a child meets as it walks its parent's stack, such as the end of a ``with`` block, would speak to the server on
+    the parent's connection.
+
+    Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket, and may raise where it is closed.
+    """
+    _parted[line] = fileno
+
+
+def _part() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        for line, fileno in list(_parted.items()):
+            with suppress(Exception):  # a connection that was closed has no socket
+                os.dup2(ours.fileno(), fileno(line), inheritable=False)
+
+
 _process: object = object()
 
 
@@ -43,6 +69,8 @@ def this_process() -> object:
 def _in_child() -> None:
     global _process
     _process = object()
+    if _parted:
+        _part()
     for one in list(_watched):
         one.begin_process()
 

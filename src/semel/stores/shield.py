@@ -233,7 +233,8 @@ class _Threads:
     def serve_lost(self) -> None:
         """Run work that was submitted without waking an idle thread."""
         if not self._idle and not self.calls.empty():
-            self._start()
+            with suppress(RuntimeError):  # no thread is to be had: the next beat tries again
+                _thread.start_new_thread(self._start, ())  # as ``post``: the caller's own thread has leases to renew
 
     def _count(self, change: int) -> int:
         with self._lock:

@@ -15,11 +15,13 @@ from asyncmy.errors import InterfaceError, MySQLError
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import SemelError
 from semel.stores.deadline import Deadline, run_within
+from semel.stores.loops import socket_number
 from semel.stores.mariadb.asyncmy_client import Taken, close, drop, is_sound, open_connection, perform
 from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
 from semel.stores.mariadb.protocol import Conversation, MariadbServer
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import AsyncUnitPool
+from semel.stores.process import part_in_children
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ class AsyncmyUnitConnection(asyncmy.Connection):
     left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     reading = 0
     was_cut = False  # under a statement, which the server may still be at
+    was_lost = False  # under a statement, by the server or the network
     _was_undone = False
 
     # The only place where a cancelled task can leave a statement half-way.
@@ -40,6 +43,9 @@ class AsyncmyUnitConnection(asyncmy.Connection):
             await super()._fill_buffer(need)  # type: ignore[misc]
         except asyncio.CancelledError:
             self.was_cut = True
+            raise
+        except MySQLError:
+            self.was_lost = True
             raise
         finally:
             self.reading -= 1
@@ -103,7 +109,7 @@ def successor(connection: Any) -> Any:
     fresh: Any = AsyncmyUnitConnection.__new__(AsyncmyUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     deque(map(setattr, repeat(fresh), _STATE, _state_of(connection)), 0)  # with no step of Python for each
-    fresh.left_writes = fresh.was_cut = fresh._was_undone = False
+    fresh.left_writes = fresh.was_cut = fresh.was_lost = fresh._was_undone = False
     connection._connected = False
     connection._transport = connection._proto = None
     connection._close_reason = LATE
@@ -241,21 +247,23 @@ class AsyncmyUnit:
         """End it where no ROLLBACK was answered: on another connection Semel sees to its end, and to what remains."""
         connection, greeting = self._taken
         was_cut = bool(connection.was_cut or connection.reading)
+        may_go_on = was_cut or connection.was_lost
         self._ended = True
         self.left_writes |= connection.left_writes
         await close(connection)
         try:
             other, met = await self._pool.open_another(deadline)
             try:
-                session = connection.thread_id() if was_cut else None
-                asked = witness_end(session, deadline.before_sending(), is_there=met.server == greeting.server)
+                session = connection.thread_id() if may_go_on else None
+                is_there = met.server == greeting.server
+                asked = witness_end(session, deadline.before_sending(), is_there=is_there, stops=was_cut)
                 has_ended, may_remain = await run_within(perform(other, asked), deadline.for_answer())
             finally:
                 await close(other)
             self.is_undecided = not has_ended
             self.left_writes |= may_remain
         except (SemelError, Lost, MariadbRefused, TimeoutError):
-            self.is_undecided = was_cut
+            self.is_undecided = may_go_on
         finally:
             await self._pool.give(self._taken, sound=False)
 
@@ -302,7 +310,9 @@ class AsyncmyUnitPool(AsyncUnitPool[MariadbServer, Taken]):
             self.lifo.forget()
 
     async def _open(self, deadline: Deadline) -> Taken:
-        return await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)
+        taken = await open_connection(AsyncmyUnitConnection, self.server, deadline, own=False)
+        part_in_children(taken[0]._transport, socket_number)
+        return taken
 
     async def close(self) -> None:
         """Close what is idle on this loop."""

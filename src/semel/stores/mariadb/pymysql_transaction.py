@@ -19,12 +19,12 @@ import pymysql
 from semel.core.flow import Ask, MakeFlow
 from semel.errors import SemelError
 from semel.stores.deadline import Deadline
-from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, store_error
+from semel.stores.mariadb.errors import Lost, MariadbRefused, connection_lost, parse_refusal, store_error
 from semel.stores.mariadb.protocol import MariadbServer
 from semel.stores.mariadb.pymysql_client import Taken, close, is_sound, open_connection, perform, wait_for
 from semel.stores.mariadb.transaction import BUSY, LATE, Transaction, is_incomplete, undoes_all, undone, witness_end
 from semel.stores.pool import Lifo
-from semel.stores.process import begin_in_children
+from semel.stores.process import begin_in_children, part_in_children
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
     transaction: Transaction | None = None  # while it is handed out
     left_writes = False  # whether the server said of a rollback of its own that some of the writes remain
     was_cut = False  # under a statement, which the server may still be at
+    was_lost = False  # under a statement, by the server or the network
     _was_undone = False
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
@@ -62,6 +63,7 @@ class PymysqlUnitConnection(pymysql.connections.Connection):  # type: ignore[mis
             return super()._read_packet(*args, **options)
         except pymysql.MySQLError as error:
             self._was_undone = self._was_undone or undoes_all(error)
+            self.was_lost = self.was_lost or parse_refusal(error) is None
             raise
         except BaseException:  # as ``_whole``, for each row
             self.was_cut = True
@@ -117,7 +119,7 @@ def successor(connection: PymysqlUnitConnection) -> PymysqlUnitConnection:
     fresh = PymysqlUnitConnection.__new__(PymysqlUnitConnection)
     fresh.__dict__.update(connection.__dict__)
     fresh._result = None
-    fresh.left_writes = fresh.was_cut = fresh._was_undone = False
+    fresh.left_writes = fresh.was_cut = fresh.was_lost = fresh._was_undone = False
     fresh.cursorclass = pymysql.cursors.Cursor
     connection._sock = connection._rfile = None
     connection._closed = True
@@ -269,19 +271,20 @@ class PymysqlUnit:
         if connection.speaking.locked():
             connection.cut()
         close(connection)
-        was_cut = connection.was_cut
+        was_cut, may_go_on = connection.was_cut, connection.was_cut or connection.was_lost
         try:
             other, met = self._pool.open_another(deadline)
             try:
-                session = connection.thread_id() if was_cut else None
-                asked = witness_end(session, deadline.before_sending(), is_there=met.server == greeting.server)
+                session = connection.thread_id() if may_go_on else None
+                is_there = met.server == greeting.server
+                asked = witness_end(session, deadline.before_sending(), is_there=is_there, stops=was_cut)
                 has_ended, may_remain = perform(other, asked, deadline)
             finally:
                 close(other)
             self.is_undecided = not has_ended
             self.left_writes |= may_remain
         except (SemelError, Lost, MariadbRefused):
-            self.is_undecided = was_cut
+            self.is_undecided = may_go_on
         finally:
             self._pool.give(self._taken, sound=False)
 
@@ -342,7 +345,9 @@ class PymysqlUnitPool:
             self.lifo.forget()
 
     def _open(self, deadline: Deadline) -> Taken:
-        return open_connection(PymysqlUnitConnection, self.server, deadline, own=False)
+        taken = open_connection(PymysqlUnitConnection, self.server, deadline, own=False)
+        part_in_children(taken[0]._sock, socket.socket.fileno)
+        return taken
 
     def close(self) -> None:
         """Close what is idle."""

@@ -58,6 +58,7 @@ _STOP: Final = (
     "DO SLEEP({pause});\nSET turns = turns - 1;\nEND WHILE;\n"
     "SELECT EXISTS (SELECT 1 FROM information_schema.processlist WHERE id = {id});\nEND"
 )
+_WATCH: Final = _STOP.replace("KILL CONNECTION {id}", "DO 0")
 _PLAIN_TABLES: Final = (
     "SELECT EXISTS (SELECT 1 FROM information_schema.tables AS t\n"
     "LEFT JOIN information_schema.engines AS e ON e.engine = t.engine\n"
@@ -135,18 +136,22 @@ class Transaction:
         return True
 
 
-def witness_end(session: int | None, seconds: float, *, is_there: bool) -> Conversation[tuple[bool, bool]]:
+def witness_end(session: int | None, seconds: float, *, is_there: bool, stops: bool) -> Conversation[tuple[bool, bool]]:
     """Whether a handler's session has ended, whose ROLLBACK was not answered, and whether writes of it may remain.
 
     On another connection of the same user, who may stop his own sessions. A server does not notice that its client
     has gone while it is at a statement. Where a session is listed no more, its transaction is rolled back.
 
-    Parameters: ``session`` to be stopped; None where the server has ended it. ``is_there`` whether this connection is
-    to the session's own server: another one would stop somebody else's. ``seconds`` to wait for its end.
+    Parameters: ``session`` that may still be at a statement; None where none can be. ``is_there`` whether this
+    connection is to the session's own server: another one would stop somebody else's. ``stops`` whether it is stopped:
+    not where the connection was lost, since a server that has started again gives its number to another. ``seconds``
+    to wait for its end.
     """
     has_ended = session is None
     if session is not None and is_there:
-        [rows, *_] = yield _STOP.format(id=session, turns=max(1, int(seconds / POLL_SECONDS)), pause=POLL_SECONDS)
+        [rows, *_] = yield (_STOP if stops else _WATCH).format(
+            id=session, turns=max(1, int(seconds / POLL_SECONDS)), pause=POLL_SECONDS
+        )
         assert isinstance(rows, list)
         has_ended = not rows[0][0]
     [rows] = yield _PLAIN_TABLES

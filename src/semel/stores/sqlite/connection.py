@@ -178,6 +178,14 @@ def writes(needed: Ask[Any]) -> bool:
     return kind is Execute or kind is Script or kind is ExecuteMany or needed is NOW_LOCKED
 
 
+class FileLocked(StoreUnavailable):
+    """The file's write lock was not to be had in time. ``path`` of the file."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection holds the file's write lock right now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -240,4 +248,5 @@ def store_error(error: sqlite3.Error, path: str = "", *, committing: bool = Fals
     if committing and code == sqlite3.SQLITE_IOERR:
         text = f"the commit failed in the middle ({text}): whether it took effect is not known yet"
         return StoreTimeout(f"SQLite: {text} ({remedy})")
-    return StoreUnavailable(f"SQLite: {text} ({remedy})")
+    text = f"SQLite: {text} ({remedy})"
+    return FileLocked(text, path) if is_busy(error) else StoreUnavailable(text)

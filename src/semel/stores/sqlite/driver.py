@@ -172,7 +172,7 @@ class SqliteDriver:
             else:
                 self._wake()
                 job.event.wait(BUSY_PAUSE_SECONDS)
-                refuse_overdue(self._queue, is_lent=self._is_lent)
+                refuse_overdue(self._queue, self.path, is_lent=self._is_lent)
         return job.result()
 
     async def run_async(self, make: MakeFlow[T]) -> T:
@@ -443,7 +443,7 @@ class SqliteDriver:
                 if self._stopping:
                     return
             if not self._gate.acquire(timeout=0.05):
-                refuse_overdue(self._queue, is_lent=self._is_lent)
+                refuse_overdue(self._queue, self.path, is_lent=self._is_lent)
             elif self._lending_next():
                 self._lend(self._take_lending())
             elif self._queue:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 from semel.core.flow import Ask, Flow, MakeFlow, perform
 from semel.errors import StoreUnavailable
 from semel.stores.failures import still_unknown
+from semel.stores.sqlite.connection import FileLocked
 
 if TYPE_CHECKING:
     from semel.stores.sqlite.bundles import Bundle
@@ -232,27 +233,28 @@ def _nothing_to_lend() -> Any:
     raise AssertionError("only a lending job is asked to lend")
 
 
-def refuse_overdue(queue: deque[Job], *, is_lent: bool) -> None:
+def refuse_overdue(queue: deque[Job], path: str, *, is_lent: bool) -> None:
     """Refuse a flow that waited too long for its turn: it has written nothing.
 
-    Parameters: ``is_lent`` whether a transaction of this process has the turn.
+    Parameters: ``path`` of the file; ``is_lent`` whether a transaction of this process has the turn.
     """
     now = time.monotonic()
-    _refuse(queue, [job for job in list(queue) if job.deadline <= now], _LENT if is_lent else _BUSY)
+    overdue = [job for job in list(queue) if job.deadline <= now]
+    _refuse(queue, overdue, lambda: FileLocked(_LENT if is_lent else _BUSY, path))
 
 
 def refuse_all(queue: deque[Job]) -> None:
     """Refuse whatever waits for a thread that does not begin: nothing of it was written."""
-    _refuse(queue, list(queue), _NO_THREAD)
+    _refuse(queue, list(queue), lambda: StoreUnavailable(_NO_THREAD))
 
 
-def _refuse(queue: deque[Job], jobs: Sequence[Job], why: str) -> None:
+def _refuse(queue: deque[Job], jobs: Sequence[Job], why: Callable[[], StoreUnavailable]) -> None:
     for job in jobs:
         try:
             queue.remove(job)
         except ValueError:
             continue  # another thread has taken it in the meantime
-        job.fail(StoreUnavailable(why))
+        job.fail(why())
         settle_jobs([job])
 
 

@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 
 from semel.core.flow import MakeFlow, perform
 from semel.errors import EarlyCommit, HandlerRefused, StoreUnavailable
-from semel.stores.failures import WENT_ON
+from semel.stores.failures import WENT_ON, with_causes
 from semel.stores.shield import later
-from semel.stores.sqlite.connection import BEGIN, is_busy, open_connection, outlives_its_cause, store_error
+from semel.stores.sqlite.connection import BEGIN, FileLocked, is_busy, open_connection, outlives_its_cause, store_error
 from semel.stores.sqlite.driver import SqliteDriver
 from semel.stores.sqlite.guard import SqliteUnitConnection
 from semel.stores.sqlite.job import FlowJob
@@ -104,6 +104,10 @@ class SqliteUnit:
             pass  # the close has rolled back whatever was left
         finally:
             self._end()
+
+    def locks_out(self, error: BaseException) -> bool:
+        """Whether an error of the handler's says that something waited, in vain, for this transaction's own lock."""
+        return any(isinstance(each, FileLocked) and each.path == self._driver.path for each in with_causes(error))
 
     def __del__(self) -> None:
         # An abandoned unit would keep the gate for ever. A forked child must not end its parent's.

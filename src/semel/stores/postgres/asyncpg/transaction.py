@@ -20,6 +20,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from semel.core.flow import Ask, MakeFlow
 from semel.stores.deadline import Deadline
+from semel.stores.loops import socket_number
 from semel.stores.pool import AsyncLifo, AsyncUnitPool
 from semel.stores.postgres.asyncpg.driver import BROKEN, drop, is_lost, open_connection, to_error
 from semel.stores.postgres.asyncpg.pipeline import IS_KNOWN, PipedValues, execute_prepared, plain
@@ -29,6 +30,7 @@ from semel.stores.postgres.psycopg.driver import PostgresServer
 from semel.stores.postgres.psycopg.pipeline import is_outdated
 from semel.stores.postgres.rows import silent_settle
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive_async
+from semel.stores.process import part_in_children
 from semel.stores.sql.statements import Query
 
 T = TypeVar("T")
@@ -339,6 +341,7 @@ class AsyncpgUnitPool(AsyncUnitPool[PostgresServer, AsyncpgUnitConnection]):
             raise cannot_connect(str(error), error.sqlstate) from error
         except (OSError, TimeoutError, *BROKEN) as error:
             raise cannot_connect(str(error) or type(error).__name__) from error
+        part_in_children(connection._transport, socket_number)
         return connection
 
     @staticmethod

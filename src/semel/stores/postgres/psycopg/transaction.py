@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -30,7 +31,7 @@ from semel.stores.postgres.psycopg.driver import PostgresServer, is_lost, is_sta
 from semel.stores.postgres.psycopg.pipeline import Said, execute, names_of
 from semel.stores.postgres.psycopg.timeout import PatientAsyncConnection, PatientConnection, opening
 from semel.stores.postgres.transaction import Library, Talk, UnitTalk, drive
-from semel.stores.process import begin_in_children
+from semel.stores.process import begin_in_children, part_in_children
 from semel.stores.shield import later
 from semel.stores.sql.statements import Query
 
@@ -50,6 +51,7 @@ NOTHING_TO_KEEP: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
 LEFT: Final = (
     "the handler left rows half read, or a COPY open, on its connection; it was closed, and nothing of it remains"
 )
+SOCKET: Final = attrgetter("socket")  # of a session, which its successors have, too
 LATE: Final = "this command's transaction is over; nothing more can be written in it"
 
 
@@ -290,9 +292,11 @@ class PsycopgUnitPool:
     def _open(self, deadline: Deadline) -> PsycopgUnitConnection:
         try:
             with opening(self.server.conninfo, deadline):
-                return PsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+                opened = PsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
+        part_in_children(opened.pgconn, SOCKET)
+        return opened
 
     def close(self) -> None:
         """Close what is idle."""

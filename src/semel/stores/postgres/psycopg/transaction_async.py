@@ -18,10 +18,12 @@ from semel.stores.postgres.psycopg.transaction import (
     RELEASE,
     ROLLBACK_TO,
     SAVEPOINT,
+    SOCKET,
     PsycopgTalk,
     successor,
 )
 from semel.stores.postgres.transaction import drive_async
+from semel.stores.process import part_in_children
 
 T = TypeVar("T")
 
@@ -112,9 +114,11 @@ class AsyncPsycopgUnitPool(AsyncUnitPool[PostgresServer, AsyncPsycopgUnitConnect
     async def _open(self, deadline: Deadline) -> AsyncPsycopgUnitConnection:
         try:
             with opening(self.server.conninfo, deadline):
-                return await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
+                opened = await AsyncPsycopgUnitConnection.connect(self.server.conninfo, **self.server.plain_options())
         except psycopg.Error as error:
             raise cannot_connect(str(error), error.sqlstate) from error
+        part_in_children(opened.pgconn, SOCKET)
+        return opened
 
     async def close(self) -> None:
         """Close what is idle on this loop."""
