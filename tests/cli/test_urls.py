@@ -289,3 +289,17 @@ def test_a_url_without_a_password_is_shown_unchanged() -> None:
 def test_a_store_that_only_its_process_sees_is_named_by_its_own_scheme() -> None:
     with pytest.raises(UsageFailed, match="vault:// exists only within its own process"):
         require_shared(MemoryStore(), "vault://cell")
+
+
+def test_a_file_whose_name_is_no_text_is_named_in_the_hint_and_found_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--url", "sqlite:///shop\udcff.db"]) == 3
+    hint = capsys.readouterr().err.rpartition("--url ")[2].strip()
+    assert hint == "sqlite:///shop%FF.db"
+    assert main(["migrate", "--url", hint]) == 0
+    assert [file.name for file in tmp_path.glob("*.db")] == ["shop\udcff.db"]
+    assert main(["list", "--url", "sqlite:///shop\udcff.db"]) == 0
+    assert main(["migrate", "--url", "sqlite:///new\udcff.db"]) == 0
+    assert main(["move", "--from", hint, "--to", "sqlite:///new\udcff.db"]) == 0

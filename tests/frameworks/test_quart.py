@@ -171,6 +171,49 @@ def test_a_body_that_quart_refuses_leaves_no_record(shop: Shop) -> None:
     shop.run(story)
 
 
+@pytest.mark.parametrize("path", ["/stream", "/orders/7"])
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_a_body_that_is_too_long_is_not_held_whole(shop: Shop, path: str, is_announced: bool) -> None:
+    piece, pieces, most = bytes(64 * 1024), 200, 500_000
+    received: list[int] = []
+    before: list[int] = []
+    statuses: list[int] = []
+
+    async def look() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        before.append(len(received))
+
+    async def receive() -> Any:
+        await asyncio.sleep(0)
+        received.append(len(piece))
+        return {"type": "http.request", "body": piece, "more_body": len(received) < pieces}
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def story(client: QuartClient) -> None:
+        headers = [(b"idempotency-key", b"k"), (b"host", b"shop")]
+        if is_announced:
+            headers.append((b"content-length", b"%d" % (len(piece) * pieces)))
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode()}
+        scope |= {
+            "headers": headers,
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+            "root_path": "",
+            "extensions": {},
+        }
+        await shop.app(cast("Any", scope), receive, send)
+
+    shop.app.before_request(look)
+    shop.app.config["MAX_CONTENT_LENGTH"] = most
+    shop.run(story)
+    assert (before, statuses, shop.states(), shop.done) == ([1], [413], [], [])
+    assert sum(received) <= (2 * len(piece) if is_announced else most + 2 * len(piece))
+
+
 def test_a_slow_body_is_refused_and_leaves_no_record() -> None:
     shop = Shop(body_seconds_max=1)
 

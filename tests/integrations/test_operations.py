@@ -278,8 +278,12 @@ def test_links_lead_to_where_the_status_is_served(make: Any) -> None:
     assert _link_of(make, problems=elsewhere) == 200
     assert _link_of(make, problems=elsewhere, operations_path="/eu/status") == 200
     assert _link_of(make, problems=elsewhere, operations_path="/status", at="/eu") == 200
+    assert _link_of(make, operations_path="/operations/") == 200
+    assert _link_of(make, problems=elsewhere, operations_path="/eu/status/") == 200
+    at_root = Problems(operations_path="/{id}")
+    assert _link_of(make, problems=at_root) == _link_of(make, problems=at_root, operations_path="/") == 200
     with pytest.raises(ConfigurationError, match=r"Problems\(operations_path='/ops/\{id\}'\)"):
-        _link_of(make, operations_path="/ops")
+        _link_of(make, operations_path="/ops/")
     says = re.escape("every answer links to '/operations/{id}'")
     for wrong in (
         lambda engine: QuartSemel(None, engine, caller=single_caller, operations_path="/ops"),

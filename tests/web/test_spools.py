@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from semel.engine.sync_engine import Engine
 from semel.errors import StoreUnavailable
 from semel.http.routing import Operation
-from semel.http.spool import SPOOL_BYTES_MAX, Spool
+from semel.http.spool import CHUNK_BYTES, SPOOL_BYTES_MAX, Spool
 from semel.http.wsgi import middleware as wsgi
 from semel.policy import Policy
 from tests.web.driving import ALICE, KEY, head, wsgi_call, wsgi_environ
@@ -141,3 +142,22 @@ def failing(error: Exception) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def test_a_file_that_is_made_while_the_spool_is_closed_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread writes a piece to the disk while the request that waits for it is cancelled."""
+    made: list[Any] = []
+    make = tempfile.TemporaryFile
+
+    def make_late(**options: Any) -> Any:
+        made.append(make(**options))
+        spool.close()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make_late)
+    spool = Spool()
+    spool.write(bytes(CHUNK_BYTES))
+    with pytest.raises(ValueError, match="closed"):
+        spool.write(bytes(SPOOL_BYTES_MAX))
+    assert [file.closed for file in made] == [True]
+    assert spool.closed

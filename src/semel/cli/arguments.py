@@ -83,11 +83,14 @@ def parse(parser: Parser, commands: Commands[Parser], arguments: Sequence[str]) 
     return options
 
 
+_STORES: Final = ("url", "store", "source", "target")  # URLs that may name a file
+
+
 def _check_texts(own: Parser, options: argparse.Namespace) -> None:
     """Refuse bytes that are no text of the terminal's encoding, which no store takes. A file's name may have them."""
     for action in own._actions:
         value = getattr(options, action.dest, None)
-        if action.dest == "url" or "FILE" in str(action.metavar):
+        if action.dest in _STORES or "FILE" in str(action.metavar):
             continue
         if any(isinstance(text, str) and not _is_text(text) for text in (value if type(value) is list else (value,))):
             name = "/".join(action.option_strings) or action.metavar or action.dest

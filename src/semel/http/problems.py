@@ -297,7 +297,8 @@ class Problems:
         return self.answer(ANSWER_TOO_LARGE, text)
 
     def check_place(self, given: str | None) -> str | None:
-        """Where an application serves the status of operations: where its answers link to. None: nowhere.
+        """Where an application serves the status of operations: where its answers link to; "" at its root.
+        None: nowhere.
 
         Parameters: ``given`` the path for it, below the place where the application is mounted; "/operations" stands
         for that of the links, and for nowhere without them.
@@ -314,14 +315,14 @@ class Problems:
             return None
         if given is None or linked is None or not linked.startswith("/") or not linked.endswith(f"/{_ID}"):
             return given
-        place = linked.removesuffix(f"/{_ID}")
-        if place.endswith(given):
-            return given
-        if given == _PLACE:
+        place, asked = linked.removesuffix(f"/{_ID}"), given.rstrip("/")
+        if place.endswith(asked) and (asked or not place):
+            return asked
+        if asked == _PLACE:
             return place
         raise ConfigurationError(
             f"operations_path={given!r} serves the status of operations, and every answer links to {linked!r}; write "
-            f"Semel(..., problems=Problems(operations_path={given + '/' + _ID!r}))"
+            f"Semel(..., problems=Problems(operations_path={asked + '/' + _ID!r}))"
         )
 
     def operation_link(self, operation_id: bytes) -> tuple[bytes, bytes] | None:

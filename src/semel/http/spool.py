@@ -25,11 +25,12 @@ class Spool:
     (b'one two', b'two', None)
     """
 
-    __slots__ = ("_file", "_first", "size")
+    __slots__ = ("_file", "_first", "_is_over", "size")
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._first = b""  # the whole body, where there is no file
+        self._is_over = False
         self.size = 0
 
     @property
@@ -48,7 +49,12 @@ class Spool:
         if not self.size and size <= CHUNK_BYTES and self._file is None:
             self._first = chunk
         else:
-            (self._file or self._make_file()).write(chunk)
+            file = self._file or self._make_file()
+            try:
+                file.write(chunk)
+            finally:
+                if self._is_over:  # a thread writes, and the request that it does so for was cancelled
+                    file.close()  # the one on the disk, which was made meanwhile
         self.size += size
 
     def read(self, at: int) -> bytes:
@@ -78,6 +84,7 @@ class Spool:
 
     def close(self) -> None:
         """Give the memory or the file back."""
+        self._is_over = True
         if self._file is None:
             self._file, self._first = _GIVEN_BACK, b""
         else:

@@ -91,7 +91,7 @@ class Semel(StarletteSemel):
                 "responses": operation_responses((BAD_QUERY, NOT_FOUND)),
             }
             app.add_api_route(
-                operations_path,
+                operations_path or "/",
                 self._find_operation,
                 summary="The status of the command with this key or business reference",
                 **settings,

@@ -289,28 +289,29 @@ class _Connection(ASGIHTTPConnection):
 
     async def handle_messages(self, request: Any, receive: Any, *_: Any) -> None:
         # Quart's own, from 0.23 on, is given the view's task, cancels it here, and sends no answer from then on.
-        if self._is_streamed(request):
-            request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"])
+        view = self._view_of(request)
+        is_streamed = hasattr(view, SERVED) or _uses_bulk(view)
+        if is_streamed or _is_command(view, request.method):  # Quart's own body, from 0.23 on, holds one of any length
+            request.body = _StreamedBody(self.app.config["MAX_CONTENT_LENGTH"], request.content_length)
             receive = request.body.pace(receive)
         while (message := await receive())["type"] != "http.disconnect":
             await _add_to_body(request.body, message)
-        if isinstance(request.body, _StreamedBody):
+        if is_streamed:  # who waits for a whole body is cancelled
             request.body.cut()
         call = self.scope.get(CALL_KEY)
         if isinstance(call, RouteCall):
             await call.outlive_client()
 
-    def _is_streamed(self, request: Any) -> bool:
-        """Whether the view is a list's or an upload's, which read the body piece by piece."""
+    def _view_of(self, request: Any) -> Any:
+        """The view that a request with a body leads to; None where there is none."""
         if request.method not in UNSAFE_METHODS:
-            return False
+            return None
         try:
             adapter = self.app.create_url_adapter(request)
             name, _ = adapter.match() if adapter is not None else ("", None)
         except HTTPException:  # Quart will say so
-            return False
-        view = self.app.view_functions.get(name)
-        return view is not None and (hasattr(view, SERVED) or _uses_bulk(view))
+            return None
+        return self.app.view_functions.get(name)
 
 
 async def _add_to_body(body: Any, message: Any) -> None:
@@ -327,18 +328,27 @@ async def _add_to_body(body: Any, message: Any) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _uses_bulk(view: Callable[..., Any]) -> bool:
-    return bulk_used_by(view) is not None
+def _uses_bulk(view: Callable[..., Any] | None) -> bool:
+    return view is not None and bulk_used_by(view) is not None
+
+
+def _is_command(view: Any, method: str) -> bool:
+    """Whether a view, or its class's method, is declared."""
+    return hasattr(view, DECLARED) or hasattr(
+        getattr(getattr(view, "view_class", None), method.lower(), None), DECLARED
+    )
 
 
 class _StreamedBody:
     """A body in place of Quart's own: it is received as it is read, so that memory does not grow with it.
 
-    Parameters: ``whole_max`` how long it may be for a function that awaits the whole, such as ``request.get_data()``.
+    Parameters: ``whole_max`` how long it may be for a function that awaits the whole, such as ``request.get_data()``;
+    ``announced`` how long the client says that it is.
     """
 
-    def __init__(self, whole_max: int | None) -> None:
+    def __init__(self, whole_max: int | None, announced: int | None) -> None:
         self._held = bytearray()
+        self._announced = announced or 0
         self._whole_max = whole_max
         self._is_awaited = False
         self._is_over = False
@@ -377,7 +387,8 @@ class _StreamedBody:
         return bytes(self._held)
 
     def _check_whole(self) -> None:
-        if self._is_awaited and self._whole_max is not None and len(self._held) > self._whole_max:
+        length = max(len(self._held), self._announced)
+        if self._is_awaited and self._whole_max is not None and length > self._whole_max:
             self._end(RequestEntityTooLarge())
 
     def append(self, data: bytes) -> None:
@@ -399,7 +410,10 @@ class _StreamedBody:
 
     def _end(self, error: Exception | None) -> None:
         self._is_over, self._error = True, self._error or error
-        self._room.set()
+        if self._error is None:
+            self._room.set()
+        else:
+            self._room.clear()  # what is refused is not received
         self._news.set()
 
     def clear(self) -> None:

@@ -207,7 +207,7 @@ class Semel(EndpointCommands[Response]):
         if operations_path is not None:
             one = f"{operations_path}/{{operation_id}}"
             app.router.routes.append(StarletteRoute(f"{operations_path}/{PAGE_NAME}", tell_problems, methods=["GET"]))
-            app.router.routes.append(StarletteRoute(operations_path, self._by_key, methods=["GET"]))
+            app.router.routes.append(StarletteRoute(operations_path or "/", self._by_key, methods=["GET"]))
             app.router.routes.append(StarletteRoute(one, self._by_id, methods=["GET"]))
 
     def check_routes(self, app: Starlette) -> None:

@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
+from psycopg import sql
 
 from semel import Answer, AsyncEngine, AsyncInbox, Bulk, Command, Inbox, Policy, Scope
 from semel.errors import ConfigurationError
@@ -96,6 +97,23 @@ class OrmTests(TransactionTestCase):  # type: ignore[misc]  # Django ships no ty
                 if message.receipt is None:
                     write()
         assert effects() == ["by the connection", "by the ORM"]
+
+    def test_what_a_driver_composes_is_read_as_the_statement_that_it_is(self) -> None:
+        inbox = Inbox(semel.engine(), consumer="orm-composed")
+
+        def statement(text: str) -> Any:
+            return sql.SQL(text) + sql.SQL("") if connection.vendor == "postgresql" else text
+
+        def run(text: str) -> Receipt:
+            def handle(message: Any) -> None:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement(text))
+
+            return inbox.handle(new(), handle)
+
+        assert run("SELECT what FROM django_site_effect") is Receipt.HANDLED
+        with pytest.raises(ConfigurationError, match="wrote on Django's connection"):
+            run("DELETE FROM django_site_effect")
 
     def test_async_code_whose_orm_writes_in_a_thread(self) -> None:
         async def story() -> None:

@@ -70,12 +70,19 @@ def refusing_writes_beside(alias: str, allowed: Collection[str]) -> Iterator[Non
 
 def check_statement(run: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
     """An ``execute_wrapper`` of Django's. Raises ConfigurationError for a write that is to be refused."""
-    own, joined, alias = _inside.get(), _joined.get(), context["connection"].alias
-    if own is not None and _is_write(str(sql)) and _is_store_of(own.backend, context["connection"]):
+    own, joined, connection = _inside.get(), _joined.get(), context["connection"]
+    alias = connection.alias
+    if own is not None and _is_write(_text_of(sql, connection)) and _is_store_of(own.backend, connection):
         raise ConfigurationError(_REFUSAL.format(name=own.name, alias=alias, instead=own.instead))
-    if joined is not None and alias not in (joined[0], *joined[1]) and _is_write(str(sql)):
+    if joined is not None and alias not in (joined[0], *joined[1]) and _is_write(_text_of(sql, connection)):
         raise ConfigurationError(_OTHER.format(joined=joined[0], alias=alias))
     return run(sql, params, many, context)
+
+
+def _text_of(sql: Any, connection: Any) -> str:
+    """The text of a statement, which psycopg may have to compose (``psycopg.sql``)."""
+    compose = getattr(sql, "as_string", None)
+    return str(sql if compose is None else compose(connection.connection))
 
 
 def _is_write(sql: str) -> bool:

@@ -7,6 +7,7 @@ need beyond that is in ``django_postgres`` and ``django_sqlite``.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -171,7 +172,7 @@ def store_url_of(alias: str) -> str:
                 "give it a file, in tests by 'TEST': {'NAME': BASE_DIR / 'test.sqlite3'}, or set SEMEL['URL'] to a "
                 "separate store, such as memory:// in tests without effects='atomic'"
             )
-        return f"sqlite:///{quote(str(Path(name).absolute()))}"
+        return f"sqlite:///{quote(os.fsencode(Path(name).absolute()))}"
     if vendor != "postgresql":
         raise ConfigurationError(
             f"DATABASES[{alias!r}] is {vendor}, whose transaction Semel cannot join in Django; set SEMEL['URL'] to a "

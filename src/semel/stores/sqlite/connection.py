@@ -70,7 +70,11 @@ def open_connection(
 
 def _migrate(path: str) -> str:
     """What to run; without the path, of a connection of the user's, the engine adds the store's URL."""
-    return f"run: semel migrate --url {shlex.quote('sqlite:///' + quote(path))}" if path else "run: semel migrate"
+    return (
+        f"run: semel migrate --url {shlex.quote('sqlite:///' + quote(os.fsencode(path)))}"
+        if path
+        else "run: semel migrate"
+    )
 
 
 def _create_private(path: str) -> None:

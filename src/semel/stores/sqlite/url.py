@@ -25,7 +25,7 @@ def sqlite_url(url: SplitResult, options: dict[str, str]) -> Backend:
     """
     from semel.stores.urls import seconds_of
 
-    path, host = unquote(url.path), url.netloc
+    path, host = unquote(url.path, errors="surrogateescape"), url.netloc  # a name in other bytes than text
     if host:
         if f"{host}{path}" == ":memory:":
             raise UrlError(f"sqlite:// needs a file: {_EXAMPLE}; for a store that forgets with the process: memory://")
