@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from semel.stores.process import begin_in_children, start_thread
+from semel.stores.process import begin_in_children
 
 T = TypeVar("T")
 
@@ -168,7 +168,10 @@ class SocketClock:
                 with self._lock:
                     self._reading[connection] = time.monotonic() + self._seconds
                     if self._thread is None:
-                        self._thread = start_thread(self._watch, "semel-body-time")  # or the next body tries again
+                        thread = threading.Thread(target=self._watch, name="semel-body-time", daemon=True)
+                        with suppress(RuntimeError):  # no more threads: the next body tries again
+                            thread.start()
+                            self._thread = thread
                 return connection
         return None
 

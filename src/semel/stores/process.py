@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,21 +18,6 @@ FORKED: Final = (
     "the handler forked this process and returned in it, while its parent is at the same command: the parent's outcome "
     "holds. End the child where its work ends, with os._exit(0), or use multiprocessing or subprocess"
 )
-
-NO_THREAD: Final = (
-    "this process can start no more threads, so that nobody would renew the command's lease: nothing was run. It "
-    "is ending, or has reached its limit (ulimit -u, the container's pids limit): raise that; retry with the same key"
-)
-
-
-def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
-    """A daemon thread that does the work; None where this process may have no more threads."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread
 
 
 class Inherited(Protocol):
