@@ -44,7 +44,7 @@ def part_in_children(line: Any, fileno: Callable[[Any], int]) -> None:
     What a child meets as it walks its parent's stack, such as the end of a ``with`` block, would speak to the server on
     the parent's connection.
 
-    Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket, and may raise where it is closed.
+    Parameters: ``line`` lives as long as the connection; ``fileno`` finds its socket (-1, or any error: it is closed).
     """
     _parted[line] = fileno
 
